@@ -1,0 +1,250 @@
+#!/usr/bin/env python3
+"""Times gyre against PyTorch DDP (torch_ddp.py) on this machine's CPU.
+
+Both train on the same images, in turn (torch, gyre, torch, gyre, ...), with the same batch per
+rank, one thread and one core per rank; the first epoch is the warm-up of both and not counted, and
+neither evaluates on test images. Speeds are images/s over all ranks; memory is the peak resident
+memory of the largest rank. A ratio above 1 says that gyre is faster (speed) or larger (memory).
+
+--check compares with the goals below; exit status 1 when one is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import pathlib
+import platform
+import shlex
+import statistics
+import subprocess
+import sys
+import tempfile
+
+import torch_ddp
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+# images: of the training set, per epoch (0: all); speed: the least ratio gyre / torch.
+CASES = {
+    "net": {"images": 30000, "epochs": 3, "speed": 4.0, "optimizer": "sgd", "lr": "0.01"},
+    "wide": {"images": 1920, "epochs": 2, "speed": 1.5, "optimizer": "adam", "lr": "0.001"},
+}
+MEMORY_GOAL = 1.0  # the greatest ratio gyre / torch
+MIB = 2**20
+
+
+def show(command: list[str]) -> str:
+    return " ".join(shlex.quote(word) for word in command)
+
+
+def run(command: list[str], env: dict[str, str], timeout: float) -> str:
+    """Standard output of a command that must succeed within `timeout` seconds."""
+    try:
+        done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        sys.exit(f"compare.py: {error}")
+    if done.returncode != 0:
+        tail = (done.stderr or done.stdout).strip()[-2000:]
+        sys.exit(f"compare.py: exit status {done.returncode} from {show(command)}\n{tail}")
+    return done.stdout
+
+
+def events(text: str) -> list[dict]:
+    """The JSON lines of a text; other lines are passed over."""
+    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+
+
+def figures(lines: list[dict]) -> dict:
+    """Speed of the epochs after the first, last loss and memory of one run's events."""
+    epochs = [line for line in lines if line["event"] == "epoch"]
+    end = next(line for line in lines if line["event"] == "end")
+    speeds = [epoch["images_per_second"] for epoch in epochs[1:]]
+    return {
+        "images_per_second": statistics.harmonic_mean(speeds),
+        "train_loss": epochs[-1]["train_loss"],
+        "peak_memory_bytes": end["peak_memory_bytes"],
+        "events": lines,
+    }
+
+
+def torch_command(args: argparse.Namespace, case: dict, name: str, python: str) -> list[str]:
+    command = [python, str(pathlib.Path(torch_ddp.__file__)), "--python", python]
+    command += ["--data", args.data, "--model", name, "--optimizer", case["optimizer"]]
+    command += ["--lr", case["lr"], "--form", args.adam if case["optimizer"] == "adam" else "default"]
+    if case["optimizer"] == "sgd":
+        command += ["--momentum", "0.5"]
+    command += ["--batch-size", str(args.batch_size), "--limit", str(case["images"])]
+    command += ["--epochs", str(case["epochs"]), "--skip-first-epoch", "--ranks", str(args.ranks)]
+    return command + (["--bucket-view"] if args.bucket_view else [])
+
+
+def gyre_command(args: argparse.Namespace, case: dict, name: str, out: str) -> list[str]:
+    command = [*shlex.split(args.mpirun), "-np", str(args.ranks), args.gyre, "train"]
+    command += ["--data", args.data, "--model", name, "--optimizer", case["optimizer"]]
+    command += ["--lr", case["lr"]]
+    if case["optimizer"] == "sgd":
+        command += ["--momentum", "0.5"]
+    if case["images"]:
+        command += ["--limit", str(case["images"])]
+    command += ["--batch-size", str(args.batch_size), "--epochs", str(case["epochs"])]
+    command += ["--mean", str(torch_ddp.MEAN), "--std", str(torch_ddp.STD), "--seed", "1"]
+    return command + ["--threads", "1", "--device", "cpu", "--no-eval", "--json", out]
+
+
+def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str]) -> dict:
+    """All runs of one case against one interpreter's torch."""
+    case = CASES[name]
+    with tempfile.TemporaryDirectory(prefix="gyre-compare-") as folder:
+        out = os.path.join(folder, "gyre.jsonl")
+        commands = torch_command(args, case, name, python), gyre_command(args, case, name, out)
+        print(f"{name}:\n  {show(commands[0])}\n  {show(commands[1])}", flush=True)
+        theirs, ours = [], []
+        for i in range(args.runs):
+            theirs.append(figures(events(run(commands[0], env, args.timeout))))
+            pathlib.Path(out).unlink(missing_ok=True)
+            run(commands[1], env, args.timeout)
+            ours.append(figures(events(pathlib.Path(out).read_text())))
+            pair = [side[-1]["images_per_second"] for side in (theirs, ours)]
+            print(f"  run {i + 1}: torch {pair[0]:.0f}, gyre {pair[1]:.0f} images/s", flush=True)
+    end = theirs[0]["events"][-1]
+    speeds = [[r["images_per_second"] for r in runs] for runs in (theirs, ours)]
+    memory = [statistics.median(r["peak_memory_bytes"] for r in runs) for runs in (theirs, ours)]
+    return {
+        "case": name,
+        "torch": end["torch"],
+        "blas": end["blas"],
+        "form": f"{end['optimizer']} {end['form']}",
+        "speed_ratio": statistics.median(b / a for a, b in zip(*speeds)),
+        "memory_ratio": memory[1] / memory[0],
+        "memory_bytes": memory,
+        "speeds": speeds,
+        "losses": [runs[-1]["train_loss"] for runs in (theirs, ours)],
+        "commands": [show(c) for c in commands],
+        "torch_runs": theirs,
+        "gyre_runs": ours,
+    }
+
+
+def table(results: list[dict]) -> str:
+    rows = [["case", "torch", "BLAS", "optimiser", "torch images/s", "gyre images/s", "ratio",
+             "torch MiB", "gyre MiB", "ratio", "last losses"]]  # fmt: skip
+    for r in results:
+        spread = [f"{statistics.median(s):.0f} ({min(s):.0f}-{max(s):.0f})" for s in r["speeds"]]
+        memory = [f"{m / MIB:.0f}" for m in r["memory_bytes"]]
+        rows.append([r["case"], r["torch"], r["blas"], r["form"], *spread, f"{r['speed_ratio']:.2f}",
+                     *memory, f"{r['memory_ratio']:.2f}",
+                     " ".join(f"{loss:.3f}" for loss in r["losses"])])  # fmt: skip
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]
+    return "\n".join([lines[0], "  ".join("-" * w for w in widths), *lines[1:]])
+
+
+def cpu_model() -> str:
+    try:
+        for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def commit() -> str:
+    """The repository's commit, with a + when there are uncommitted changes."""
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(ROOT), *words]
+        try:
+            return subprocess.run(command, capture_output=True, text=True).stdout.strip()
+        except OSError:
+            return ""
+
+    name = git("rev-parse", "--verify", "--quiet", "--short=12", "HEAD")
+    return name + ("+" if git("status", "--porcelain") else "") if name else "none"
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def check(results: list[dict]) -> bool:
+    """Prints whether each goal is met; true when all are."""
+    good = True
+    for r in results:
+        goal = CASES[r["case"]]["speed"]
+        for what, met, line in [
+            ("speed", r["speed_ratio"] >= goal, f"{r['speed_ratio']:.2f}, goal >= {goal}"),
+            ("memory", r["memory_ratio"] <= MEMORY_GOAL,
+             f"{r['memory_ratio']:.2f}, goal <= {MEMORY_GOAL}"),
+        ]:  # fmt: skip
+            verdict = "met" if met else "MISSED"
+            print(f"{verdict}: {r['case']} {what} ratio against torch {r['torch']}: {line}")
+            good = good and met
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Times gyre against PyTorch DDP on the CPU.")
+    add = parser.add_argument
+    add("--gyre", default=str(ROOT / "build" / "gyre"), help="the gyre binary")
+    add("--python", action="append",
+        help="interpreter with torch; give it more than once to compare with several")  # fmt: skip
+    add("--mpirun", default="mpirun", help="the launcher, with its options")
+    add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
+    add("--case", action="append", choices=CASES, help="net, wide (default: both)")
+    add("--runs", type=int, default=5, help="runs of each side")
+    add("--ranks", type=int, default=2)
+    add("--batch-size", type=int, default=64, help="images per rank and step")
+    add("--limit", type=int, help="images per epoch, in place of each case's own")
+    add("--epochs", type=int, help="epochs with the warm-up, in place of each case's own")
+    add("--adam", choices=["auto", "default", "foreach", "fused"], default="auto",
+        help="torch's form of Adam; auto: fused where it has that on the CPU")  # fmt: skip
+    add("--bucket-view", action="store_true", help="DDP with gradient_as_bucket_view=True")
+    add("--timeout", type=float, default=900, help="seconds that one run may take")
+    add("--check", action="store_true", help="exit status 1 when a goal is missed")
+    add("--json", help="write all figures to this file")
+    args = parser.parse_args()
+
+    for case in CASES.values():
+        case["images"] = case["images"] if args.limit is None else args.limit
+        case["epochs"] = args.epochs or case["epochs"]
+        if case["epochs"] < 2 or args.runs < 1:
+            parser.error("at least 2 epochs (the first is the warm-up) and 1 run are needed")
+    if not os.access(args.gyre, os.X_OK):
+        sys.exit(f"compare.py: no gyre binary at {args.gyre}: build it, or name one with --gyre")
+    pythons = []
+    for wanted in args.python or [None]:
+        python = torch_ddp.find_python(wanted)
+        if not python:
+            sys.exit(f"compare.py: {torch_ddp.no_torch(wanted)}")
+        pythons.append(python)
+
+    env = dict(os.environ)
+    if os.geteuid() == 0:  # Open MPI does not run as root unless told twice
+        env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    host = {"cpu": cpu_model(), "cores": cores(), "system": platform.platform()}
+    host |= {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
+    host |= {"commit": commit(), "load_at_start": os.getloadavg()[0]}
+    print(f"{host['cpu']}, {host['cores']} cores, {host['system']}")
+    print(f"{host['date']}, commit {host['commit']}, load {host['load_at_start']:.2f}")
+    if host["cores"] < args.ranks:
+        print(f"note: {args.ranks} ranks share {host['cores']} cores")
+    if host["load_at_start"] > 0.5:
+        print("note: other work is running here; the figures will be unsteady")
+
+    results = [compare(args, c, p, env) for c in args.case or CASES for p in pythons]
+    print(f"\nmedian (least-greatest) of {args.runs} runs; ratios gyre / torch, "
+          f"speed ratio: median over the pairs of runs\n{table(results)}")  # fmt: skip
+    if any(r["blas"].startswith("libblas.so.3") for r in results):
+        print("note: a torch here ran on the reference BLAS, which is slow and no fair peer for "
+              "wide: install libopenblas0-pthread")  # fmt: skip
+    if args.json:
+        text = json.dumps({"host": host, "results": results}, indent=1)
+        pathlib.Path(args.json).write_text(text + "\n")
+    return 0 if not args.check or check(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

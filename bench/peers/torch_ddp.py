@@ -1,0 +1,310 @@
+#!/usr/bin/env python3
+"""The PyTorch DistributedDataParallel recipe, done correctly, as a peer for gyre's timings.
+
+gloo, one thread and one core per rank, every rank trains on its own 1/ranks of each epoch's
+permutation, the images lie normalised in memory (so no data loader is measured), the model is in
+train mode with its dropout, gradients go through DDP with its default buckets.
+
+Rank 0 prints JSON lines: one per epoch (images_per_second counts the images of all ranks), one at
+the end (peak_memory_bytes: peak resident memory of the largest rank).
+
+torch is imported only by the ranks and by functions that need it, so that the launcher stays small
+and other scripts can use the helpers here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import pathlib
+import resource
+import shutil
+import socket
+import statistics
+import struct
+import subprocess
+import sys
+import time
+
+MEAN, STD = 0.1307, 0.3081  # of the pixels scaled to 0..1
+
+
+def find_python(wanted: str | None) -> str | None:
+    """The interpreter asked for, or the first usual one, that can import torch; None if none can."""
+    usual = [sys.executable, shutil.which("python3"), "/usr/bin/python3"]
+    for path in [wanted] if wanted else dict.fromkeys(p for p in usual if p):
+        try:
+            if subprocess.run([path, "-c", "import torch"], capture_output=True).returncode == 0:
+                return path
+        except OSError:
+            pass
+    return None
+
+
+def no_torch(wanted: str | None) -> str:
+    """One line for when find_python() found none."""
+    who = f"{wanted} cannot import torch" if wanted else "no Python here can import torch"
+    return f"{who}: install python3-torch or name an interpreter that has it with --python"
+
+
+def dataset_dir(name: str) -> pathlib.Path:
+    """A directory as it is, or the system's data set of that name."""
+    bases = ["", "/usr/local/share/datasets", "/usr/share/datasets"]
+    for path in (pathlib.Path(base, name) for base in bases):
+        if (path / "train-images-idx3-ubyte.gz").is_file():
+            return path
+    raise FileNotFoundError(f"no train-images-idx3-ubyte.gz in a directory or data set '{name}'")
+
+
+def read_idx(path: pathlib.Path, limit: int = 0):
+    """The first `limit` items (0: all) of an IDX file of bytes, as a uint8 tensor."""
+    import torch
+
+    with gzip.open(path, "rb") as file:
+        zero, kind, rank = struct.unpack(">HBB", file.read(4))
+        if zero != 0 or kind != 8:
+            raise ValueError(f"{path}: not an IDX file of bytes")
+        shape = list(struct.unpack(f">{rank}I", file.read(4 * rank)))
+        shape[0] = min(limit or shape[0], shape[0])
+        size = 1
+        for extent in shape:
+            size *= extent
+        raw = bytearray(file.read(size))
+    if len(raw) != size:
+        raise ValueError(f"{path}: ends early")
+    return torch.frombuffer(raw, dtype=torch.uint8).reshape(shape)
+
+
+def load_train(name: str, limit: int = 0):
+    """Normalised images [n, 1, h, w] (float32) and labels [n] (int64) of the training set."""
+    folder = dataset_dir(name)
+    images = read_idx(folder / "train-images-idx3-ubyte.gz", limit)
+    labels = read_idx(folder / "train-labels-idx1-ubyte.gz", limit)
+    images = images.unsqueeze(1).float().div_(255).sub_(MEAN).div_(STD)
+    return images, labels.long()
+
+
+def build_model(name: str, dropout: bool = True):
+    """The nets that gyre calls `net` and `wide`, for 28 x 28 images; log-probabilities come out."""
+    from collections import OrderedDict
+
+    from torch import nn
+
+    if name == "net":
+        layers = [
+            ("conv1", nn.Conv2d(1, 10, 5)), ("pool1", nn.MaxPool2d(2)), ("relu1", nn.ReLU()),
+            ("conv2", nn.Conv2d(10, 20, 5)), ("drop1", nn.Dropout2d(0.5)),
+            ("pool2", nn.MaxPool2d(2)), ("relu2", nn.ReLU()), ("flatten", nn.Flatten()),
+            ("fc1", nn.Linear(320, 50)), ("relu3", nn.ReLU()), ("drop2", nn.Dropout(0.5)),
+            ("fc2", nn.Linear(50, 10)), ("log_softmax", nn.LogSoftmax(1)),
+        ]  # fmt: skip
+    elif name == "wide":
+        layers = [
+            ("conv1", nn.Conv2d(1, 64, 3, padding=1)), ("relu1", nn.ReLU()),
+            ("conv2", nn.Conv2d(64, 128, 3, padding=1)), ("relu2", nn.ReLU()),
+            ("pool1", nn.MaxPool2d(2)), ("flatten", nn.Flatten()),
+            ("fc1", nn.Linear(128 * 14 * 14, 1024)), ("relu3", nn.ReLU()),
+            ("drop1", nn.Dropout(0.5)), ("fc2", nn.Linear(1024, 10)),
+            ("log_softmax", nn.LogSoftmax(1)),
+        ]  # fmt: skip
+    else:
+        raise ValueError(f"no model '{name}'")
+    kept = [(n, layer) for n, layer in layers if dropout or not n.startswith("drop")]
+    return nn.Sequential(OrderedDict(kept))
+
+
+def has_fused(kind: str) -> bool:
+    """Whether this torch has the fused form of `kind` (SGD, Adam) on the CPU."""
+    import torch
+
+    try:
+        parameter = torch.nn.Parameter(torch.zeros(1))
+        parameter.grad = torch.zeros(1)
+        getattr(torch.optim, kind)([parameter], lr=0.1, fused=True).step()
+        return True
+    except (TypeError, RuntimeError, ValueError):
+        return False
+
+
+def make_optimizer(args: argparse.Namespace, parameters):
+    """The optimiser, and which form of it was taken: default, foreach or fused."""
+    import torch
+
+    kind = {"sgd": "SGD", "adam": "Adam"}[args.optimizer]
+    form = args.form
+    if form == "auto":
+        form = "fused" if has_fused(kind) else "default"
+    options: dict[str, object] = {} if form == "default" else {form: True}
+    if args.optimizer == "sgd":
+        options["momentum"] = args.momentum
+    return getattr(torch.optim, kind)(parameters, lr=args.lr, **options), form
+
+
+def peak_memory_bytes() -> int:
+    """Peak resident memory of this process.
+
+    VmHWM where there is one: getrusage's figure also covers what ran before exec.
+    """
+    try:
+        for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def blas_name() -> str:
+    """What this torch multiplies matrices with: MKL, or the file name of the BLAS it has loaded.
+
+    Debian's torch takes the system's libblas.so.3, which is the slow reference BLAS
+    (libblas.so.3.x.y) until libopenblas0-pthread or the like is installed.
+    """
+    import torch
+
+    if torch.backends.mkl.is_available():
+        return "MKL"
+    try:
+        maps = pathlib.Path("/proc/self/maps").read_text().splitlines()
+    except OSError:
+        return "unknown"
+    names = {line.rsplit("/", 1)[1] for line in maps if "/" in line and "blas" in line}
+    names = {name for name in names if "blas" in name}
+    tuned = {name for name in names if not name.startswith("libblas.so.3")}
+    return " ".join(sorted(tuned or names)) or "built in"
+
+
+def pin(rank: int) -> None:
+    """One core for each rank, as mpirun binds its ranks."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[rank % len(cores)]})
+
+
+def work(args: argparse.Namespace) -> None:
+    """One rank."""
+    rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    pin(rank)
+    import torch
+    import torch.distributed as dist
+    from torch.nn.functional import nll_loss
+    from torch.nn.parallel import DistributedDataParallel
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    images, labels = load_train(args.data, args.limit)
+    n = len(labels)
+
+    torch.manual_seed(args.seed + rank)  # dropout differs between ranks; DDP evens the weights out
+    model = build_model(args.model)
+    if args.channels_last:
+        model, images = (x.to(memory_format=torch.channels_last) for x in (model, images))
+    model = DistributedDataParallel(model, gradient_as_bucket_view=args.bucket_view)
+    model.train()
+    optimizer, form = make_optimizer(args, model.parameters())
+
+    speeds = []
+    for epoch in range(1, args.epochs + 1):
+        dist.barrier()
+        start = time.perf_counter()
+        # What DistributedSampler does: the same permutation on all ranks, filled up to a multiple
+        # of the ranks from its own start, every ranks'th index to one rank.
+        order = torch.randperm(n, generator=torch.Generator().manual_seed(args.seed + epoch))
+        mine = torch.cat([order, order[: -n % ranks]])[rank::ranks]
+        total, steps = 0.0, 0
+        for batch in mine.split(args.batch_size):
+            optimizer.zero_grad(set_to_none=True)
+            loss = nll_loss(model(images.index_select(0, batch)), labels.index_select(0, batch))
+            loss.backward()
+            optimizer.step()
+            total, steps = total + loss.item(), steps + 1
+        dist.barrier()
+        seconds = time.perf_counter() - start
+        mean = torch.tensor(total / steps)
+        dist.all_reduce(mean)
+        warmup = args.skip_first_epoch and epoch == 1
+        if not warmup:
+            speeds.append(n / seconds)
+        if rank == 0:
+            line = {"event": "epoch", "epoch": epoch, "warmup": warmup, "seconds": seconds}
+            line |= {"images_per_second": n / seconds, "train_loss": mean.item() / ranks}
+            print(json.dumps(line), flush=True)
+
+    peak = torch.tensor(peak_memory_bytes())
+    dist.all_reduce(peak, op=dist.ReduceOp.MAX)
+    if rank == 0:
+        line = {"event": "end", "torch": torch.__version__, "ranks": ranks, "model": args.model}
+        line |= {"optimizer": args.optimizer, "form": form, "images": n}
+        line["blas"] = blas_name()
+        line["images_per_second"] = statistics.harmonic_mean(speeds) if speeds else None
+        line["peak_memory_bytes"] = peak.item()
+        print(json.dumps(line), flush=True)
+    dist.destroy_process_group()
+
+
+def launch(args: argparse.Namespace) -> int:
+    """Starts the ranks and waits for them; ends all when one fails. The exit status."""
+    python = find_python(args.python)
+    if not python:
+        print(f"torch_ddp.py: {no_torch(args.python)}", file=sys.stderr)
+        return 1
+    try:
+        dataset_dir(args.data)
+    except FileNotFoundError as error:
+        print(f"torch_ddp.py: {error}", file=sys.stderr)
+        return 1
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    env |= {"WORLD_SIZE": str(args.ranks), "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    ranks = [
+        subprocess.Popen([python, __file__, *sys.argv[1:], "--worker"], env=env | {"RANK": str(i)})
+        for i in range(args.ranks)
+    ]
+    try:
+        while any(rank.poll() is None for rank in ranks):
+            if any(rank.poll() for rank in ranks):
+                return 1
+            time.sleep(0.05)
+        return 1 if any(rank.returncode for rank in ranks) else 0
+    finally:
+        for rank in ranks:
+            if rank.poll() is None:
+                rank.kill()
+                rank.wait()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Times PyTorch DDP (gloo, CPU, a thread per rank).")
+    add = parser.add_argument
+    add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
+    add("--model", choices=["net", "wide"], default="net")
+    add("--optimizer", choices=["sgd", "adam"], default="sgd")
+    add("--lr", type=float, default=0.01)
+    add("--momentum", type=float, default=0.5, help="for sgd")
+    add("--adam", "--form", dest="form", choices=["auto", "default", "foreach", "fused"],
+        default="default", help="form of the optimiser; auto: fused where this torch has it")  # fmt: skip
+    add("--batch-size", type=int, default=64, help="images per rank and step")
+    add("--epochs", type=int, default=2)
+    add("--limit", type=int, default=0, help="train on the first N images only (0: all)")
+    add("--skip-first-epoch", action="store_true", help="the first epoch is a warm-up")
+    add("--ranks", type=int, default=2)
+    add("--seed", type=int, default=1)
+    add("--channels-last", action="store_true", help="variant: NHWC memory format")
+    add("--bucket-view", action="store_true", help="variant: gradients are views of the buckets")
+    add("--python", help="interpreter with torch for the ranks (default: the first found)")
+    add("--worker", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.worker:
+        work(args)
+        return 0
+    return launch(args)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,81 @@
+// How the ranks of a job talk to each other. One implementation per library; a single process has
+// its own, in which every reduction is already complete.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "kernels/error.hpp"
+
+namespace gyre {
+
+// An operation under way. Destroying it does not wait; the data stays the operation's until then.
+class Request {
+   public:
+    virtual ~Request() = default;
+    // Returns when the operation is complete on this rank. Throws Error(communication).
+    virtual void wait() = 0;
+};
+
+class Communicator {
+   public:
+    virtual ~Communicator() = default;
+
+    virtual std::string description() const = 0;
+    virtual int rank() const = 0;
+    virtual int size() const = 0;
+    virtual int local_rank() const = 0;  // among the ranks of this host
+    virtual int local_size() const = 0;
+
+    // In place: data[i] = sum over ranks of data[i]. All ranks start the same reductions in the
+    // same order. The memory must stay untouched until wait() returns.
+    virtual std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) = 0;
+    // Blocking, for figures that need more than float's 24 bits.
+    virtual void allreduce_sum(std::span<double> data) = 0;
+    virtual void broadcast(void* data, std::size_t bytes, int root) = 0;
+    virtual void barrier() = 0;
+    // Ends all ranks of the job at once with this exit code. Does not return.
+    [[noreturn]] virtual void abort(int exit_code) noexcept = 0;
+
+    bool is_root() const { return rank() == 0; }
+};
+
+// The communicator this process was launched for: MPI's where a launcher started several ranks, a
+// single process otherwise. Throws Error(communication) where launcher and MPI disagree.
+std::unique_ptr<Communicator> make_communicator();
+
+std::unique_ptr<Communicator> make_single_communicator();
+// Initialises MPI; MPI is finalised when the communicator is destroyed.
+std::unique_ptr<Communicator> make_mpi_communicator();
+
+// The library's own version, for `gyre info`; usable without starting it.
+std::string mpi_library_version();
+
+// The text of rank `root`, on every rank.
+std::string broadcast_string(Communicator& comm, std::string text, int root);
+
+// One named fact that must be the same on all ranks, such as an option or a hash.
+struct ManifestEntry {
+    std::string name, value;
+};
+// Compares the entries of all ranks with rank 0's; throws Error(communication) on every rank if any
+// differs, naming the entry, both values and the rank.
+void require_same_manifest(Communicator& comm, const std::vector<ManifestEntry>& entries);
+
+// Calls work() on every rank and goes on only if it succeeded on all of them. Otherwise every rank
+// throws the Error of the lowest rank that failed, so that it is printed once and no rank is left
+// waiting for another.
+void agree(Communicator& comm, const std::function<void()>& work);
+
+// An error that all ranks have in common: rank 0 prints it, and all end in an orderly way.
+class AgreedError : public Error {
+   public:
+    using Error::Error;
+};
+
+}  // namespace gyre

@@ -1,0 +1,243 @@
+// The communicator over MPI (Open MPI 4 or later).
+//
+// Gradient reductions are non-blocking and run on a communicator of their own. MPI makes progress
+// only inside its calls, so while the backward pass computes, something has to call it: each new
+// reduction moves the earlier ones on, and a helper thread does so every 100 us while much is
+// under way. Small reductions are not worth waking a thread for. One mutex guards every call, so
+// MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
+#include <fmt/format.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+
+#include "comm/communicator.hpp"
+
+namespace gyre {
+namespace {
+
+constexpr std::int64_t kBackgroundBytes = 1 << 20;  // under way before the thread helps
+constexpr std::chrono::microseconds kPollInterval{100};
+constexpr std::int64_t kMostElems = 1 << 28;  // in one MPI call: counts are ints
+
+std::string host_name() {
+    std::array<char, 256> name{};
+    return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unnamed host";
+}
+
+void check(int result, const char* expression, const char* file, int line) {
+    if (result == MPI_SUCCESS) {
+        return;
+    }
+    std::array<char, MPI_MAX_ERROR_STRING> text{};
+    int length = 0, rank = -1;
+    MPI_Error_string(result, text.data(), &length);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    throw Error(ExitCode::communication,
+                fmt::format("{} failed: {} ({}:{}, rank {} on {}); a rank or its host may be gone",
+                            expression, text.data(), file, line, rank, host_name()));
+}
+#define GYRE_MPI(call) check(call, #call, __FILE__, __LINE__)
+
+class MpiCommunicator final : public Communicator {
+   public:
+    MpiCommunicator();
+    ~MpiCommunicator() override;
+
+    std::string description() const override {
+        return fmt::format("MPI ({})", mpi_library_version());
+    }
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+    int local_rank() const override { return local_rank_; }
+    int local_size() const override { return local_size_; }
+    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) override;
+    void allreduce_sum(std::span<double> data) override;
+    void broadcast(void* data, std::size_t bytes, int root) override;
+    void barrier() override;
+    [[noreturn]] void abort(int exit_code) noexcept override;
+
+   private:
+    class Reduction;
+    void make_progress();  // the thread's loop
+
+    std::mutex mutex_;  // guards MPI and everything below
+    MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL;
+    int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+    std::vector<Reduction*> under_way_;
+    std::int64_t bytes_under_way_ = 0;
+    bool stopping_ = false;
+    std::condition_variable wake_;
+    std::thread thread_;
+};
+
+class MpiCommunicator::Reduction final : public Request {
+   public:
+    Reduction(MpiCommunicator& comm, float* data, std::int64_t elems)
+        : comm_(comm), bytes_(elems * std::int64_t{sizeof(float)}) {
+        const std::lock_guard lock(comm_.mutex_);
+        for (std::int64_t at = 0; at < elems; at += kMostElems) {
+            requests_.push_back(MPI_REQUEST_NULL);
+            GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, data + at,
+                                    static_cast<int>(std::min(kMostElems, elems - at)), MPI_FLOAT,
+                                    MPI_SUM, comm_.gradients_, &requests_.back()));
+        }
+        for (Reduction* earlier : comm_.under_way_) {
+            earlier->test();
+        }
+        comm_.under_way_.push_back(this);
+        comm_.bytes_under_way_ += bytes_;
+        if (comm_.bytes_under_way_ >= kBackgroundBytes) {
+            comm_.wake_.notify_one();
+        }
+    }
+
+    ~Reduction() override {
+        const std::lock_guard lock(comm_.mutex_);
+        retire();
+    }
+
+    void wait() override {
+        for (;;) {
+            {
+                const std::lock_guard lock(comm_.mutex_);
+                if (test()) {
+                    retire();
+                    return;
+                }
+            }
+            std::this_thread::yield();  // ranks may share a core
+        }
+    }
+
+    bool test() {  // the caller holds the mutex
+        if (!done_) {
+            int flag = 0;
+            GYRE_MPI(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &flag,
+                                 MPI_STATUSES_IGNORE));
+            done_ = flag != 0;
+        }
+        return done_;
+    }
+
+   private:
+    void retire() {
+        if (std::erase(comm_.under_way_, this) > 0) {
+            comm_.bytes_under_way_ -= bytes_;
+        }
+    }
+
+    MpiCommunicator& comm_;
+    std::int64_t bytes_;
+    std::vector<MPI_Request> requests_;
+    bool done_ = false;
+};
+
+MpiCommunicator::MpiCommunicator() {
+    // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times. Users may override it.
+    setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "1", 0);
+    int provided = MPI_THREAD_SINGLE;
+    GYRE_MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided));
+    if (provided < MPI_THREAD_SERIALIZED) {
+        throw Error(ExitCode::communication,
+                    "this MPI library allows no calls from two threads; build gyre with one that "
+                    "provides MPI_THREAD_SERIALIZED, such as Debian's Open MPI");
+    }
+    GYRE_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    GYRE_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &control_));
+    GYRE_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &gradients_));
+    GYRE_MPI(MPI_Comm_rank(control_, &rank_));
+    GYRE_MPI(MPI_Comm_size(control_, &size_));
+    MPI_Comm local = MPI_COMM_NULL;
+    GYRE_MPI(MPI_Comm_split_type(control_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &local));
+    GYRE_MPI(MPI_Comm_rank(local, &local_rank_));
+    GYRE_MPI(MPI_Comm_size(local, &local_size_));
+    GYRE_MPI(MPI_Comm_free(&local));
+    thread_ = std::thread([this] { make_progress(); });
+}
+
+MpiCommunicator::~MpiCommunicator() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+    // Errors cannot be reported from here, and the process is about to end.
+    MPI_Comm_free(&gradients_);
+    MPI_Comm_free(&control_);
+    MPI_Finalize();
+}
+
+void MpiCommunicator::make_progress() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+        if (bytes_under_way_ < kBackgroundBytes) {
+            wake_.wait(lock);
+            continue;
+        }
+        try {
+            for (Reduction* reduction : under_way_) {
+                reduction->test();
+            }
+        } catch (const Error&) {
+            // The rank that waits for this reduction meets the same error and reports it.
+        }
+        lock.unlock();
+        std::this_thread::sleep_for(kPollInterval);
+        lock.lock();
+    }
+}
+
+std::unique_ptr<Request> MpiCommunicator::allreduce_sum_async(float* data, std::int64_t elems) {
+    return std::make_unique<Reduction>(*this, data, elems);
+}
+
+void MpiCommunicator::allreduce_sum(std::span<double> data) {
+    const std::lock_guard lock(mutex_);
+    GYRE_MPI(MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), MPI_DOUBLE,
+                           MPI_SUM, control_));
+}
+
+void MpiCommunicator::broadcast(void* data, std::size_t bytes, int root) {
+    const std::lock_guard lock(mutex_);
+    auto* at = static_cast<std::byte*>(data);
+    while (bytes > 0) {
+        const std::size_t part = std::min<std::size_t>(bytes, kMostElems);
+        GYRE_MPI(MPI_Bcast(at, static_cast<int>(part), MPI_BYTE, root, control_));
+        at += part;
+        bytes -= part;
+    }
+}
+
+void MpiCommunicator::barrier() {
+    const std::lock_guard lock(mutex_);
+    GYRE_MPI(MPI_Barrier(control_));
+}
+
+void MpiCommunicator::abort(int exit_code) noexcept {
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::_Exit(exit_code);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_mpi_communicator() {
+    return std::make_unique<MpiCommunicator>();
+}
+
+std::string mpi_library_version() {
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+    int length = 0;
+    MPI_Get_library_version(text.data(), &length);
+    const std::string version(text.data(), static_cast<std::size_t>(length));
+    return version.substr(0, version.find(','));
+}
+
+}  // namespace gyre

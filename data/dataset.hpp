@@ -1,0 +1,78 @@
+// Image classification data sets in IDX files: finding, loading and measuring them.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gyre {
+
+// `count` images with values 0..255 and their labels in [0, Dataset::classes).
+struct ImageSet {
+    std::int64_t count = 0;
+    int channels = 0;
+    int height = 0;
+    int width = 0;
+    std::vector<std::uint8_t> pixels;  // [count][channels][height][width]
+    std::vector<std::int32_t> labels;  // [count]
+    std::string images_path;
+    std::string labels_path;
+};
+
+struct Dataset {
+    std::string name;       // the folder's name; for NAME/raw it is NAME
+    std::string directory;  // where the four files are
+    ImageSet train;
+    ImageSet test;  // same channels, height and width as train
+    int classes = 0;
+};
+
+struct DatasetOptions {
+    // A directory when it contains '/', is "." or "..", or is an existing directory that holds a
+    // set; otherwise a name to look up, in any case, on dataset_search_path().
+    std::string data;
+    std::optional<std::int64_t> limit;  // keep the first so many training images
+    std::optional<int> classes;         // default: largest training label (before `limit`) + 1
+};
+
+// Loads the four files of a set: training and test images and labels. A directory D stands for D or
+// D/raw (torchvision's layout). File names, with S one of `train` (training set), `t10k` or `test`
+// (test set), are [NAME-]S-images-idx3-ubyte and [NAME-]S-labels-idx1-ubyte, with `.idx` for
+// `-idx`, idx4 for idx3 and an appended `.gz` or `.xz` also accepted; of one name the plain file
+// wins, then `.gz`.
+//
+// Images are [N][H][W] (one channel) or [N][C][H][W] (PyTorch's order; [N][H][W][C] cannot be told
+// from it and is not supported), labels [N]; of any IDX type as long as every value is an integer
+// in range.
+//
+// Throws usage_error for a bad option and input_error for everything wrong with the set: not found,
+// files missing or ambiguous, malformed (see read_idx), values or labels out of range, counts or
+// shapes that disagree, empty, fewer than 2 classes, more than 2^31-1 images.
+Dataset load_dataset(const DatasetOptions& options);
+
+// Folders in which names are looked up, first match wins: the entries of $GYRE_DATA (separated by
+// colons; each a folder of sets or a set's own folder), data-cache, $HOME/.cache/gyre,
+// /usr/local/share/datasets, /usr/share/datasets. They need not exist.
+std::vector<std::filesystem::path> dataset_search_path();
+
+struct FoundDataset {
+    std::string name;
+    std::filesystem::path directory;
+};
+
+// The sets on the search path whose four files exist (they are not opened), in search order; never
+// throws for folders that cannot be read.
+std::vector<FoundDataset> find_datasets();
+
+// Per channel, of pixels scaled to [0, 1]: x is normalised as (x / 255 - mean) / stddev.
+struct Normalisation {
+    std::vector<float> mean;
+    std::vector<float> stddev;  // of the population (divided by n); 1 for a constant channel
+};
+
+// Mean and standard deviation over all images of a set, independent of threads and ranks.
+Normalisation measure_normalisation(const ImageSet& set);
+
+}  // namespace gyre

@@ -1,0 +1,527 @@
+#include "data/idx.hpp"
+
+#include <fmt/format.h>
+#include <lzma.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cerrno>
+#include <cstdio>
+#include <limits>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string_view>
+#include <system_error>
+
+#include "kernels/error.hpp"
+
+namespace gyre {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::size_t input_buffer_bytes = std::size_t{64} << 10U;
+// xz -9 needs 65 MiB; the limit only stops a crafted file from claiming gigabytes.
+constexpr std::uint64_t xz_memory_limit_bytes = std::uint64_t{512} << 20U;
+
+std::string errno_text(int error) {
+    return std::generic_category().message(error);
+}
+
+struct CloseFile {
+    void operator()(std::FILE* file) const { std::fclose(file); }
+};
+using FileHandle = std::unique_ptr<std::FILE, CloseFile>;
+
+// A regular file opened for reading, and the number of bytes read so far.
+class InputFile {
+ public:
+    explicit InputFile(const fs::path& path) : name_(path.string()) {
+        std::error_code error;
+        const fs::file_status status = fs::status(path, error);
+        if (status.type() == fs::file_type::not_found) {
+            throw input_error(fmt::format("{}: no such file", name_));
+        }
+        if (error) {
+            throw input_error(fmt::format("{}: cannot read: {}", name_, error.message()));
+        }
+        if (fs::is_directory(status)) {
+            throw input_error(fmt::format("{}: expected an IDX file, found a directory", name_));
+        }
+        if (!fs::is_regular_file(status)) {
+            throw input_error(
+                fmt::format("{}: expected an IDX file, found a device, pipe or socket", name_));
+        }
+        handle_.reset(std::fopen(path.c_str(), "rb"));
+        if (!handle_) {
+            throw input_error(fmt::format("{}: cannot open for reading: {}; check its permissions",
+                                          name_, errno_text(errno)));
+        }
+        file_bytes_ = static_cast<std::int64_t>(fs::file_size(path, error));
+        if (error) {
+            throw input_error(fmt::format("{}: cannot get its size: {}", name_, error.message()));
+        }
+    }
+
+    const std::string& name() const { return name_; }
+    std::int64_t file_bytes() const { return file_bytes_; }
+    std::int64_t offset() const { return offset_; }
+
+    // Reads up to `bytes`; fewer only at the end of the file.
+    std::size_t read(void* out, std::size_t bytes) {
+        const std::size_t got_bytes = std::fread(out, 1, bytes, handle_.get());
+        if (got_bytes < bytes && std::ferror(handle_.get()) != 0) {
+            throw input_error(fmt::format("{}: byte offset {}: cannot read: {}", name_,
+                                          offset_ + static_cast<std::int64_t>(got_bytes),
+                                          errno_text(errno)));
+        }
+        offset_ += static_cast<std::int64_t>(got_bytes);
+        return got_bytes;
+    }
+
+    void rewind() {
+        std::rewind(handle_.get());
+        offset_ = 0;
+    }
+
+ private:
+    std::string name_;
+    FileHandle handle_;
+    std::int64_t file_bytes_ = 0;
+    std::int64_t offset_ = 0;
+};
+
+// The decompressed bytes of a file.
+class Source {
+ public:
+    explicit Source(InputFile file) : file_(std::move(file)) {}
+    virtual ~Source() = default;
+    Source(const Source&) = delete;
+    Source& operator=(const Source&) = delete;
+
+    // Reads up to `bytes`; fewer only at the end of the data. Throws input_error on damage.
+    virtual std::size_t read(std::byte* out, std::size_t bytes) = 0;
+    // The size of the data where it is known before reading.
+    virtual std::optional<std::int64_t> known_bytes() const { return std::nullopt; }
+    const std::string& name() const { return file_.name(); }
+
+ protected:
+    InputFile file_;
+};
+
+class PlainSource : public Source {
+ public:
+    using Source::Source;
+    std::size_t read(std::byte* out, std::size_t bytes) override { return file_.read(out, bytes); }
+    std::optional<std::int64_t> known_bytes() const override { return file_.file_bytes(); }
+};
+
+class GzipSource : public Source {
+ public:
+    explicit GzipSource(InputFile file) : Source(std::move(file)) {
+        // 15: the largest window; +16: gzip wrapper, whose CRC and length zlib then checks.
+        if (inflateInit2(&stream_, 15 + 16) != Z_OK) {
+            throw std::bad_alloc();
+        }
+    }
+    ~GzipSource() override { inflateEnd(&stream_); }
+    GzipSource(const GzipSource&) = delete;
+    GzipSource& operator=(const GzipSource&) = delete;
+
+    std::size_t read(std::byte* out, std::size_t bytes) override {
+        std::size_t done_bytes = 0;
+        while (done_bytes < bytes) {
+            if (stream_.avail_in == 0) {
+                stream_.next_in = buffer_.data();
+                stream_.avail_in = static_cast<uInt>(file_.read(buffer_.data(), buffer_.size()));
+            }
+            if (member_ended_) {
+                if (stream_.avail_in == 0) {
+                    break;
+                }
+                inflateReset(&stream_);
+                member_ended_ = false;
+                first_member_ = false;
+                member_offset_ = offset();
+            } else if (stream_.avail_in == 0) {
+                fail("the file ends before the gzip data does");
+            }
+            const auto room_bytes =
+                static_cast<uInt>(std::min(bytes - done_bytes, std::size_t{1} << 30U));
+            stream_.next_out = reinterpret_cast<Bytef*>(out + done_bytes);
+            stream_.avail_out = room_bytes;
+            const int status = inflate(&stream_, Z_NO_FLUSH);
+            done_bytes += room_bytes - stream_.avail_out;
+            if (status == Z_STREAM_END) {
+                member_ended_ = true;
+            } else if (status == Z_MEM_ERROR) {
+                throw std::bad_alloc();
+            } else if (status != Z_OK) {
+                fail(stream_.msg != nullptr ? stream_.msg : "bad data");
+            }
+        }
+        return done_bytes;
+    }
+
+ private:
+    std::int64_t offset() const {
+        return file_.offset() - static_cast<std::int64_t>(stream_.avail_in);
+    }
+
+    [[noreturn]] void fail(std::string_view what) const {
+        // zlib consumes the two magic bytes of a member before it rejects them.
+        if (!first_member_ && stream_.total_in <= 2) {
+            throw input_error(
+                fmt::format("{}: byte offset {} of the gzip file: expected the end of the file or "
+                            "another gzip member (1f 8b), found other bytes after the gzip data; "
+                            "download the file again or remove them",
+                            name(), member_offset_));
+        }
+        throw input_error(
+            fmt::format("{}: byte offset {} of the gzip file: expected intact gzip data, found "
+                        "damage: {}; download or copy the file again",
+                        name(), offset(), what));
+    }
+
+    z_stream stream_{};
+    std::array<Bytef, input_buffer_bytes> buffer_{};
+    bool first_member_ = true;
+    bool member_ended_ = false;
+    std::int64_t member_offset_ = 0;
+};
+
+class XzSource : public Source {
+ public:
+    explicit XzSource(InputFile file) : Source(std::move(file)) {
+        if (lzma_stream_decoder(&stream_, xz_memory_limit_bytes,
+                                LZMA_CONCATENATED | LZMA_TELL_UNSUPPORTED_CHECK) != LZMA_OK) {
+            throw std::bad_alloc();
+        }
+    }
+    ~XzSource() override { lzma_end(&stream_); }
+    XzSource(const XzSource&) = delete;
+    XzSource& operator=(const XzSource&) = delete;
+
+    std::size_t read(std::byte* out, std::size_t bytes) override {
+        stream_.next_out = reinterpret_cast<std::uint8_t*>(out);
+        stream_.avail_out = bytes;
+        while (stream_.avail_out > 0 && !ended_) {
+            if (stream_.avail_in == 0 && !file_ended_) {
+                stream_.next_in = buffer_.data();
+                stream_.avail_in = file_.read(buffer_.data(), buffer_.size());
+                file_ended_ = stream_.avail_in == 0;
+            }
+            const lzma_ret status = lzma_code(&stream_, file_ended_ ? LZMA_FINISH : LZMA_RUN);
+            if (status == LZMA_STREAM_END) {
+                ended_ = true;
+            } else if (status != LZMA_OK) {
+                fail(status);
+            }
+        }
+        return bytes - stream_.avail_out;
+    }
+
+ private:
+    [[noreturn]] void fail(lzma_ret status) const {
+        std::string what;
+        switch (status) {
+            case LZMA_MEM_ERROR:
+                throw std::bad_alloc();
+            case LZMA_BUF_ERROR:
+                what =
+                    "damage: the file ends before the xz data does, or other bytes follow the xz "
+                    "data";
+                break;
+            case LZMA_DATA_ERROR:
+                what = "damage: a check failed, or other bytes follow the xz data";
+                break;
+            case LZMA_MEMLIMIT_ERROR:
+                what = fmt::format("xz data that needs more than {} MiB to decompress",
+                                   xz_memory_limit_bytes >> 20U);
+                break;
+            default:
+                what = fmt::format("damage or an unsupported option (liblzma status {})",
+                                   static_cast<int>(status));
+        }
+        throw input_error(fmt::format(
+            "{}: byte offset {} of the xz file: expected intact xz data, found {}; "
+            "download or copy the file again, or compress it again with plain `xz`",
+            name(), file_.offset() - static_cast<std::int64_t>(stream_.avail_in), what));
+    }
+
+    lzma_stream stream_ = LZMA_STREAM_INIT;
+    std::array<std::uint8_t, input_buffer_bytes> buffer_{};
+    bool file_ended_ = false;
+    bool ended_ = false;
+};
+
+std::unique_ptr<Source> open_source(const fs::path& path) {
+    InputFile file(path);
+    std::array<char, 6> magic{};
+    const std::string_view start(magic.data(), file.read(magic.data(), magic.size()));
+    file.rewind();
+    if (start.starts_with("\x1f\x8b")) {
+        return std::make_unique<GzipSource>(std::move(file));
+    }
+    if (start == std::string_view("\xfd\x37zXZ\0", 6)) {
+        return std::make_unique<XzSource>(std::move(file));
+    }
+    return std::make_unique<PlainSource>(std::move(file));
+}
+
+// 0 for a byte that is no IDX type.
+std::size_t type_bytes(unsigned type) {
+    switch (static_cast<IdxType>(type)) {
+        case IdxType::u8:
+        case IdxType::i8:
+            return 1;
+        case IdxType::i16:
+            return 2;
+        case IdxType::i32:
+        case IdxType::f32:
+            return 4;
+        case IdxType::f64:
+            return 8;
+    }
+    return 0;
+}
+
+// The product, or nothing when it does not fit.
+std::optional<std::int64_t> checked_product(const std::vector<std::int64_t>& factors) {
+    if (std::find(factors.begin(), factors.end(), 0) != factors.end()) {
+        return 0;  // first, so that an overflow before the zero does not matter
+    }
+    std::int64_t product = 1;
+    for (const std::int64_t factor : factors) {
+        if (__builtin_mul_overflow(product, factor, &product)) {
+            return std::nullopt;
+        }
+    }
+    return product;
+}
+
+std::optional<std::int64_t> checked_payload_bytes(const std::vector<std::int64_t>& dims,
+                                                  std::size_t elem_bytes) {
+    std::vector<std::int64_t> factors = dims;
+    factors.push_back(static_cast<std::int64_t>(elem_bytes));
+    return checked_product(factors);
+}
+
+// What a file that does not start like IDX seems to be, as "; hint" or "".
+std::string magic_hint(const std::array<unsigned char, 4>& head) {
+    struct Hint {
+        std::string_view start;
+        std::string_view text;
+    };
+    static constexpr std::array hints{
+        Hint{"\x1f\x8b", "gzip data inside: compressed twice? decompress it once"},
+        Hint{"\xfd\x37zX", "xz data inside: compressed twice? decompress it once"},
+        Hint{"PK\x03\x04", "it looks like a zip archive: unpack it first"},
+        Hint{"BZh", "it looks like bzip2: decompress it first"},
+        Hint{"\x28\xb5\x2f\xfd", "it looks like zstd: decompress it first"},
+        Hint{"\x93NUM", "it looks like a NumPy array: convert it to IDX"},
+        Hint{"<", "it looks like a web page: a failed download? download it again"},
+        Hint{"vers", "it looks like a Git LFS pointer: run `git lfs pull`"},
+    };
+    const std::string_view start(reinterpret_cast<const char*>(head.data()), head.size());
+    for (const Hint& hint : hints) {
+        if (start.starts_with(hint.start)) {
+            return fmt::format("; {}", hint.text);
+        }
+    }
+    if (head[2] == 0 && head[3] == 0 && type_bytes(head[1]) != 0) {
+        return "; it looks little-endian: IDX is big-endian";
+    }
+    return "; is this an IDX file?";
+}
+
+void swap_if_little_endian(std::vector<std::byte>& payload, std::size_t elem_bytes) {
+    if (std::endian::native == std::endian::big || elem_bytes == 1) {
+        return;
+    }
+    for (std::byte* elem = payload.data(); elem != payload.data() + payload.size();
+         elem += elem_bytes) {
+        std::reverse(elem, elem + elem_bytes);
+    }
+}
+
+[[noreturn]] void fail_at(const Source& source, std::int64_t offset, std::string_view what) {
+    throw input_error(
+        fmt::format("{}: byte offset {} of the IDX data: {}", source.name(), offset, what));
+}
+
+// Reads type and dims into `array`.
+void read_header(Source& source, IdxArray& array) {
+    std::array<unsigned char, 16> header{};
+    auto* const bytes = reinterpret_cast<std::byte*>(header.data());
+    const std::size_t magic_bytes = source.read(bytes, 4);
+    if (magic_bytes == 0) {
+        fail_at(source, 0,
+                "expected an IDX header, found no data: the file is empty; download it again");
+    }
+    if (magic_bytes < 4) {
+        fail_at(source, static_cast<std::int64_t>(magic_bytes),
+                "truncated header: expected at least 8 bytes, found the end of the data");
+    }
+    if (header[0] != 0 || header[1] != 0) {
+        fail_at(source, 0,
+                fmt::format("wrong magic: expected 00 00, a type byte and the number of "
+                            "dimensions, found {:02x} {:02x} {:02x} {:02x}{}",
+                            header[0], header[1], header[2], header[3],
+                            magic_hint({header[0], header[1], header[2], header[3]})));
+    }
+    if (type_bytes(header[2]) == 0) {
+        fail_at(source, 2,
+                fmt::format("unknown type: expected 08 (u8), 09 (i8), 0b (i16), 0c (i32), 0d (f32) "
+                            "or 0e (f64), found {:02x}",
+                            header[2]));
+    }
+    array.type = static_cast<IdxType>(header[2]);
+    const std::size_t dims_elems = header[3];
+    if (dims_elems < 1 || dims_elems > 4) {
+        fail_at(source, 3, fmt::format("expected 1 to 4 dimensions, found {}", dims_elems));
+    }
+    const std::size_t sizes_bytes = source.read(bytes, 4 * dims_elems);
+    if (sizes_bytes < 4 * dims_elems) {
+        fail_at(source, static_cast<std::int64_t>(4 + sizes_bytes),
+                fmt::format("truncated header: expected {} bytes for {} dimensions, found the end "
+                            "of the data",
+                            4 + 4 * dims_elems, dims_elems));
+    }
+    for (std::size_t dim = 0; dim < dims_elems; ++dim) {
+        std::int64_t size = 0;
+        for (std::size_t byte = 0; byte < 4; ++byte) {
+            size = size * 256 + header[4 * dim + byte];
+        }
+        array.dims.push_back(size);
+    }
+}
+
+[[noreturn]] void fail_truncated(const Source& source, const IdxArray& array,
+                                 std::int64_t payload_bytes, std::int64_t found_bytes) {
+    fail_at(source, array.header_bytes() + found_bytes,
+            fmt::format("truncated payload: expected {} bytes ({} elements of {} bytes) after the "
+                        "header, found the end of the data after {}; download or copy the file "
+                        "again",
+                        payload_bytes, format_dims(array.dims), array.elem_bytes(), found_bytes));
+}
+
+}  // namespace
+
+std::int64_t IdxArray::elems() const {
+    return checked_product(dims).value();
+}
+
+std::size_t IdxArray::elem_bytes() const {
+    return type_bytes(static_cast<unsigned>(type));
+}
+
+std::string format_dims(const std::vector<std::int64_t>& dims) {
+    std::string text;
+    for (const std::int64_t dim : dims) {
+        text += fmt::format("{}{}", text.empty() ? "" : "x", dim);
+    }
+    return text;
+}
+
+IdxArray read_idx(const fs::path& path) {
+    const std::unique_ptr<Source> source = open_source(path);
+    IdxArray array;
+    read_header(*source, array);
+    const auto payload_bytes = checked_payload_bytes(array.dims, array.elem_bytes());
+    if (!payload_bytes) {
+        fail_at(*source, 4,
+                fmt::format("expected sizes whose product fits 63 bits, found {} elements of {} "
+                            "bytes; the header is damaged",
+                            format_dims(array.dims), array.elem_bytes()));
+    }
+    const auto file_bytes = source->known_bytes();
+    if (file_bytes && *payload_bytes > *file_bytes - array.header_bytes()) {
+        fail_truncated(*source, array, *payload_bytes, *file_bytes - array.header_bytes());
+    }
+
+    // The size of compressed data is only a claim of its header, so memory grows with what has
+    // really been decoded.
+    const auto wanted_bytes = static_cast<std::size_t>(*payload_bytes);
+    constexpr std::size_t first_step_bytes = std::size_t{1} << 20U;
+    std::size_t done_bytes = 0;
+    while (done_bytes < wanted_bytes) {
+        const std::size_t step_bytes =
+            file_bytes
+                ? wanted_bytes
+                : std::min(wanted_bytes - done_bytes, std::max(first_step_bytes, done_bytes));
+        array.payload.resize(done_bytes + step_bytes);
+        const std::size_t got_bytes = source->read(array.payload.data() + done_bytes, step_bytes);
+        done_bytes += got_bytes;
+        if (got_bytes < step_bytes) {
+            fail_truncated(*source, array, *payload_bytes, static_cast<std::int64_t>(done_bytes));
+        }
+    }
+
+    // Also makes the decompressor reach and verify the checksum at the end.
+    std::byte extra{};
+    if (source->read(&extra, 1) != 0) {
+        const std::int64_t end_offset = array.header_bytes() + *payload_bytes;
+        fail_at(*source, end_offset,
+                fmt::format("trailing bytes: expected the end of the data after {} elements of {} "
+                            "bytes, found {} more; the header or the file is damaged",
+                            format_dims(array.dims), array.elem_bytes(),
+                            file_bytes ? fmt::format("{} bytes", *file_bytes - end_offset)
+                                       : std::string("at least 1 byte")));
+    }
+    swap_if_little_endian(array.payload, array.elem_bytes());
+    return array;
+}
+
+void write_idx(const fs::path& path, const IdxArray& array) {
+    const std::string name = path.string();
+    if (array.dims.empty() || array.dims.size() > 4) {
+        throw input_error(fmt::format("{}: cannot write IDX: expected 1 to 4 dimensions, found {}",
+                                      name, array.dims.size()));
+    }
+    for (const std::int64_t dim : array.dims) {
+        if (dim < 0 || dim > std::numeric_limits<std::uint32_t>::max()) {
+            throw input_error(fmt::format(
+                "{}: cannot write IDX: expected sizes below 2^32, found {}", name, dim));
+        }
+    }
+    const auto payload_bytes = checked_payload_bytes(array.dims, array.elem_bytes());
+    if (array.elem_bytes() == 0 || !payload_bytes ||
+        static_cast<std::uint64_t>(*payload_bytes) != array.payload.size()) {
+        throw input_error(fmt::format(
+            "{}: cannot write IDX: expected {} elements of {} bytes, found a payload of {} bytes",
+            name, format_dims(array.dims), array.elem_bytes(), array.payload.size()));
+    }
+
+    std::vector<unsigned char> header{0, 0, static_cast<unsigned char>(array.type),
+                                      static_cast<unsigned char>(array.dims.size())};
+    for (const std::int64_t dim : array.dims) {
+        for (const int shift : {24, 16, 8, 0}) {
+            header.push_back(static_cast<unsigned char>((dim >> shift) & 0xFF));
+        }
+    }
+    std::vector<std::byte> payload = array.payload;
+    swap_if_little_endian(payload, array.elem_bytes());
+
+    FileHandle file(std::fopen(path.c_str(), "wb"));
+    if (!file) {
+        throw input_error(fmt::format("{}: cannot open for writing: {}", name, errno_text(errno)));
+    }
+    const std::string_view parts[] = {
+        {reinterpret_cast<const char*>(header.data()), header.size()},
+        {reinterpret_cast<const char*>(payload.data()), payload.size()}};
+    bool written = true;
+    for (const std::string_view part : parts) {
+        written = written && (part.empty() ||  // fwrite must not get the null of an empty vector
+                              std::fwrite(part.data(), 1, part.size(), file.get()) == part.size());
+    }
+    // fclose flushes, so a full disk may only show there.
+    if (std::fclose(file.release()) != 0 || !written) {
+        throw input_error(fmt::format("{}: cannot write: {}", name, errno_text(errno)));
+    }
+}
+
+}  // namespace gyre

@@ -1,0 +1,38 @@
+// Who trains on which images when: the sharding of an epoch over the ranks.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace gyre {
+
+// The order in which an epoch (from 1) goes through `count` images: a random permutation that is a
+// pure function of (seed, epoch, count), the same on every rank and for every number of ranks.
+// Fisher-Yates (Durstenfeld 1964) with Philox; shuffle = false gives 0, 1, 2, ...
+std::vector<std::int32_t> epoch_order(std::int64_t count, std::uint64_t seed, std::uint32_t epoch,
+                                      bool shuffle);
+
+// Part of a sequence: [first, first + count).
+struct Range {
+    std::int64_t first = 0;
+    std::int64_t count = 0;
+};
+
+// Divides [0, total) among `ranks` as evenly as possible; the first ones get one more.
+Range rank_share(std::int64_t total, int rank, int ranks);
+
+// Step s of an epoch takes the next global_batch images of its order (the last step what is left),
+// and each rank a contiguous, near-equal part of them, possibly none. All ranks take all steps.
+struct Sharding {
+    std::int64_t images = 0;
+    std::int64_t global_batch = 1;
+    int rank = 0;
+    int ranks = 1;
+
+    std::int64_t steps() const { return (images + global_batch - 1) / global_batch; }
+    Range global(std::int64_t step) const;  // positions in the order, of all ranks
+    Range local(std::int64_t step) const;   // of this rank
+    std::int64_t most_local() const { return rank_share(global_batch, 0, ranks).count; }
+};
+
+}  // namespace gyre

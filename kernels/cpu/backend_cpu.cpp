@@ -1,0 +1,124 @@
+// Memory, layout conversion and the batch gather of the CPU backend.
+#include "kernels/cpu/backend_cpu.hpp"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include <fmt/format.h>
+
+#include "kernels/error.hpp"
+
+namespace gyre::cpu {
+
+namespace {
+constexpr std::size_t kHugePage = std::size_t{2} << 20;
+}
+
+void* allocate_aligned(std::size_t bytes) {
+    const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
+    const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, alignment, rounded) != 0) {
+        throw Error(ExitCode::internal,
+                    fmt::format("out of memory: {} MiB could not be allocated; use a smaller batch "
+                                "or model, or fewer ranks on this host",
+                                bytes >> 20));
+    }
+    if (bytes >= kHugePage) {
+        madvise(memory, rounded, MADV_HUGEPAGE);  // only a wish: ignored where there are none
+    }
+    std::memset(memory, 0, rounded);
+    return memory;
+}
+
+void release_aligned(void* memory) noexcept { std::free(memory); }
+
+float* Scratch::floats(std::int64_t elems) {
+    if (elems > elems_) {
+        release_aligned(memory_);
+        memory_ = nullptr;
+        memory_ = allocate_aligned(static_cast<std::size_t>(elems) * sizeof(float));
+        elems_ = elems;
+    }
+    return static_cast<float*>(memory_);
+}
+
+std::string CpuBackend::description() const {
+    return fmt::format("CPU, {} thread{} a rank, {} floats a vector", pool_.threads(),
+                       pool_.threads() == 1 ? "" : "s", kVec);
+}
+
+void CpuBackend::upload(void* device, const void* host, std::size_t bytes) {
+    std::memcpy(device, host, bytes);
+}
+void CpuBackend::download(void* host, const void* device, std::size_t bytes) {
+    std::memcpy(host, device, bytes);
+}
+void CpuBackend::fill_zero(void* device, std::size_t bytes) { std::memset(device, 0, bytes); }
+
+void CpuBackend::import_activation(const Shape& shape, int n, const float* host, float* x) {
+    const std::int64_t elems = shape.elems();
+    std::fill_n(x, activation_elems(shape, n), 0.0f);
+    for (int image = 0; image < n; ++image) {
+        float* to = x + image / kLanes * elems * kLanes + image % kLanes;
+        for (std::int64_t e = 0; e < elems; ++e) {
+            to[e * kLanes] = host[image * elems + e];
+        }
+    }
+}
+
+void CpuBackend::export_activation(const Shape& shape, int n, const float* x, float* host) {
+    const std::int64_t elems = shape.elems();
+    for (int image = 0; image < n; ++image) {
+        const float* from = x + image / kLanes * elems * kLanes + image % kLanes;
+        for (std::int64_t e = 0; e < elems; ++e) {
+            host[image * elems + e] = from[e * kLanes];
+        }
+    }
+}
+
+void CpuBackend::gather(const GatherArgs& args, int n, float* x, std::int32_t* y) {
+    const std::int64_t elems = args.shape.elems();
+    const std::int64_t plane = args.shape.plane_elems();
+    pool_.parallel_for(block_count(n), [&](std::int64_t block, int) {
+        const int lanes = std::min(kLanes, n - static_cast<int>(block) * kLanes);
+        const std::int32_t* samples = args.samples + block * kLanes;
+        const std::uint8_t* image[kLanes];
+        for (int lane = 0; lane < kLanes; ++lane) {
+            // Absent lanes read some image and are then multiplied by zero.
+            const std::int32_t sample = samples[lane < lanes ? lane : 0];
+            image[lane] = args.pixels + sample * elems;
+            if (lane < lanes) {
+                y[block * kLanes + lane] = args.labels[sample];
+            }
+        }
+        float* to = x + block * elems * kLanes;
+        for (int channel = 0; channel < args.shape.channels; ++channel) {
+            float scale[kLanes], shift[kLanes];
+            for (int lane = 0; lane < kLanes; ++lane) {
+                scale[lane] = lane < lanes ? args.scale[channel] : 0.0f;
+                shift[lane] = lane < lanes ? args.shift[channel] : 0.0f;
+            }
+            for (std::int64_t e = channel * plane; e < (channel + 1) * plane; ++e) {
+                for (int lane = 0; lane < kLanes; ++lane) {
+                    to[e * kLanes + lane] =
+                        static_cast<float>(image[lane][e]) * scale[lane] + shift[lane];
+                }
+            }
+        }
+    });
+}
+
+}  // namespace gyre::cpu
+
+namespace gyre {
+
+std::unique_ptr<Backend> make_cpu_backend(int threads) {
+    return std::make_unique<cpu::CpuBackend>(threads);
+}
+
+}  // namespace gyre

@@ -1,0 +1,153 @@
+// ReLU, dropout, log-softmax with its loss, and the optimisers on the CPU.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/backend_cpu.hpp"
+
+namespace gyre::cpu {
+
+template <typename Body>
+void CpuBackend::for_ranges(std::int64_t elems, Body&& body) {
+    constexpr std::int64_t kRange = 1 << 15;  // small enough to share out, large enough to be cheap
+    pool_.parallel_for((elems + kRange - 1) / kRange, [&](std::int64_t i, int) {
+        body(i * kRange, std::min(elems, (i + 1) * kRange));
+    });
+}
+
+void CpuBackend::relu_forward(const Shape& shape, int n, float* y) {
+    for_ranges(activation_elems(shape, n), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            y[i] = y[i] <= 0.0f ? 0.0f : y[i];  // NaN stays NaN
+        }
+    });
+}
+
+void CpuBackend::relu_backward(const Shape& shape, int n, const float* y, float* dy) {
+    for_ranges(activation_elems(shape, n), [&](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            dy[i] = y[i] <= 0.0f ? 0.0f : dy[i];
+        }
+    });
+}
+
+void CpuBackend::dropout(const DropoutArgs& args, int n, float* x) {
+    const std::int64_t plane = args.shape.plane_elems();
+    const auto words = static_cast<std::uint32_t>(args.by_channel ? args.shape.channels
+                                                                  : args.shape.elems());
+    const std::int64_t word_elems = args.by_channel ? plane : 1;
+    const double threshold = std::ceil(static_cast<double>(args.probability) * 0x1p32);
+    const float keep = args.probability < 1.0f ? 1.0f / (1.0f - args.probability) : 0.0f;
+    pool_.parallel_for(block_count(n), [&](std::int64_t block, int) {
+        float* to = x + block * args.shape.elems() * kLanes;
+        const int lanes = std::min(kLanes, n - static_cast<int>(block) * kLanes);
+        const std::int32_t* samples = args.samples + block * kLanes;
+        for (std::uint32_t group = 0; group * 4 < words; ++group) {
+            const std::uint32_t in_group = std::min(4u, words - group * 4);
+            float mask[4][kLanes] = {};
+            for (int lane = 0; lane < lanes; ++lane) {
+                const Philox4 random =
+                    args.stream.group(static_cast<std::uint32_t>(samples[lane]), group);
+                for (std::uint32_t i = 0; i < in_group; ++i) {
+                    mask[i][lane] = static_cast<double>(random.word[i]) >= threshold ? keep : 0.0f;
+                }
+            }
+            for (std::uint32_t i = 0; i < in_group; ++i) {
+                float* word = to + (group * 4 + i) * word_elems * kLanes;
+                for (std::int64_t e = 0; e < word_elems; ++e) {
+                    for (int lane = 0; lane < kLanes; ++lane) {
+                        word[e * kLanes + lane] *= mask[i][lane];
+                    }
+                }
+            }
+        }
+    });
+}
+
+void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
+    double loss = 0.0;
+    int correct = 0;
+    for (int block = 0; block < block_count(n); ++block) {
+        const std::ptrdiff_t base = std::ptrdiff_t{block} * args.classes * kLanes;
+        const float* logits = args.logits + base;
+        const int lanes = std::min(kLanes, n - block * kLanes);
+        float largest[kLanes], sum[kLanes] = {};
+        int best[kLanes] = {};
+        std::copy_n(logits, kLanes, largest);
+        for (int k = 1; k < args.classes; ++k) {
+            for (int lane = 0; lane < kLanes; ++lane) {
+                const float v = logits[k * kLanes + lane];
+                best[lane] = v > largest[lane] ? k : best[lane];
+                largest[lane] = v > largest[lane] ? v : largest[lane];
+            }
+        }
+        for (int k = 0; k < args.classes; ++k) {
+            for (int lane = 0; lane < kLanes; ++lane) {
+                sum[lane] += std::exp(logits[k * kLanes + lane] - largest[lane]);
+            }
+        }
+        for (int lane = 0; lane < lanes; ++lane) {
+            const int label = args.labels[block * kLanes + lane];
+            loss += static_cast<double>(std::log(sum[lane]) + largest[lane] -
+                                        logits[label * kLanes + lane]);
+            correct += best[lane] == label;
+        }
+        if (args.gradient != nullptr) {
+            float* gradient = args.gradient + base;
+            for (int k = 0; k < args.classes; ++k) {
+                for (int lane = 0; lane < kLanes; ++lane) {
+                    const float p = std::exp(logits[k * kLanes + lane] - largest[lane]) / sum[lane];
+                    gradient[k * kLanes + lane] = lane < lanes ? args.scale * p : 0.0f;
+                }
+            }
+            for (int lane = 0; lane < lanes; ++lane) {
+                gradient[args.labels[block * kLanes + lane] * kLanes + lane] -= args.scale;
+            }
+        }
+    }
+    args.sums[0] = static_cast<float>(loss * static_cast<double>(args.scale));
+    args.sums[1] = static_cast<float>(correct);
+}
+
+void CpuBackend::sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
+                          float* velocity) {
+    const SgdArgs a = args;
+    for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        if (velocity == nullptr) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                p[i] -= a.learning_rate * (g[i] + a.weight_decay * p[i]);
+            }
+            return;
+        }
+        for (std::int64_t i = begin; i < end; ++i) {
+            const float d = g[i] + a.weight_decay * p[i];
+            velocity[i] = a.momentum * velocity[i] + d;
+            p[i] -= a.learning_rate * (a.nesterov ? d + a.momentum * velocity[i] : velocity[i]);
+        }
+    });
+}
+
+void CpuBackend::adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g,
+                           float* m, float* v) {
+    const AdamArgs a = args;
+    const double step = static_cast<double>(args.step);
+    const auto step_size = static_cast<float>(
+        static_cast<double>(a.learning_rate) / (1.0 - std::pow(double{a.beta1}, step)));
+    const auto correction =
+        static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{a.beta2}, step)));
+    const float shrink = a.decoupled_decay ? 1.0f - a.learning_rate * a.weight_decay : 1.0f;
+    const float decay = a.decoupled_decay ? 0.0f : a.weight_decay;
+    // Captured by value: constants behind a reference might be changed by the stores.
+    for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            const float d = g[i] + decay * p[i];
+            const float m_new = a.beta1 * m[i] + (1.0f - a.beta1) * d;
+            const float v_new = a.beta2 * v[i] + (1.0f - a.beta2) * d * d;
+            p[i] = p[i] * shrink -
+                   step_size * m_new / (std::sqrt(v_new) * correction + a.epsilon);
+            m[i] = m_new;
+            v[i] = v_new;
+        }
+    });
+}
+
+}  // namespace gyre::cpu

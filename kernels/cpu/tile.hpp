@@ -1,0 +1,98 @@
+// The register tile that does the arithmetic of every forward and data-gradient kernel.
+//
+//   y[r][c][lane] = start[r] + sum over i, j, k of
+//       w[r * w_row + i * w_step[0] + j * w_step[1] + k * w_step[2]] *
+//       x[c][i * x_step[0] + j * x_step[1] + k * x_step[2] + lane]
+//
+// For a convolution r counts output channels, c pixels and (i, j, k) input channel and window; for
+// a linear layer c counts blocks of images and k input features; for a linear layer's weight
+// gradient c counts groups of 16 input features and (j, k) images. Weights are broadcast, so they
+// may lie anywhere. R x C accumulators stay in registers: 2*R*C flops for every C loads.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+
+#include "kernels/cpu/simd.hpp"
+
+namespace gyre::cpu {
+
+struct TileLoops {
+    std::array<int, 3> count{1, 1, 1};
+    std::array<std::ptrdiff_t, 3> x_step{}, w_step{};
+};
+
+struct TileOperands {
+    const float* w = nullptr;
+    std::ptrdiff_t w_row = 0;
+    const float* x[kTileCols] = {};
+    float* y[kTileCols] = {};
+    std::ptrdiff_t y_row = 0;
+    const float* start = nullptr;  // [rows]: the bias; null: zeros, or y itself with `accumulate`
+    bool accumulate = false;       // y += instead of y =
+};
+
+template <int R, int C>
+void run_tile(const TileLoops& loops, const TileOperands& op) {
+    for (int lane = 0; lane < kLanes; lane += kVec) {
+        Vec acc[R][C];
+        for (int r = 0; r < R; ++r) {
+            for (int c = 0; c < C; ++c) {
+                acc[r][c] = op.accumulate ? load(op.y[c] + r * op.y_row + lane)
+                                          : broadcast(op.start ? op.start[r] : 0.0f);
+            }
+        }
+        const float* x[C];
+        for (int c = 0; c < C; ++c) {
+            x[c] = op.x[c] + lane;
+        }
+        const float* w[R];
+        for (int r = 0; r < R; ++r) {
+            w[r] = op.w + r * op.w_row;
+        }
+        for (int i = 0; i < loops.count[0]; ++i) {
+            for (int j = 0; j < loops.count[1]; ++j) {
+                std::ptrdiff_t at_x = i * loops.x_step[0] + j * loops.x_step[1];
+                std::ptrdiff_t at_w = i * loops.w_step[0] + j * loops.w_step[1];
+                for (int k = 0; k < loops.count[2]; ++k) {
+                    Vec v[C];
+                    for (int c = 0; c < C; ++c) {
+                        v[c] = load(x[c] + at_x);
+                    }
+                    for (int r = 0; r < R; ++r) {
+                        const Vec weight = broadcast(w[r][at_w]);
+                        for (int c = 0; c < C; ++c) {
+                            acc[r][c] += weight * v[c];
+                        }
+                    }
+                    at_x += loops.x_step[2];
+                    at_w += loops.w_step[2];
+                }
+            }
+        }
+        for (int r = 0; r < R; ++r) {
+            for (int c = 0; c < C; ++c) {
+                store(op.y[c] + r * op.y_row + lane, acc[r][c]);
+            }
+        }
+    }
+}
+
+using TileFunction = void (*)(const TileLoops&, const TileOperands&);
+
+// rows: 1 ... kTileRows, cols: 1 ... kTileCols.
+TileFunction tile_function(int rows, int cols);
+
+// Divides `total` into the fewest parts of at most `most`, as equal as they can be: part p covers
+// [begin(p), begin(p + 1)).
+struct Split {
+    Split(int total_, int most) : total(total_), parts(std::max(1, (total_ + most - 1) / most)) {}
+    int begin(int part) const {
+        return static_cast<int>(static_cast<std::int64_t>(total) * part / parts);
+    }
+    int size(int part) const { return begin(part + 1) - begin(part); }
+    int total, parts;
+};
+
+}  // namespace gyre::cpu

@@ -1,0 +1,92 @@
+// Versions of CUDA, cuDNN and NCCL, compiled in and found at run time, and the GPUs.
+//
+// cuDNN and NCCL are looked for with dlopen, so that the program starts without them.
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+#include "kernels/device_info.hpp"
+#if __has_include(<cudnn_version.h>)
+#include <cudnn_version.h>
+#endif
+#if __has_include(<nccl.h>)
+#include <nccl.h>
+#endif
+
+namespace gyre {
+namespace {
+
+std::string cuda_version_text(int version) {
+    return version == 0 ? "none" : fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+}
+
+// A function of a shared library, or null. The library stays loaded.
+template <typename Function>
+Function* find_function(const char* library, const char* name) {
+    void* handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    return handle ? reinterpret_cast<Function*>(dlsym(handle, name)) : nullptr;
+}
+
+InfoLine cudnn_line() {
+    std::string built = "none";
+#if defined(CUDNN_MAJOR)
+    built = fmt::format("{}.{}.{}", CUDNN_MAJOR, CUDNN_MINOR, CUDNN_PATCHLEVEL);
+#endif
+    std::string found = "none";
+    if (const auto version = find_function<std::size_t()>("libcudnn.so.9", "cudnnGetVersion")) {
+        const std::size_t v = version();
+        found = fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+    }
+    return {"cuDNN", fmt::format("compiled in: {}, found: {}", built, found)};
+}
+
+InfoLine nccl_line() {
+    std::string built = "none";
+#if defined(NCCL_MAJOR)
+    built = fmt::format("{}.{}.{}", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
+#endif
+    std::string found = "none";
+    int v = 0;
+    if (const auto version = find_function<int(int*)>("libnccl.so.2", "ncclGetVersion");
+        version && version(&v) == 0) {
+        found = fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
+    }
+    return {"NCCL", fmt::format("compiled in: {}, found: {}", built, found)};
+}
+
+}  // namespace
+
+std::vector<InfoLine> cuda_info() {
+    int driver = 0, runtime = 0, count = 0;
+    // A missing driver is no error here: it is what the line says.
+    if (cudaDriverGetVersion(&driver) != cudaSuccess) {
+        driver = 0;
+    }
+    if (cudaRuntimeGetVersion(&runtime) != cudaSuccess) {
+        runtime = 0;
+    }
+    std::vector<InfoLine> lines = {
+        {"CUDA", fmt::format("compiled in: {}, driver for: {}", cuda_version_text(runtime),
+                             cuda_version_text(driver))},
+        cudnn_line(), nccl_line()};
+    const cudaError_t result = cudaGetDeviceCount(&count);
+    if (result != cudaSuccess || count == 0) {
+        lines.push_back({"GPU", fmt::format("none usable ({})",
+                                            result == cudaSuccess ? "no device"
+                                                                  : cudaGetErrorString(result))});
+    }
+    for (int i = 0; result == cudaSuccess && i < count; ++i) {
+        cudaDeviceProp properties{};
+        const cudaError_t known = cudaGetDeviceProperties(&properties, i);
+        lines.push_back(
+            {fmt::format("GPU {}", i),
+             known == cudaSuccess
+                 ? fmt::format("{}, sm_{}{}, {} MiB", properties.name, properties.major,
+                               properties.minor, properties.totalGlobalMem >> 20)
+                 : cudaGetErrorString(known)});
+    }
+    lines.push_back({"training on GPUs", "not in this version: only the CPU backend trains"});
+    return lines;
+}
+
+}  // namespace gyre

@@ -1,0 +1,60 @@
+#include "kernels/device_info.hpp"
+
+#include <fmt/format.h>
+
+#include <fstream>
+#include <thread>
+
+#include "kernels/cpu/simd.hpp"
+
+namespace gyre {
+namespace {
+
+std::string processor_name() {
+    std::ifstream in("/proc/cpuinfo");
+    for (std::string line; std::getline(in, line);) {
+        const auto colon = line.find(": ");
+        if (line.starts_with("model name") && colon != std::string::npos) {
+            return line.substr(colon + 2);
+        }
+    }
+    return "an unnamed processor";
+}
+
+std::string instruction_set() {
+#if defined(__AVX512F__)
+    return "AVX-512";
+#elif defined(__AVX2__)
+    return "AVX2";
+#elif defined(__AVX__)
+    return "AVX";
+#elif defined(__SSE4_2__)
+    return "SSE4.2 (x86-64-v2)";
+#elif defined(__aarch64__)
+    return "Neon";
+#else
+    return "the compiler's default";
+#endif
+}
+
+}  // namespace
+
+std::vector<InfoLine> device_info() {
+    std::vector<InfoLine> lines = {
+        {"compiler", fmt::format("g++ or compatible, {}", __VERSION__)},
+        {"processor", fmt::format("{}, {} threads", processor_name(),
+                                  std::thread::hardware_concurrency())},
+        {"vectors", fmt::format("{}, {} floats", instruction_set(), cpu::kVec)}};
+    for (InfoLine& line : cuda_info()) {
+        lines.push_back(std::move(line));
+    }
+    return lines;
+}
+
+#if !defined(GYRE_HAVE_CUDA)
+std::vector<InfoLine> cuda_info() {
+    return {{"CUDA", "not in this build (no toolkit was found, or GYRE_CUDA=OFF)"}};
+}
+#endif
+
+}  // namespace gyre

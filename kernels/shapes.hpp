@@ -1,0 +1,67 @@
+// Shapes of the layers, shared by every backend. All extents are counted in elements of one image;
+// the number of images is passed beside them.
+#pragma once
+
+#include <cstdint>
+
+namespace gyre {
+
+// One image's activation, logically [channels][height][width]; a vector of n features is {n, 1, 1}.
+struct Shape {
+    int channels = 1;
+    int height = 1;
+    int width = 1;
+
+    std::int64_t plane_elems() const { return std::int64_t{height} * width; }
+    std::int64_t elems() const { return channels * plane_elems(); }
+    bool operator==(const Shape&) const = default;
+};
+
+// Output extent of a sliding window, as in PyTorch (floor mode); < 1 when the window does not fit.
+constexpr int window_extent(int in, int kernel, int stride, int padding) {
+    const int span = in + 2 * padding - kernel;
+    return span < 0 ? 0 : span / stride + 1;
+}
+
+// Weights [out_channels][in.channels][kernel][kernel], bias [out_channels].
+struct Conv2dShape {
+    Shape in;
+    int out_channels = 1;
+    int kernel = 1;
+    int stride = 1;
+    int padding = 0;
+
+    Shape out() const {
+        return {out_channels, window_extent(in.height, kernel, stride, padding),
+                window_extent(in.width, kernel, stride, padding)};
+    }
+    std::int64_t weight_elems() const {
+        return std::int64_t{out_channels} * in.channels * kernel * kernel;
+    }
+    // Multiply-adds x 2 of one direction for one image, as written in the formula.
+    std::int64_t flop_per_image() const {
+        return 2 * out().plane_elems() * weight_elems();
+    }
+};
+
+struct MaxPool2dShape {
+    Shape in;
+    int kernel = 2;
+    int stride = 2;
+
+    Shape out() const {
+        return {in.channels, window_extent(in.height, kernel, stride, 0),
+                window_extent(in.width, kernel, stride, 0)};
+    }
+};
+
+// Weights [out_features][in_features], bias [out_features].
+struct LinearShape {
+    int in_features = 1;
+    int out_features = 1;
+
+    std::int64_t weight_elems() const { return std::int64_t{in_features} * out_features; }
+    std::int64_t flop_per_image() const { return 2 * weight_elems(); }
+};
+
+}  // namespace gyre

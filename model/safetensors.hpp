@@ -1,0 +1,30 @@
+// Weights on disk in the safetensors format (https://github.com/huggingface/safetensors), readable
+// by its Python package: 8 bytes little-endian header length, a JSON header, the raw tensors.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace gyre {
+
+struct Tensor {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    std::vector<float> values;  // row-major
+};
+
+struct TensorFile {
+    std::vector<Tensor> tensors;  // F32
+    std::map<std::string, std::string> metadata;
+};
+
+// Throws Error(bad_input) naming file, offset, what was expected and found.
+TensorFile read_safetensors(const std::filesystem::path& path);
+
+// Written beside the target and renamed, so that a reader finds the old file or the new one whole.
+void write_safetensors(const std::filesystem::path& path, const TensorFile& file);
+
+}  // namespace gyre

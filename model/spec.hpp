@@ -1,0 +1,44 @@
+// A net as data: the list of its layers, read from a small text file, one layer a line.
+//
+//   # comment                        nothing
+//   conv OUT kK [sS] [pP]            2-D convolution, K x K window, stride S (1), padding P (0)
+//   maxpool K [sS]                   max-pooling, K x K window, stride S (K)
+//   relu
+//   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
+//   flatten                          implied before the first linear layer
+//   linear OUT                       OUT is a number, or the word `classes`
+//   log-softmax                      only as the last line, where it is implied: the loss has it
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace gyre {
+
+enum class LayerKind { conv, maxpool, relu, dropout, dropout2d, flatten, linear, log_softmax };
+
+struct LayerSpec {
+    LayerKind kind = LayerKind::relu;
+    int out = 0;  // channels or features; 0: the number of classes
+    int kernel = 1, stride = 1, padding = 0;
+    float probability = 0.0f;
+    std::string text;  // as it was written
+    int line = 0;      // in its file, from 1
+};
+
+struct ModelSpec {
+    std::string name;    // `net`, `wide`, or the file's path
+    std::string source;  // the text it was read from
+    std::vector<LayerSpec> layers;
+};
+
+// Throws Error(bad_input) naming source, line and what was expected.
+ModelSpec parse_model(std::string_view text, const std::string& name);
+
+// A built-in net by name, or a file.
+ModelSpec load_model(const std::string& name_or_path);
+
+std::vector<std::string> builtin_models();
+
+}  // namespace gyre

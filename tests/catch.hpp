@@ -1,0 +1,8 @@
+// Catch2 in either major version: v3 (Ubuntu 24.04) has catch_all.hpp, v2 (Debian 12) catch.hpp.
+#pragma once
+
+#if __has_include(<catch2/catch_all.hpp>)
+#include <catch2/catch_all.hpp>
+#else
+#include <catch2/catch.hpp>
+#endif

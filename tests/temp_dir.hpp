@@ -1,0 +1,35 @@
+// A temporary directory that is removed with everything in it.
+#pragma once
+
+#include <stdlib.h>  // mkdtemp
+
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+
+namespace gyre::test {
+
+class TempDir {
+ public:
+    TempDir() {
+        std::string name = (std::filesystem::temp_directory_path() / "gyre-test-XXXXXX").string();
+        if (mkdtemp(name.data()) == nullptr) {
+            throw std::runtime_error("cannot create a temporary directory like " + name);
+        }
+        path_ = name;
+    }
+    ~TempDir() {
+        std::error_code ignored;
+        std::filesystem::remove_all(path_, ignored);
+    }
+    TempDir(const TempDir&) = delete;
+    TempDir& operator=(const TempDir&) = delete;
+
+    const std::filesystem::path& path() const { return path_; }
+
+ private:
+    std::filesystem::path path_;
+};
+
+}  // namespace gyre::test

@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""Step-by-step parity of gyre with PyTorch.
+
+Each case starts both from the same weights (a safetensors file written here), takes the same
+batches of 64 images in file order, and compares the loss of every step. The greatest relative
+difference must stay below the case's bound. The weights that gyre saves must load into the PyTorch
+net by their state_dict names and have the right shapes; for SGD they must also agree.
+
+Exit status: 0 parity, 1 none, 2 wrong use or missing data, 77 (skipped) without torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench" / "peers"))
+import torch_ddp  # noqa: E402
+
+SKIPPED = 77
+BATCH = 64
+WEIGHT_BOUND = 1e-3  # of the weights after SGD: absolute, against max(1, greatest weight)
+
+# Stride 2, padding, and a pooling that leaves out the last row and column (7 x 7 to 3 x 3).
+STRIDED = """\
+# stride, padding, uneven pooling
+conv 8 k3 s2 p1
+relu
+conv 16 k5 s2 p2
+maxpool 2
+relu
+
+linear 32
+relu
+linear classes
+log-softmax
+"""
+
+# name, gyre's options, optimiser and options of torch, bound of the relative loss difference
+CASES = [
+    ("sgd", "--optimizer sgd --lr 0.01 --momentum 0.5", "SGD", {"lr": 0.01, "momentum": 0.5}, 1e-4),
+    ("nesterov", "--optimizer sgd --lr 0.01 --momentum 0.5 --nesterov --weight-decay 1e-4", "SGD",
+     {"lr": 0.01, "momentum": 0.5, "nesterov": True, "weight_decay": 1e-4}, 1e-4),
+    ("adam", "--optimizer adam --lr 1e-3", "Adam", {"lr": 1e-3}, 1e-3),
+    ("adamw", "--optimizer adamw --lr 1e-3 --weight-decay 1e-2", "AdamW",
+     {"lr": 1e-3, "weight_decay": 1e-2}, 1e-3),
+]  # fmt: skip
+
+
+def make_model(name: str):
+    """The PyTorch net of `net` (without dropout) or `strided`, from a fixed seed."""
+    from collections import OrderedDict
+
+    import torch
+    from torch import nn
+
+    torch.manual_seed(20)
+    if name == "net":
+        return torch_ddp.build_model("net", dropout=False)
+    return nn.Sequential(OrderedDict([
+        ("conv1", nn.Conv2d(1, 8, 3, stride=2, padding=1)), ("relu1", nn.ReLU()),
+        ("conv2", nn.Conv2d(8, 16, 5, stride=2, padding=2)), ("pool1", nn.MaxPool2d(2)),
+        ("relu2", nn.ReLU()), ("flatten", nn.Flatten()), ("fc1", nn.Linear(16 * 3 * 3, 32)),
+        ("relu3", nn.ReLU()), ("fc2", nn.Linear(32, 10)), ("log_softmax", nn.LogSoftmax(1)),
+    ]))  # fmt: skip
+
+
+def save_safetensors(path: pathlib.Path, tensors: dict) -> None:
+    """Float tensors as safetensors: length of the header (8 bytes, little endian), header, data."""
+    header, data = {}, bytearray()
+    for name, tensor in tensors.items():
+        values = tensor.detach().float().flatten().tolist()
+        begin = len(data)
+        data += struct.pack(f"<{len(values)}f", *values)
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape)}
+        header[name]["data_offsets"] = [begin, len(data)]
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def load_safetensors(path: pathlib.Path) -> dict:
+    """The float tensors of a safetensors file by name; ValueError for one that is not well formed."""
+    import torch
+
+    raw = path.read_bytes()
+    try:
+        (length,) = struct.unpack("<Q", raw[:8])
+        header = json.loads(raw[8 : 8 + length])
+    except (struct.error, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path.name}: no safetensors header: {error}") from None
+    header.pop("__metadata__", None)
+    data, tensors, used = bytearray(raw[8 + length :]), {}, 0
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        count = torch.Size(entry["shape"]).numel()
+        if entry["dtype"] != "F32" or not 0 <= begin <= end <= len(data) or end - begin != 4 * count:
+            raise ValueError(f"{path.name}: entry '{name}' does not fit: {entry}")
+        values = torch.frombuffer(data, dtype=torch.float32, count=count, offset=begin)
+        tensors[name] = values.reshape(entry["shape"])
+        used += 4 * count
+    if used != len(data):
+        raise ValueError(f"{path.name}: {len(data)} bytes of data, its entries cover {used}")
+    return tensors
+
+
+def check_saved(path: pathlib.Path, trained, sgd: bool) -> list[str]:
+    """What is wrong with gyre's saved weights, given the PyTorch net after the same training."""
+    import torch
+
+    try:
+        saved = load_safetensors(path)
+    except (OSError, ValueError, KeyError) as error:
+        return [f"saved weights: {error}"]
+    try:  # the reference implementation must read the file too, where it is installed
+        from safetensors import safe_open
+    except ImportError:
+        safe_open = None
+    if safe_open:
+        try:
+            with safe_open(str(path), framework="pt") as file:
+                theirs = {name: file.get_tensor(name) for name in file.keys()}
+        except Exception as error:  # it has its own exception type, in no fixed place
+            return [f"the safetensors package does not read gyre's file: {error}"]
+        if theirs.keys() != saved.keys() or not all(torch.equal(theirs[n], saved[n]) for n in saved):
+            return ["the safetensors package reads other tensors from gyre's file"]
+    wanted = {name: value.clone() for name, value in trained.state_dict().items()}
+    try:
+        trained.load_state_dict(saved, strict=True)
+    except RuntimeError as error:
+        return ["saved weights do not load: " + " ".join(str(error).split())]
+    problems = []
+    for name, value in wanted.items():
+        scale = max(1.0, value.abs().max().item())
+        difference = (saved[name] - value).abs().max().item() / scale
+        if sgd and not difference <= WEIGHT_BOUND:
+            problems.append(f"saved {name} differs by {difference:.1e}, bound {WEIGHT_BOUND:.0e}")
+    return problems
+
+
+def torch_losses(model, kind: str, options: dict, images, labels) -> list[float]:
+    """Trains on the images in file order; the loss of each batch before its update."""
+    import torch
+
+    optimizer = getattr(torch.optim, kind)(model.parameters(), **options)
+    losses = []
+    for x, y in zip(images.split(BATCH), labels.split(BATCH)):
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.nll_loss(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def gyre_losses(args: argparse.Namespace, command: list[str], out: pathlib.Path) -> list[float]:
+    """Runs gyre; the losses of its step events. RuntimeError when it fails or leaves steps out."""
+    out.unlink(missing_ok=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=args.timeout)
+    except subprocess.TimeoutExpired:
+        raise RuntimeError(f"no end within {args.timeout:g} s: {' '.join(command)}") from None
+    if done.returncode != 0:
+        tail = (done.stderr or done.stdout).strip()[-1000:]
+        raise RuntimeError(f"exit status {done.returncode} from {' '.join(command)}\n{tail}")
+    lines = [json.loads(line) for line in out.read_text().splitlines() if line.strip()]
+    nan = float("nan")  # JSON has null for it
+    events = [line for line in lines if line["event"] == "step"]
+    steps = {e["step"]: nan if e["loss"] is None else e["loss"] for e in events}
+    if sorted(steps) != list(range(1, args.steps + 1)):
+        raise RuntimeError(f"step events {min(steps, default=0)} to {max(steps, default=0)} "
+                           f"({len(steps)}), wanted 1 to {args.steps}")  # fmt: skip
+    return [steps[i] for i in range(1, args.steps + 1)]
+
+
+def compare(args: argparse.Namespace, work: pathlib.Path, name: str, case, images, labels) -> bool:
+    """Runs one case on one net and prints its line; whether it holds."""
+    label, options, kind, torch_options, bound = case
+    stem = f"{name}-{label}"
+    init, out, saved = (work / f"{stem}{end}" for end in ("-init.safetensors", ".jsonl",
+                                                          "-saved.safetensors"))  # fmt: skip
+    model_file = work / "strided.model"
+    model_file.write_text(STRIDED)
+    model = make_model(name)
+    save_safetensors(init, model.state_dict())
+    command = [args.gyre, "train", "--data", args.data]
+    command += ["--model", "net" if name == "net" else str(model_file), *options.split()]
+    command += ["--init", str(init), "--save", str(saved), "--json", str(out)]
+    command += ["--no-shuffle", "--no-dropout", "--no-eval", "--log-interval", "1"]
+    command += ["--threads", "1", "--mean", str(torch_ddp.MEAN), "--std", str(torch_ddp.STD)]
+    command += ["--batch-size", str(BATCH), "--limit", str(BATCH * args.steps), "--epochs", "1"]
+    saved.unlink(missing_ok=True)
+    try:
+        ours = gyre_losses(args, command, out)
+    except (OSError, RuntimeError, ValueError, KeyError) as error:
+        print(f"FAILED  {stem:18} gyre: {error}", flush=True)
+        return False
+    theirs = torch_losses(model, kind, torch_options, images, labels)
+    worst, step = 0.0, 1
+    for i, (a, b) in enumerate(zip(ours, theirs), 1):
+        difference = abs(a - b) / max(abs(b), 1e-12)
+        if not difference <= worst:  # also true of NaN, which then stays
+            worst, step = difference, i
+        if worst != worst:
+            break
+    problems = check_saved(saved, model, kind == "SGD")
+    good = worst <= bound and not problems
+    print(f"{'ok' if good else 'FAILED':7} {stem:18} greatest relative loss difference {worst:.1e} "
+          f"at step {step} of {len(theirs)}, bound {bound:.0e}; torch's loss {theirs[0]:.4f} to "
+          f"{theirs[-1]:.4f}{''.join('; ' + p for p in problems)}", flush=True)  # fmt: skip
+    return good
+
+
+def run(args: argparse.Namespace, work: pathlib.Path) -> int:
+    import torch
+
+    torch.set_num_threads(1)
+    images, labels = torch_ddp.load_train(args.data, BATCH * args.steps)
+    if len(labels) < BATCH * args.steps:
+        print(f"torch_parity.py: {len(labels)} images are too few for {args.steps} steps of {BATCH}")
+        return 2
+    print(f"torch {torch.__version__}, {args.steps} steps of {BATCH} images", flush=True)
+    results = [compare(args, work, name, case, images, labels)
+               for name in ("net", "strided") for case in CASES]  # fmt: skip
+    print(f"{sum(results)} of {len(results)} cases hold")
+    return 0 if all(results) else 1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Compares gyre's losses with PyTorch's.")
+    add = parser.add_argument
+    add("--gyre", required=True, help="the gyre binary")
+    add("--data", required=True, help="data set name, or directory of the four .gz files")
+    add("--steps", type=int, default=100)
+    add("--work", type=pathlib.Path, help="keep the files here (default: a temporary directory)")
+    add("--timeout", type=float, default=300, help="seconds that one run of gyre may take")
+    add("--python", help="interpreter with torch (default: the first found)")
+    add("--here", action="store_true", help=argparse.SUPPRESS)  # already in that interpreter
+    args = parser.parse_args()
+
+    python = torch_ddp.find_python(args.python)
+    if not python:
+        print(f"torch_parity.py: skipped: {torch_ddp.no_torch(args.python)}")
+        return SKIPPED
+    if python != sys.executable and not args.here:
+        sys.stdout.flush()
+        os.execvp(python, [python, __file__, *sys.argv[1:], "--python", python, "--here"])
+    if not os.access(args.gyre, os.X_OK):
+        print(f"torch_parity.py: no gyre binary at {args.gyre}")
+        return 2
+    try:
+        torch_ddp.dataset_dir(args.data)
+    except FileNotFoundError as error:
+        print(f"torch_parity.py: {error}")
+        return 2
+    if args.work:
+        args.work.mkdir(parents=True, exist_ok=True)
+        return run(args, args.work)
+    with tempfile.TemporaryDirectory(prefix="gyre-parity-") as folder:
+        return run(args, pathlib.Path(folder))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,35 @@
+// gyre info: what this build and this machine have.
+#include <fmt/format.h>
+
+#include <thread>
+
+#include "comm/communicator.hpp"
+#include "data/dataset.hpp"
+#include "kernels/device_info.hpp"
+#include "model/spec.hpp"
+#include "train/commands.hpp"
+#include "train/setup.hpp"
+
+namespace gyre {
+
+ExitCode run_info() {
+    fmt::print("{}\n", version_text());
+    for (const InfoLine& line : device_info()) {
+        fmt::print("{:<18} {}\n", line.name, line.value);
+    }
+    fmt::print("{:<18} {}\n", "MPI", mpi_library_version());
+    for (const std::string& name : builtin_models()) {
+        fmt::print("{:<18} {}\n", "built-in net", name);
+    }
+    for (const FoundDataset& found : find_datasets()) {
+        fmt::print("{:<18} {} in {}\n", "data set", found.name, found.directory.string());
+    }
+    std::string places;
+    for (const auto& place : dataset_search_path()) {
+        places.append(places.empty() ? "" : ":").append(place.string());
+    }
+    fmt::print("{:<18} {}\n", "data search path", places);
+    return ExitCode::success;
+}
+
+}  // namespace gyre

@@ -1,0 +1,18 @@
+// The subcommands of gyre; each returns an exit code or throws Error.
+#pragma once
+
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "train/options.hpp"
+
+namespace gyre {
+
+// Collective. `flags`: the options as given, which all ranks must share.
+ExitCode run_train(Communicator& comm, const TrainOptions& options,
+                   const std::vector<ManifestEntry>& flags);
+ExitCode run_eval(Communicator& comm, const EvalOptions& options,
+                  const std::vector<ManifestEntry>& flags);
+ExitCode run_info();
+
+}  // namespace gyre

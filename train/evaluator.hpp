@@ -1,0 +1,21 @@
+// Loss and accuracy over a whole set of images, each counted exactly once over all ranks.
+#pragma once
+
+#include "comm/communicator.hpp"
+#include "model/net.hpp"
+#include "train/images.hpp"
+
+namespace gyre {
+
+struct Evaluation {
+    double loss = 0.0;      // mean
+    double accuracy = 0.0;  // in [0, 1]
+    std::int64_t correct = 0, images = 0;
+    bool stop = false;  // some rank was asked to stop; the figures are incomplete
+};
+
+// Collective. batch: images per pass, at most what the net was made for.
+Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
+                    int batch);
+
+}  // namespace gyre

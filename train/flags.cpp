@@ -1,0 +1,143 @@
+#include "train/flags.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+
+namespace gyre {
+namespace {
+
+// A number in a range, said in full: CLI11's own ranges name no remedy and take no open ends.
+template <typename T>
+CLI::Validator at_least(T least) {
+    return CLI::Validator(
+        [least](const std::string& text) {
+            T value{};
+            return CLI::detail::lexical_cast(text, value) && value >= least
+                       ? std::string{}
+                       : fmt::format("'{}' must be a number >= {}", text, least);
+        },
+        fmt::format(">={}", least));
+}
+
+void add_common_flags(CLI::App& app, CommonOptions& o) {
+    app.add_option("--data", o.data, "Data set: a name such as fashion-mnist or mnist, or a folder")
+        ->capture_default_str();
+    app.add_option("--classes", o.classes, "Number of classes, if not the largest label + 1")
+        ->check(at_least(2));
+    app.add_option("--mean", o.mean,
+                   "Mean of the pixels in [0, 1], one or one per channel; measured if absent")
+        ->delimiter(',');
+    app.add_option("--std", o.stddev,
+                   "Standard deviation of the pixels, like --mean; measured if absent")
+        ->delimiter(',');
+    app.add_option("--test-batch-size", o.test_batch_size, "Images per rank in an evaluation pass")
+        ->capture_default_str()
+        ->check(at_least(1));
+    app.add_option("--device", o.device, "auto, cpu or cuda")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+    app.add_flag_callback(
+        "--no-cuda", [&o] { o.device = "cpu"; }, "The same as --device cpu");
+    app.add_option("--threads", o.threads,
+                   "Threads per rank; 0: this rank's share of the processors")
+        ->capture_default_str()
+        ->check(CLI::Range(0, 1024));
+}
+
+}  // namespace
+
+void add_train_flags(CLI::App& app, TrainOptions& o) {
+    add_common_flags(app, o);
+    app.add_option("--model", o.model, "A built-in net (net, wide) or a model file")
+        ->capture_default_str();
+    app.add_option("--epochs", o.epochs, "Epochs to train")
+        ->capture_default_str()
+        ->check(at_least(1));
+    auto* batch = app.add_option("--batch-size", o.batch_size, "Images per rank in a step")
+                      ->capture_default_str()
+                      ->check(at_least(1));
+    app.add_option("--global-batch", o.global_batch,
+                   "Images over all ranks in a step, instead of --batch-size")
+        ->check(at_least(1))
+        ->excludes(batch);
+    app.add_option("--limit", o.limit, "Train on the first N images only")
+        ->check(at_least<std::int64_t>(1));
+    app.add_option("--seed", o.seed, "Seed of weights, order and dropout")->capture_default_str();
+    app.add_option("--optimizer", o.optimizer, "sgd, adam or adamw")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"sgd", "adam", "adamw"}));
+    app.add_option("--lr", o.learning_rate, "Learning rate [sgd 0.01, adam and adamw 0.001]")
+        ->check(at_least(0.0f));
+    app.add_option("--momentum", o.momentum, "Momentum of sgd")
+        ->capture_default_str()
+        ->check(at_least(0.0f));
+    app.add_option("--weight-decay", o.weight_decay, "Weight decay [sgd and adam 0, adamw 0.01]")
+        ->check(at_least(0.0f));
+    app.add_flag("--nesterov", o.nesterov, "Nesterov momentum (sgd)");
+    app.add_option("--betas", o.betas, "Coefficients of adam and adamw")
+        ->delimiter(',')
+        ->expected(2)
+        ->capture_default_str()
+        ->check(CLI::Range(0.0f, 0.9999999f));
+    app.add_option("--eps", o.epsilon, "Epsilon of adam and adamw")
+        ->capture_default_str()
+        ->check(at_least(0.0f));
+    app.add_flag_callback(
+        "--no-shuffle", [&o] { o.shuffle = false; }, "Keep the file's order in every epoch");
+    app.add_flag_callback(
+        "--no-dropout", [&o] { o.dropout = false; }, "Leave the dropout layers out");
+    app.add_flag_callback(
+        "--no-eval", [&o] { o.evaluate = false; }, "Do not evaluate on the test set");
+    app.add_option_function<std::string>(
+           "--bucket-kib",
+           [&o](const std::string& text) {
+               std::int64_t kib = 0;
+               if (text == "auto") {
+                   o.bucket_kib.reset();
+               } else if (CLI::detail::lexical_cast(text, kib) && kib >= 1) {
+                   o.bucket_kib = kib;
+               } else {
+                   throw CLI::ValidationError("--bucket-kib",
+                                              fmt::format("'{}' must be auto or >= 1", text));
+               }
+           },
+           "Size of a gradient bucket in KiB, or auto")
+        ->default_str("auto");
+    app.add_option("--log-interval", o.log_interval, "Steps between two lines of progress")
+        ->capture_default_str()
+        ->check(at_least(1));
+    app.add_option("--save", o.save,
+                   "Keep the best weights, by test accuracy, in this safetensors file");
+    app.add_option("--init", o.init, "Start from the weights in this safetensors file");
+    app.add_option("--json", o.json, "Write the progress to this file as JSON lines");
+    app.add_flag("-v,--verbose", o.verbose, "Print the net, the buckets and the backend");
+}
+
+void add_eval_flags(CLI::App& app, EvalOptions& o) {
+    add_common_flags(app, o);
+    app.add_option("--weights", o.weights, "Weights to evaluate: a safetensors file")->required();
+    app.add_option_function<std::string>(
+        "--model",
+        [&o](const std::string& model) {
+            o.model = model;
+            o.model_given = true;
+        },
+        "Model, if the weights file does not hold it [net]");
+}
+
+std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {
+    const std::vector<std::string> local = {"--help", "--threads", "--json", "--save", "--init",
+                                            "--verbose", "--data"};
+    std::vector<ManifestEntry> entries;
+    for (const CLI::Option* option : app.get_options()) {
+        const std::string name = option->get_name();
+        if (std::find(local.begin(), local.end(), name) == local.end()) {
+            entries.push_back({"flag " + name, fmt::format("{}", fmt::join(option->results(), ","))});
+        }
+    }
+    return entries;
+}
+
+}  // namespace gyre

@@ -1,0 +1,17 @@
+// The command line of gyre's subcommands, by CLI11.
+#pragma once
+
+#include <CLI/CLI.hpp>
+
+#include "comm/communicator.hpp"
+#include "train/options.hpp"
+
+namespace gyre {
+
+void add_train_flags(CLI::App& app, TrainOptions& options);
+void add_eval_flags(CLI::App& app, EvalOptions& options);
+
+// The flags as they were given, for comparing the ranks; without those that concern one rank only.
+std::vector<ManifestEntry> flag_manifest(const CLI::App& app);
+
+}  // namespace gyre

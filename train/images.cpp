@@ -1,0 +1,36 @@
+#include "train/images.hpp"
+
+#include <numeric>
+
+namespace gyre {
+
+DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation& normalisation)
+    : backend_(backend),
+      count_(set.count),
+      shape_{set.channels, set.height, set.width},
+      pixels_(backend, static_cast<std::int64_t>(set.pixels.size())),
+      labels_(backend, set.count),
+      order_(backend, set.count) {
+    for (std::size_t c = 0; c < static_cast<std::size_t>(set.channels); ++c) {
+        scale_.push_back(1.0f / (255.0f * normalisation.stddev[c]));
+        shift_.push_back(-normalisation.mean[c] / normalisation.stddev[c]);
+    }
+    backend.upload(pixels_.get(), set.pixels.data(), pixels_.bytes());
+    backend.upload(labels_.get(), set.labels.data(), labels_.bytes());
+    set = {};
+    std::vector<std::int32_t> order(static_cast<std::size_t>(count_));
+    std::iota(order.begin(), order.end(), 0);
+    set_order(order);
+}
+
+void DeviceImages::set_order(const std::vector<std::int32_t>& order) {
+    backend_.upload(order_.get(), order.data(), order_.bytes());
+}
+
+void DeviceImages::gather(std::int64_t first, int n, float* x, std::int32_t* y) const {
+    backend_.gather({pixels_.get(), labels_.get(), samples(first), shape_, scale_.data(),
+                     shift_.data()},
+                    n, x, y);
+}
+
+}  // namespace gyre

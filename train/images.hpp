@@ -1,0 +1,34 @@
+// A set of images on the device, as bytes; normalisation happens as a batch is gathered.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "data/dataset.hpp"
+#include "kernels/backend.hpp"
+
+namespace gyre {
+
+class DeviceImages {
+   public:
+    // Moves the images: the host's copy is freed. The order starts as 0, 1, 2, ...
+    DeviceImages(Backend& backend, ImageSet&& set, const Normalisation& normalisation);
+
+    std::int64_t count() const { return count_; }
+    // The images in the order they are to be gathered: [count] indices.
+    void set_order(const std::vector<std::int32_t>& order);
+    // Device pointer to the indices at positions [first, ...) of the order.
+    const std::int32_t* samples(std::int64_t first) const { return order_.get() + first; }
+    // Gathers positions [first, first + n) of the order: x [n][shape], y [n] labels.
+    void gather(std::int64_t first, int n, float* x, std::int32_t* y) const;
+
+   private:
+    Backend& backend_;
+    std::int64_t count_;
+    Shape shape_;
+    std::vector<float> scale_, shift_;  // per channel: value = byte * scale + shift
+    DeviceBuffer<std::uint8_t> pixels_;
+    DeviceBuffer<std::int32_t> labels_, order_;
+};
+
+}  // namespace gyre

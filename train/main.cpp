@@ -1,0 +1,77 @@
+// The program `gyre`: picks the subcommand, and turns errors into a message and an exit code.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdlib>
+
+#include "comm/communicator.hpp"
+#include "train/commands.hpp"
+#include "train/flags.hpp"
+#include "train/setup.hpp"
+
+namespace {
+
+using namespace gyre;
+
+// Whether a launcher says that this is not the first rank; used before MPI is up.
+bool launched_as_other_rank() {
+    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}) {
+        if (const char* value = std::getenv(name)) {
+            return std::string(value) != "0";
+        }
+    }
+    return false;
+}
+
+int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_all_ranks) {
+    const bool several = comm != nullptr && comm->size() > 1;
+    if (!on_all_ranks || comm == nullptr || comm->is_root()) {
+        fmt::print(stderr, "gyre: {}{}\n",
+                   several && !on_all_ranks ? fmt::format("rank {}: ", comm->rank()) : "", message);
+    }
+    if (several && !on_all_ranks) {
+        comm->abort(static_cast<int>(code));  // or the others would wait for this rank for ever
+    }
+    return static_cast<int>(code);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    CLI::App app("gyre: a data-parallel trainer for convolutional nets. Run it under mpirun for "
+                 "several ranks.");
+    app.set_version_flag("--version", version_text());
+    app.require_subcommand(1);
+    TrainOptions train_options;
+    EvalOptions eval_options;
+    CLI::App* train = app.add_subcommand("train", "Train a net");
+    CLI::App* eval = app.add_subcommand("eval", "Loss and accuracy of saved weights");
+    CLI::App* info = app.add_subcommand("info", "What this build and this machine have");
+    add_train_flags(*train, train_options);
+    add_eval_flags(*eval, eval_options);
+    try {
+        app.parse(argc, argv);
+    } catch (const CLI::ParseError& error) {
+        if (launched_as_other_rank()) {
+            return error.get_exit_code() == 0 ? 0 : static_cast<int>(ExitCode::usage);
+        }
+        return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
+    }
+
+    std::unique_ptr<Communicator> comm;
+    try {
+        if (info->parsed()) {
+            return static_cast<int>(run_info());
+        }
+        comm = make_communicator();
+        return static_cast<int>(train->parsed()
+                                    ? run_train(*comm, train_options, flag_manifest(*train))
+                                    : run_eval(*comm, eval_options, flag_manifest(*eval)));
+    } catch (const AgreedError& error) {
+        return fail(comm.get(), error.what(), error.code(), true);
+    } catch (const Error& error) {
+        return fail(comm.get(), error.what(), error.code(), false);
+    } catch (const std::exception& error) {
+        return fail(comm.get(), error.what(), ExitCode::internal, false);
+    }
+}

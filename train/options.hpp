@@ -1,0 +1,51 @@
+// What a user can ask of `gyre train` and `gyre eval`; the defaults are the PyTorch tutorials'.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace gyre {
+
+// What both commands need.
+struct CommonOptions {
+    std::string data = "fashion-mnist";  // a data set's name, or a directory
+    std::string model = "net";           // a built-in net, or a file
+    std::optional<int> classes;
+    std::vector<float> mean, stddev;  // per channel, or one for all; empty: measured
+    int test_batch_size = 1000;       // images per rank and evaluation pass
+    std::string device = "auto";
+    int threads = 0;  // per rank; 0: the processors this rank may use
+};
+
+struct TrainOptions : CommonOptions {
+    int epochs = 10;
+    int batch_size = 64;              // per rank
+    std::optional<int> global_batch;  // over all ranks, instead of batch_size
+    std::optional<std::int64_t> limit;
+    std::uint64_t seed = 1;
+
+    std::string optimizer = "sgd";       // sgd, adam, adamw
+    std::optional<float> learning_rate;  // sgd 0.01, adam and adamw 0.001
+    float momentum = 0.5f;               // sgd
+    std::optional<float> weight_decay;   // sgd and adam 0, adamw 0.01
+    bool nesterov = false;
+    std::vector<float> betas = {0.9f, 0.999f};
+    float epsilon = 1e-8f;
+
+    bool shuffle = true;
+    bool dropout = true;
+    bool evaluate = true;
+    std::optional<std::int64_t> bucket_kib;  // empty: auto
+    int log_interval = 100;                  // steps
+    std::string save, init, json;            // paths; empty: none
+    bool verbose = false;
+};
+
+struct EvalOptions : CommonOptions {
+    std::string weights;
+    bool model_given = false;  // otherwise the model that the weights file names
+};
+
+}  // namespace gyre

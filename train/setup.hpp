@@ -1,0 +1,30 @@
+// What `gyre train` and `gyre eval` set up alike, and the choices made on the way.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "comm/communicator.hpp"
+#include "data/dataset.hpp"
+#include "kernels/backend.hpp"
+#include "train/options.hpp"
+
+namespace gyre {
+
+// Worker threads for this rank: as asked, or this rank's share of the processors it may run on.
+int choose_threads(int asked, const Communicator& comm);
+
+// The backend for --device auto|cpu|cuda.
+std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm);
+
+// The user's mean and standard deviation, or those measured on the training set.
+Normalisation choose_normalisation(const CommonOptions& options, const ImageSet& train);
+
+// A hash of everything in the set that training depends on.
+std::string hash_dataset(const Dataset& dataset);
+std::string hash_text(const std::string& text);
+
+// The version of gyre, and how it was built.
+std::string version_text();
+
+}  // namespace gyre
