@@ -72,7 +72,8 @@ def figures(lines: list[dict]) -> dict:
 def torch_command(args: argparse.Namespace, case: dict, name: str, python: str) -> list[str]:
     command = [python, str(pathlib.Path(torch_ddp.__file__)), "--python", python]
     command += ["--data", args.data, "--model", name, "--optimizer", case["optimizer"]]
-    command += ["--lr", case["lr"], "--form", args.adam if case["optimizer"] == "adam" else "default"]
+    form = args.adam if case["optimizer"] == "adam" else "default"
+    command += ["--lr", case["lr"], "--form", form]
     if case["optimizer"] == "sgd":
         command += ["--momentum", "0.5"]
     command += ["--batch-size", str(args.batch_size), "--limit", str(case["images"])]
@@ -133,8 +134,8 @@ def table(results: list[dict]) -> str:
     for r in results:
         spread = [f"{statistics.median(s):.0f} ({min(s):.0f}-{max(s):.0f})" for s in r["speeds"]]
         memory = [f"{m / MIB:.0f}" for m in r["memory_bytes"]]
-        rows.append([r["case"], r["torch"], r["blas"], r["form"], *spread, f"{r['speed_ratio']:.2f}",
-                     *memory, f"{r['memory_ratio']:.2f}",
+        rows.append([r["case"], r["torch"], r["blas"], r["form"], *spread,
+                     f"{r['speed_ratio']:.2f}", *memory, f"{r['memory_ratio']:.2f}",
                      " ".join(f"{loss:.3f}" for loss in r["losses"])])  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["  ".join(c.ljust(w) for c, w in zip(row, widths)).rstrip() for row in rows]

@@ -32,7 +32,7 @@ MEAN, STD = 0.1307, 0.3081  # of the pixels scaled to 0..1
 
 
 def find_python(wanted: str | None) -> str | None:
-    """The interpreter asked for, or the first usual one, that can import torch; None if none can."""
+    """The interpreter asked for, or the first usual one, that can import torch, or None."""
     usual = [sys.executable, shutil.which("python3"), "/usr/bin/python3"]
     for path in [wanted] if wanted else dict.fromkeys(p for p in usual if p):
         try:
@@ -280,7 +280,7 @@ def launch(args: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Times PyTorch DDP (gloo, CPU, a thread per rank).")
+    parser = argparse.ArgumentParser(description="Times PyTorch DDP on the CPU (gloo).")
     add = parser.add_argument
     add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
     add("--model", choices=["net", "wide"], default="net")
@@ -288,7 +288,8 @@ def main() -> int:
     add("--lr", type=float, default=0.01)
     add("--momentum", type=float, default=0.5, help="for sgd")
     add("--adam", "--form", dest="form", choices=["auto", "default", "foreach", "fused"],
-        default="default", help="form of the optimiser; auto: fused where this torch has it")  # fmt: skip
+        default="default",
+        help="form of the optimiser; auto: fused where there is one")  # fmt: skip
     add("--batch-size", type=int, default=64, help="images per rank and step")
     add("--epochs", type=int, default=2)
     add("--limit", type=int, default=0, help="train on the first N images only (0: all)")

@@ -1,0 +1,227 @@
+// The program as a user meets it: what it prints, writes and refuses, and with which exit code.
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "tests/catch.hpp"
+#include "tests/gyre_process.hpp"
+#include "tests/temp_dir.hpp"
+
+using namespace gyre::test;
+
+namespace {
+
+void check_contains(const std::string& text, std::initializer_list<std::string> parts) {
+    for (const std::string& part : parts) {
+        INFO(text);
+        INFO("expected to contain: " << part);
+        CHECK(text.find(part) != std::string::npos);
+    }
+}
+
+void expect_exit(const Outcome& outcome, int code, std::initializer_list<std::string> parts) {
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == code);
+    check_contains(outcome.output, parts);
+}
+
+std::size_t count_of(const std::string& text, const std::string& part) {
+    std::size_t count = 0;
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
+        ++count;
+    }
+    return count;
+}
+
+struct Set {
+    TempDir dir;
+    std::string data, base;
+    Set(int train, int test, int channels, int height, int width, int classes) {
+        data = (dir.path() / "set").string();
+        make_dataset(data, train, test, channels, height, width, classes);
+        base = "train --threads 1 --data " + data + " ";
+    }
+    std::string file(const std::string& name) const { return (dir.path() / name).string(); }
+};
+
+}  // namespace
+
+TEST_CASE("info says what is there") {
+    expect_exit(run_gyre(0, "info"), 0, {"compiler", "CUDA", "MPI", "built-in net"});
+    expect_exit(run_gyre(0, "--version"), 0, {"gyre 0."});
+    expect_exit(run_gyre(0, "train --help"), 0, {"--bucket-kib", "--global-batch"});
+}
+
+TEST_CASE("unusual data sets train: classes, shapes, channels and sizes from the data") {
+    const auto trains = [](const Set& set, int ranks, const std::string& flags) {
+        expect_exit(run_gyre(ranks, set.base + flags), 0, {"test accuracy", "total"});
+    };
+    trains({300, 50, 1, 28, 28, 5}, 0, "--epochs 1");
+    trains({300, 80, 1, 24, 40, 63}, 2, "--epochs 1");
+    trains({900, 90, 3, 20, 33, 10}, 2, "--epochs 1");
+    trains({10, 4, 1, 28, 28, 3}, 3, "--epochs 2");        // fewer images than ranks x batch
+    trains({7, 1, 1, 28, 28, 2}, 4, "--global-batch 2");   // ranks without images in every step
+    trains({2, 2, 1, 28, 28, 2}, 3, "--epochs 1 --save /dev/null/no --no-eval || true");
+}
+
+TEST_CASE("an easy data set is learnt, its best weights kept, and evaluated to the same figures") {
+    const Set set(640, 200, 1, 28, 28, 4);
+    const std::string weights = set.file("w.safetensors"), json = set.file("log.jsonl");
+    expect_exit(run_gyre(2, set.base + "--epochs 6 --lr 0.05 --save " + weights + " --json " + json),
+                0, {"2 ranks", "exposed communication", "saved"});
+    const auto epochs = read_events(json, "epoch");
+    REQUIRE(epochs.size() == 6);
+    double best = 0.0, best_loss = 0.0;
+    for (const auto& epoch : epochs) {
+        for (const char* key : {"train_loss", "test_loss", "seconds", "images_per_second",
+                                "exposed_comm_seconds"}) {
+            CHECK(epoch.at(key).get<double>() >= 0.0);
+        }
+        if (epoch.at("test_accuracy") > best) {
+            best = epoch.at("test_accuracy");
+            best_loss = epoch.at("test_loss");
+        }
+    }
+    CHECK(best > 0.9);
+    const auto end = read_events(json, "end").at(0);
+    CHECK(end.at("best_test_accuracy") == best);
+    CHECK(end.at("interrupted") == false);
+    CHECK(end.at("peak_memory_bytes") > 1'000'000);
+    // The model and the normalisation travel with the weights; the ranks change nothing.
+    for (const int ranks : {0, 3}) {
+        const Outcome outcome =
+            run_gyre(ranks, "eval --data " + set.data + " --weights " + weights);
+        char line[64];
+        std::snprintf(line, sizeof line, "test accuracy %.2f %%", 100 * best);
+        expect_exit(outcome, 0, {line});
+        const auto at = outcome.output.find("test loss ");
+        REQUIRE(at != std::string::npos);
+        CHECK(std::stod(outcome.output.substr(at + 10)) == Approx(best_loss).epsilon(1e-5));
+    }
+    // Training goes on from them.
+    const std::string more = set.file("more.jsonl");
+    expect_exit(run_gyre(0, set.base + "--epochs 1 --no-shuffle --log-interval 1 --init " + weights +
+                                " --json " + more),
+                0, {});
+    CHECK(read_events(more, "step").at(0).at("loss").get<double>() < 1.0);
+    expect_exit(run_gyre(0, "eval --model wide --data " + set.data + " --weights " + weights), 3,
+                {"shape", "another model"});
+}
+
+TEST_CASE("wrong flags are refused with exit code 2, once") {
+    const Set set(20, 4, 1, 28, 28, 2);
+    const auto refuse = [&](const std::string& flags, std::initializer_list<std::string> parts) {
+        INFO(flags);
+        expect_exit(run_gyre(0, set.base + flags), 2, parts);
+    };
+    refuse("--no-such-flag", {"--no-such-flag"});
+    refuse("--epochs 0", {"--epochs", ">= 1"});
+    refuse("--batch-size -3", {"--batch-size"});
+    refuse("--lr=-1", {"--lr"});
+    refuse("--lr nan", {"--lr"});
+    refuse("--limit 0", {"--limit"});
+    refuse("--optimizer lion", {"lion"});
+    refuse("--bucket-kib 0", {"--bucket-kib", "auto"});
+    refuse("--batch-size 3 --global-batch 4", {"--global-batch"});
+    refuse("--mean 0.1", {"--mean and --std"});
+    refuse("--mean 0.1 --std 0", {"--std 0"});
+    refuse("--mean 0.1,0.2 --std 1,1", {"2 values", "1 channels"});
+    refuse("--nesterov --momentum 0", {"--nesterov"});
+    refuse("--momentum 1", {"--momentum"});
+    refuse("--device cuda", {"--device cpu"});
+    const Outcome outcome = run_gyre(3, set.base + "--optimizer lion");
+    CHECK(count_of(outcome.output, "lion") == 1);
+    expect_exit(run_gyre(0, ""), 2, {"subcommand"});
+}
+
+TEST_CASE("wrong input is refused with exit code 3, once, on all ranks") {
+    const Set set(20, 4, 1, 28, 28, 2);
+    for (const int ranks : {0, 3}) {
+        const Outcome outcome = run_gyre(ranks, "train --data no-such-set");
+        INFO(outcome.output);
+        CHECK(outcome.exit_code == 3);
+        CHECK(count_of(outcome.output, "gyre: ") == 1);
+        check_contains(outcome.output, {"no-such-set"});
+    }
+    expect_exit(run_gyre(0, set.base + "--model none"), 3, {"none", "net, wide"});
+    expect_exit(run_gyre(0, set.base + "--init none"), 3, {"none"});
+    expect_exit(run_gyre(2, set.base + "--json /no/such/folder/x"), 3, {"--json", "rank 0"});
+    expect_exit(run_gyre(2, set.base + "--epochs 1 --save /no/such/folder/x"), 3,
+                {"/no/such/folder/x", "could not be written"});
+    std::ofstream(set.file("set/train-labels-idx1-ubyte"), std::ios::trunc) << "rubbish";
+    expect_exit(run_gyre(2, set.base), 3, {"train-labels-idx1-ubyte"});
+}
+
+TEST_CASE("ranks started alike must be alike") {
+    const Set set(40, 4, 1, 28, 28, 2), other(40, 4, 1, 28, 28, 2);
+    std::fstream(other.file("set/train-images-idx4-ubyte"), std::ios::in | std::ios::out).seekp(500)
+        << "x";
+    const std::string shell =
+        std::string(GYRE_MPIRUN) + " 3 bash -c '" + GYRE_BINARY +
+        " train --threads 1 --epochs 1 --data $([ $OMPI_COMM_WORLD_RANK = 2 ] && echo ";
+    expect_exit(run_shell(shell + other.data + " || echo " + set.data + ")'"), 4,
+                {"the data set differs", "rank 2"});
+    expect_exit(run_shell(shell + set.data + " --lr 0.5 || echo " + set.data + " --lr 0.25)'"), 4,
+                {"flag --lr differs", "0.25", "0.5"});
+    expect_exit(run_shell(shell + set.data + " --bucket-kib 1 || echo " + set.data + ")'"), 4,
+                {"differs"});
+}
+
+TEST_CASE("a launcher that MPI knows nothing of is refused with a hint") {
+    const Set set(20, 4, 1, 28, 28, 2);
+    for (const auto& [variable, hint] :
+         {std::pair{"PMI_SIZE", "Open MPI"}, std::pair{"SLURM_STEP_NUM_TASKS", "--mpi=pmix"},
+          std::pair{"WORLD_SIZE", "mpirun"}}) {
+        expect_exit(run_shell(std::string(variable) + "=4 " + gyre_command(0, set.base)), 4,
+                    {variable, "4 ranks", hint});
+    }
+    expect_exit(run_shell("WORLD_SIZE=1 " + gyre_command(0, set.base + "--epochs 1")), 0, {});
+}
+
+TEST_CASE("a diverging training ends with exit code 5 on all ranks") {
+    const Set set(640, 20, 1, 28, 28, 4);
+    expect_exit(run_gyre(2, set.base + "--lr 1e30 --epochs 3"), 5, {"the loss became", "--lr"});
+}
+
+TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weights") {
+    const Set set(6400, 100, 1, 28, 28, 4);
+    for (const char* signal : {"INT", "TERM"}) {
+        for (const int ranks : {0, 3}) {
+            const std::string json = set.file("log.jsonl"), weights = set.file("w");
+            std::filesystem::remove(json);
+            std::filesystem::remove(weights);
+            // Stops the launcher (as a terminal would) once the second epoch has begun.
+            const auto start = std::chrono::steady_clock::now();
+            const Outcome outcome = run_shell(
+                gyre_command(ranks, set.base + "--epochs 100000 --json " + json + " --save " +
+                                        weights) +
+                " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
+                " && break; sleep 0.05; done; kill -" + signal + " $pid; wait $pid");
+            const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+            INFO(signal << ", " << ranks << " ranks\n" << outcome.output);
+            CHECK(outcome.exit_code != 0);
+            CHECK(seconds.count() < 40.0);
+            CHECK(std::filesystem::exists(weights));
+            if (ranks == 0) {
+                CHECK(outcome.exit_code == 130);
+                check_contains(outcome.output, {"interrupted"});
+                CHECK(read_events(json, "end").at(0).at("interrupted") == true);
+            }
+        }
+    }
+    // One rank alone is told to stop: the others follow, and the job ends in an orderly way.
+    const Outcome outcome = run_shell(
+        std::string(GYRE_MPIRUN) + " 3 bash -c '" + GYRE_BINARY + " " + set.base +
+        "--epochs 100000 & pid=$!; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then sleep 3; kill -TERM $pid; "
+        "fi; wait $pid'");
+    expect_exit(outcome, 130, {"interrupted: all ranks stopped after the same step"});
+}
+
+TEST_CASE("-v prints the buckets") {
+    const Set set(20, 4, 1, 28, 28, 10);
+    expect_exit(run_gyre(2, set.base + "--epochs 1 -v"), 0,
+                {"bucket", "fc2.bias fc2.weight fc1.bias fc1.weight", "conv1.bias conv1.weight"});
+    expect_exit(run_gyre(2, set.base + "--epochs 1 -v --bucket-kib 25600"), 0,
+                {"fc2.bias fc2.weight fc1.bias fc1.weight conv2.bias"});
+}

@@ -1,0 +1,32 @@
+// Runs the program itself, alone or under mpirun, for end-to-end tests.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace gyre::test {
+
+struct Outcome {
+    int exit_code = 0;   // 128 + signal where one ended it
+    std::string output;  // standard output and error together
+};
+
+// Runs a shell command line to its end.
+Outcome run_shell(const std::string& command);
+
+// `gyre ARGUMENTS`, under `mpirun -np ranks` where ranks > 0.
+std::string gyre_command(int ranks, const std::string& arguments);
+inline Outcome run_gyre(int ranks, const std::string& arguments) {
+    return run_shell(gyre_command(ranks, arguments));
+}
+
+// The JSON lines of a file, of one event, or of all where event is empty.
+std::vector<nlohmann::json> read_events(const std::filesystem::path& path, const std::string& event);
+
+// Writes a learnable data set: the label decides where a bright bar stands in a noisy image.
+void make_dataset(const std::filesystem::path& directory, int train_images, int test_images,
+                  int channels, int height, int width, int classes);
+
+}  // namespace gyre::test

@@ -1,0 +1,277 @@
+// Model files, shapes, parameters, weights on disk, and the gradient of a whole net.
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <numeric>
+
+#include "kernels/error.hpp"
+#include "model/net.hpp"
+#include "model/spec.hpp"
+#include "tests/catch.hpp"
+#include "tests/expect_error.hpp"
+#include "tests/temp_dir.hpp"
+
+using namespace gyre;
+using gyre::test::expect_error;
+using gyre::test::TempDir;
+
+namespace {
+
+void expect_bad_model(const std::string& text, std::initializer_list<std::string> parts) {
+    INFO(text);
+    expect_error(ExitCode::bad_input, parts, [&] { parse_model(text, "mine"); });
+}
+
+void expect_misfit(const std::string& text, const Shape& input, int classes,
+                   std::initializer_list<std::string> parts) {
+    INFO(text);
+    const auto backend = make_cpu_backend(1);
+    expect_error(ExitCode::bad_input, parts, [&] { Net(*backend, parse_model(text, "mine"), input, classes, {}); });
+}
+
+std::vector<std::string> names_of(const Net& net) {
+    std::vector<std::string> names;
+    for (const Parameter& parameter : net.parameters()) {
+        names.push_back(parameter.name);
+    }
+    return names;
+}
+
+void write_file(const std::filesystem::path& path, const std::string& bytes) {
+    std::ofstream(path, std::ios::binary) << bytes;
+}
+
+std::string safetensors_bytes(const std::string& header, const std::string& data) {
+    std::uint64_t size = header.size();
+    std::string bytes(sizeof size, '\0');
+    std::memcpy(bytes.data(), &size, sizeof size);
+    return bytes + header + data;
+}
+
+}  // namespace
+
+TEST_CASE("the built-in nets have the parameters they are known for") {
+    const auto backend = make_cpu_backend(1);
+    const Net net(*backend, load_model("net"), {1, 28, 28}, 10, {});
+    CHECK(net.parameter_count() == 21840);
+    CHECK(names_of(net) == std::vector<std::string>{"conv1.weight", "conv1.bias", "conv2.weight",
+                                                    "conv2.bias", "fc1.weight", "fc1.bias",
+                                                    "fc2.weight", "fc2.bias"});
+    CHECK(net.parameters()[0].shape == std::vector<std::int64_t>{10, 1, 5, 5});
+    CHECK(net.parameters()[4].shape == std::vector<std::int64_t>{50, 320});
+    const Net wide(*backend, load_model("wide"), {1, 28, 28}, 10, {4, 4, true});
+    CHECK(wide.parameter_count() == 25775882);
+}
+
+TEST_CASE("nets take their input and classes from the data") {
+    const auto backend = make_cpu_backend(1);
+    const Net small(*backend, load_model("net"), {3, 20, 33}, 63, {4, 4, true});
+    CHECK(small.parameters()[0].shape == std::vector<std::int64_t>{10, 3, 5, 5});
+    CHECK(small.parameters().back().shape == std::vector<std::int64_t>{63});
+}
+
+TEST_CASE("model files: comments, options and defaults") {
+    const ModelSpec model = parse_model(
+        "# a comment\n\n  conv 8 k3 s2 p1   # first\nmaxpool 3 s2\r\nmaxpool 2\nlinear classes\n",
+        "mine");
+    REQUIRE(model.layers.size() == 4);
+    CHECK(model.layers[0].stride == 2);
+    CHECK(model.layers[0].padding == 1);
+    CHECK(model.layers[0].line == 3);
+    CHECK(model.layers[1].stride == 2);
+    CHECK(model.layers[2].stride == 2);
+    CHECK(model.layers[3].out == 0);
+}
+
+TEST_CASE("model files: every mistake is named with its line") {
+    expect_bad_model("", {"mine", "no layers"});
+    expect_bad_model("relu\nconvolution 3\n", {"line 2", "convolution", "conv OUT kK"});
+    expect_bad_model("conv\n", {"line 1", "missing", "conv OUT kK"});
+    expect_bad_model("conv 8\n", {"line 1", "kK is missing"});
+    expect_bad_model("conv 8 k0\n", {"'k0'"});
+    expect_bad_model("conv 8 k3 s0\n", {"'s0'"});
+    expect_bad_model("conv 8 k3 p-1\n", {"'p-1'"});
+    expect_bad_model("conv 8 k3 k5\n", {"'k5' was not expected"});
+    expect_bad_model("conv 8 k3 q1\n", {"'q1' was not expected"});
+    expect_bad_model("conv 0 k3\n", {"'0'"});
+    expect_bad_model("conv 99999999999 k3\n", {"'99999999999'"});
+    expect_bad_model("conv 8.5 k3\n", {"'8.5'"});
+    expect_bad_model("dropout\n", {"probability is missing"});
+    expect_bad_model("dropout 1.5\n", {"1.5", "between 0 and 1"});
+    expect_bad_model("dropout nan\n", {"between 0 and 1"});
+    expect_bad_model("linear many\n", {"'many'"});
+    expect_bad_model("relu 3\n", {"'3' was not expected"});
+    expect_bad_model("log-softmax\nlinear 3\n", {"line 2", "nothing may follow"});
+    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide", "--model"}, [] { load_model("no/such/model"); });
+}
+
+TEST_CASE("nets that do not fit name the layer and the shapes") {
+    expect_misfit("conv 8 k9\nlinear classes\n", {1, 8, 8}, 10, {"line 1", "9 x 9", "[1, 8, 8]"});
+    expect_misfit("maxpool 4\nmaxpool 4\nlinear classes\n", {3, 8, 9}, 10,
+                  {"line 2", "4 x 4", "[3, 2, 2]", "[3, 8, 9]"});
+    expect_misfit("linear 8\nconv 3 k1\nlinear classes\n", {1, 8, 8}, 10, {"line 2", "flat", "[8]"});
+    expect_misfit("linear 8\ndropout2d 0.5\n", {1, 8, 8}, 8, {"line 2", "flat"});
+    expect_misfit("linear 8\n", {1, 8, 8}, 10, {"[8]", "10 classes", "linear classes"});
+    expect_misfit("relu\n", {10, 1, 1}, 10, {"nothing to learn"});
+    expect_misfit("maxpool 16\nlinear classes\n", {1, 32, 32}, 10, {"15 x 15"});
+}
+
+TEST_CASE("initial weights are uniform within PyTorch's bounds and follow the seed") {
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, load_model("net"), {1, 28, 28}, 10, {1, 1, true});
+    net.initialise(1);
+    const auto first = net.export_parameters();
+    for (std::size_t i = 0; i < first.size(); ++i) {
+        INFO(first[i].name);
+        const double bound = 1.0 / std::sqrt(static_cast<double>(net.parameters()[i].fan_in));
+        double largest = 0.0, sum = 0.0, squares = 0.0;
+        for (const float v : first[i].values) {
+            largest = std::max(largest, std::abs(double{v}));
+            sum += double{v};
+            squares += double{v} * double{v};
+        }
+        const auto n = static_cast<double>(first[i].values.size());
+        CHECK(largest <= bound);
+        CHECK(largest > 0.5 * bound);
+        if (n > 200) {  // mean 0, variance bound^2 / 3; five standard deviations
+            CHECK(std::abs(sum / n) < 5 * bound / std::sqrt(3 * n));
+            CHECK(std::abs(squares / n / (bound * bound) - 1.0 / 3) < 5 * 0.3 / std::sqrt(n));
+        }
+    }
+    CHECK(net.parameters()[0].fan_in == 25);
+    CHECK(net.parameters()[5].fan_in == 320);  // a bias has its weight's
+    net.initialise(2);
+    CHECK(net.export_parameters()[0].values != first[0].values);
+    net.initialise(1);
+    CHECK(net.export_parameters()[0].values == first[0].values);
+}
+
+TEST_CASE("the gradient of a whole net is the slope of its loss") {
+    const auto backend = make_cpu_backend(1);
+    for (const char* text :
+         {"conv 4 k3 p1\nrelu\ndropout2d 0.3\nmaxpool 2\nconv 5 k3 s2\nrelu\nlinear 12\nrelu\n"
+          "dropout 0.5\nlinear classes\n",
+          "linear 9\nrelu\nlinear classes\n", "conv 3 k2\nmaxpool 3 s2\nlinear classes\n"}) {
+        INFO(text);
+        const int n = 20;
+        const Shape shape{2, 9, 11};
+        Net net(*backend, parse_model(text, "mine"), shape, 5, {n, 0, true});
+        net.initialise(3);
+        std::vector<float> x(static_cast<std::size_t>(n * shape.elems()));
+        for (std::size_t i = 0; i < x.size(); ++i) {
+            x[i] = std::sin(static_cast<float>(i * i % 1009));
+        }
+        std::vector<std::int32_t> samples(n);
+        std::iota(samples.begin(), samples.end(), 100);
+        Pass pass;
+        pass.n = n;
+        pass.samples = samples.data();
+        pass.seed = 5;
+        pass.epoch = 2;
+        pass.training = true;
+        DeviceBuffer<float> sums(*backend, 2);
+        const auto loss = [&] {
+            backend->import_activation(shape, n, x.data(), net.input());
+            for (int i = 0; i < n; ++i) {
+                net.labels()[i] = i % 5;
+            }
+            net.forward(pass);
+            net.loss(pass, 1.0f, sums.get());
+            return double{sums.get()[0]};
+        };
+        loss();
+        std::vector<std::int64_t> order;
+        net.backward(pass, [&](std::int64_t offset) { order.push_back(offset); });
+        // Layers are final from the last to the first, each once.
+        const std::vector<std::int64_t> expected(net.layer_begins().rbegin(),
+                                                 net.layer_begins().rend());
+        CHECK(order == expected);
+
+        // Along the gradient itself, scaled to length 1, the slope is the gradient's norm.
+        const auto elems = static_cast<std::size_t>(net.flat_elems());
+        std::vector<float> direction(net.gradient_data(), net.gradient_data() + elems);
+        const double norm = std::sqrt(
+            std::inner_product(direction.begin(), direction.end(), direction.begin(), 0.0));
+        REQUIRE(norm > 0.1);
+        const std::vector<float> start(net.parameter_data(), net.parameter_data() + elems);
+        const auto loss_at = [&](double h) {
+            for (std::size_t i = 0; i < elems; ++i) {
+                net.parameter_data()[i] =
+                    static_cast<float>(double{start[i]} + h * double{direction[i]} / norm);
+            }
+            return loss();
+        };
+        const double h = 1e-3;
+        const double slope = (loss_at(h) - loss_at(-h)) / (2 * h);
+        // Rounding of a loss of about 35 to float: 2^-24 * 35 / h = 0.2 %; the rest is curvature.
+        CHECK(slope == Approx(norm).epsilon(0.01));
+        for (const Parameter& p : net.parameters()) {  // the padding between tensors stays zero
+            for (std::int64_t i = p.offset_elems + p.elems; i % Net::kAlignElems != 0; ++i) {
+                CHECK(net.gradient_data()[i] == 0.0f);
+            }
+        }
+    }
+}
+
+TEST_CASE("weights go to disk and back, and only whole files count") {
+    const TempDir dir;
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, load_model("net"), {1, 28, 28}, 10, {1, 1, true});
+    net.initialise(1);
+    const auto path = dir.path() / "w.safetensors";
+    write_safetensors(path, {net.export_parameters(), {{"gyre.model", "text\n"}}});
+    const TensorFile file = read_safetensors(path);
+    CHECK(file.metadata.at("gyre.model") == "text\n");
+    CHECK(file.metadata.at("format") == "pt");
+    Net other(*backend, load_model("net"), {1, 28, 28}, 10, {1, 1, true});
+    other.import_parameters(file.tensors, path.string());
+    const auto a = net.export_parameters(), b = other.export_parameters();
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        CHECK(a[i].name == b[i].name);
+        CHECK(a[i].values == b[i].values);
+    }
+    // Nothing but the file itself is left behind, and a failed write leaves it alone.
+    std::size_t entries = 0;
+    for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(dir.path())) {
+        ++entries;
+    }
+    CHECK(entries == 1);
+    expect_error(ExitCode::bad_input, {"could not be written", "No such file"}, [&] { write_safetensors(dir.path() / "no" / "w", file); });
+
+    Net wrong(*backend, parse_model("linear 3\nlinear classes\n", "mine"), {1, 4, 4}, 10, {});
+    expect_error(ExitCode::bad_input, {"no parameter 'conv"}, [&] { wrong.import_parameters(file.tensors, "w"); });
+    Net larger(*backend, load_model("net"), {1, 32, 32}, 10, {1, 1, true});
+    expect_error(ExitCode::bad_input, {"fc1.weight", "[50, 320]", "[50, 500]"}, [&] { larger.import_parameters(file.tensors, "w"); });
+    auto fewer = file.tensors;
+    fewer.erase(fewer.begin());
+    expect_error(ExitCode::bad_input, {"is missing"}, [&] { net.import_parameters(fewer, "w"); });
+}
+
+TEST_CASE("safetensors: every malformed file is refused with its offset") {
+    const TempDir dir;
+    const auto path = dir.path() / "w";
+    const auto refuse = [&](const std::string& bytes, std::initializer_list<std::string> parts) {
+        write_file(path, bytes);
+        expect_error(ExitCode::bad_input, parts, [&] { read_safetensors(path); });
+    };
+    expect_error(ExitCode::bad_input, {"none", "cannot be read"}, [&] { read_safetensors(dir.path() / "none"); });
+    refuse("", {"0 bytes"});
+    refuse("1234567", {"7 bytes"});
+    refuse(std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8), {"offset 0"});
+    refuse(safetensors_bytes("{", ""), {"offset 8", "JSON"});
+    refuse(safetensors_bytes("[1]", ""), {"JSON"});
+    const std::string good = R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}})";
+    write_file(path, safetensors_bytes(good, "12345678"));
+    CHECK(read_safetensors(path).tensors.at(0).values.size() == 2);
+    refuse(safetensors_bytes(good, "1234567"), {"'a'", "7 bytes of data"});
+    refuse(safetensors_bytes(R"({"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}})", "1234"),
+           {"'a'", "F16"});
+    refuse(safetensors_bytes(R"({"a":{"dtype":"F32","shape":[2]}})", "12345678"), {"data_offsets"});
+    refuse(safetensors_bytes(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "12345678"),
+           {"impossible shape"});
+    refuse(safetensors_bytes(
+               R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", ""),
+           {"impossible shape"});
+    refuse(safetensors_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "12345678"),
+           {"data_offsets [8,0]"});
+}

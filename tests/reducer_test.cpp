@@ -1,0 +1,78 @@
+// Buckets and the order in which their reductions start.
+#include "comm/reducer.hpp"
+#include "tests/catch.hpp"
+
+using namespace gyre;
+
+namespace {
+
+// Records what is reduced; every reduction is complete at once.
+class RecordingCommunicator final : public Communicator {
+   public:
+    struct Done final : Request {
+        void wait() override {}
+    };
+    std::string description() const override { return "recording"; }
+    int rank() const override { return 0; }
+    int size() const override { return 1; }
+    int local_rank() const override { return 0; }
+    int local_size() const override { return 1; }
+    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) override {
+        started.push_back({data - base, data - base + elems});
+        return std::make_unique<Done>();
+    }
+    void allreduce_sum(std::span<double>) override {}
+    void broadcast(void*, std::size_t, int) override {}
+    void barrier() override {}
+    [[noreturn]] void abort(int code) noexcept override { std::_Exit(code); }
+
+    float* base = nullptr;
+    std::vector<Bucket> started;
+};
+
+void check_covers(const std::vector<Bucket>& buckets, std::int64_t total) {
+    REQUIRE(!buckets.empty());
+    CHECK(buckets.front().end == total);
+    CHECK(buckets.back().begin == 0);
+    for (std::size_t i = 1; i < buckets.size(); ++i) {
+        CHECK(buckets[i].end == buckets[i - 1].begin);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("buckets cover the gradients from the end to the beginning") {
+    const std::vector<std::int64_t> begins = {0, 272, 5312, 21376};  // the layers of `net`
+    const std::int64_t total = 21920;
+    for (const std::int64_t kib : {1, 4, 16, 32, 64, 1024}) {
+        check_covers(plan_buckets(begins, total, kib * 1024), total);
+    }
+    CHECK(plan_buckets(begins, total, 1024).size() == 4);
+    CHECK(plan_buckets(begins, total, 25 << 20).size() == 1);
+    // auto: something to overlap even in a small net, and a small last bucket.
+    const auto buckets = plan_buckets(begins, total, {});
+    check_covers(buckets, total);
+    CHECK(buckets.size() == 3);
+    CHECK(buckets.back().elems() == 272);
+}
+
+TEST_CASE("a bucket is reduced as soon as it is complete, and once") {
+    std::vector<float> gradients(100);
+    RecordingCommunicator comm;
+    comm.base = gradients.data();
+    Reducer reducer(comm, {{60, 100}, {20, 60}, {0, 20}}, gradients.data());
+    for (int step = 0; step < 2; ++step) {
+        comm.started.clear();
+        reducer.ready(80);
+        CHECK(comm.started.empty());
+        reducer.ready(60);
+        CHECK(comm.started.size() == 1);
+        reducer.ready(30);
+        CHECK(comm.started.size() == 1);
+        reducer.ready(0);
+        REQUIRE(comm.started.size() == 3);
+        CHECK(comm.started[0].begin == 60);
+        CHECK(comm.started[2].end == 20);
+        CHECK(reducer.wait() >= 0.0);
+    }
+}

@@ -1,0 +1,61 @@
+// The number of ranks changes nothing: the same seed and global batch give the same losses.
+#include <cmath>
+
+#include "tests/catch.hpp"
+#include "tests/gyre_process.hpp"
+#include "tests/temp_dir.hpp"
+
+using namespace gyre::test;
+
+namespace {
+
+// The losses of all steps of a training with `ranks` ranks.
+std::vector<double> losses(const std::filesystem::path& dir, int ranks, const std::string& flags) {
+    const auto json = dir / ("ranks-" + std::to_string(ranks) + ".jsonl");
+    const Outcome outcome = run_gyre(ranks, "train --data " + (dir / "set").string() + " --json " +
+                                                json.string() + " --log-interval 1 --threads 1 " +
+                                                flags);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    CHECK(read_events(json, "start").at(0).at("ranks") == ranks);
+    std::vector<double> values;
+    for (const auto& event : read_events(json, "step")) {
+        values.push_back(event.at("loss"));
+    }
+    return values;
+}
+
+void check_invariance(const std::string& flags, std::size_t steps) {
+    const TempDir dir;
+    // 743 images: the last batch of an epoch is uneven for every global batch used here.
+    make_dataset(dir.path() / "set", 743, 100, 1, 28, 28, 10);
+    const std::vector<double> one = losses(dir.path(), 1, flags);
+    REQUIRE(one.size() == steps);
+    CHECK(one.back() < 0.9 * one.front());  // it does learn, so the losses are worth comparing
+    for (const int ranks : {2, 3, 4}) {
+        const std::vector<double> several = losses(dir.path(), ranks, flags);
+        REQUIRE(several.size() == steps);
+        double worst = 0.0;
+        for (std::size_t i = 0; i < steps; ++i) {
+            worst = std::max(worst, std::abs(several[i] - one[i]) / std::abs(one[i]));
+        }
+        INFO(ranks << " ranks: largest relative difference " << worst);
+        CHECK(worst <= 1e-5);
+    }
+}
+
+}  // namespace
+
+TEST_CASE("50 steps with dropout and an uneven last batch are the same for 1, 2, 3 and 4 ranks") {
+    // 743 = 12 * 60 + 23: 13 steps an epoch; 4 epochs are 52 steps.
+    check_invariance("--global-batch 60 --epochs 4 --seed 7 --lr 0.05", 52);
+}
+
+TEST_CASE("a last batch smaller than the number of ranks leaves ranks without images") {
+    // 743 = 371 * 2 + 1: the last step has one image.
+    check_invariance("--global-batch 53 --epochs 1 --limit 531 --lr 0.1 --seed 3", 11);
+}
+
+TEST_CASE("several buckets and Adam change nothing either") {
+    check_invariance("--global-batch 60 --epochs 4 --optimizer adam --bucket-kib 1 --seed 7", 52);
+}
