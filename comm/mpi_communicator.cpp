@@ -1,9 +1,11 @@
 // The communicator over MPI (Open MPI 4 or later).
 //
-// Gradient reductions are non-blocking and run on a communicator of their own. MPI makes progress
-// only inside its calls, so while the backward pass computes, something has to call it: each new
-// reduction moves the earlier ones on, and a helper thread does so every 100 us while much is
-// under way. Small reductions are not worth waking a thread for. One mutex guards every call, so
+// Gradient reductions are non-blocking and run on a communicator of their own, cut into pieces of
+// which a few are under way at a time: MPI's temporary copies then stay small, are reused and fit
+// the cache, and the sum of one piece overlaps the transfer of the next. MPI makes progress only
+// inside its calls, so while the backward pass computes, something has to call it: each new
+// reduction moves the earlier ones on, and a helper thread does so every 100 us while much is left.
+// Small reductions are not worth waking a thread for. One mutex guards every call, so
 // MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
 #include <fmt/format.h>
 #include <mpi.h>
@@ -14,6 +16,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <deque>
 #include <mutex>
 #include <thread>
 
@@ -22,9 +25,11 @@
 namespace gyre {
 namespace {
 
-constexpr std::int64_t kBackgroundBytes = 1 << 20;  // under way before the thread helps
+constexpr std::int64_t kPieceElems = 1 << 20;  // 4 MiB
+constexpr std::size_t kPiecesUnderWay = 2;
+constexpr std::int64_t kBackgroundBytes = 1 << 20;  // left to reduce before the thread helps
 constexpr std::chrono::microseconds kPollInterval{100};
-constexpr std::int64_t kMostElems = 1 << 28;  // in one MPI call: counts are ints
+constexpr std::size_t kMostBytes = 1 << 30;  // in one MPI call: counts are ints
 
 std::string host_name() {
     std::array<char, 256> name{};
@@ -65,13 +70,20 @@ class MpiCommunicator final : public Communicator {
 
    private:
     class Reduction;
+    struct Piece {
+        float* data;
+        int elems;
+        Reduction* owner;
+        MPI_Request request = MPI_REQUEST_NULL;
+    };
+    void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
     void make_progress();  // the thread's loop
 
     std::mutex mutex_;  // guards MPI and everything below
     MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
-    std::vector<Reduction*> under_way_;
-    std::int64_t bytes_under_way_ = 0;
+    std::deque<Piece> waiting_, under_way_;  // in the order of the calls, the same on all ranks
+    std::int64_t bytes_left_ = 0;
     bool stopping_ = false;
     std::condition_variable wake_;
     std::thread thread_;
@@ -79,36 +91,41 @@ class MpiCommunicator final : public Communicator {
 
 class MpiCommunicator::Reduction final : public Request {
    public:
-    Reduction(MpiCommunicator& comm, float* data, std::int64_t elems)
-        : comm_(comm), bytes_(elems * std::int64_t{sizeof(float)}) {
+    Reduction(MpiCommunicator& comm, float* data, std::int64_t elems) : comm_(comm) {
         const std::lock_guard lock(comm_.mutex_);
-        for (std::int64_t at = 0; at < elems; at += kMostElems) {
-            requests_.push_back(MPI_REQUEST_NULL);
-            GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, data + at,
-                                    static_cast<int>(std::min(kMostElems, elems - at)), MPI_FLOAT,
-                                    MPI_SUM, comm_.gradients_, &requests_.back()));
+        for (std::int64_t at = 0; at < elems; at += kPieceElems) {
+            comm_.waiting_.push_back(
+                {data + at, static_cast<int>(std::min(kPieceElems, elems - at)), this});
+            ++pieces_left_;
         }
-        for (Reduction* earlier : comm_.under_way_) {
-            earlier->test();
-        }
-        comm_.under_way_.push_back(this);
-        comm_.bytes_under_way_ += bytes_;
-        if (comm_.bytes_under_way_ >= kBackgroundBytes) {
+        comm_.bytes_left_ += elems * std::int64_t{sizeof(float)};
+        comm_.advance();
+        if (comm_.bytes_left_ >= kBackgroundBytes) {
             comm_.wake_.notify_one();
         }
     }
+    Reduction(const Reduction&) = delete;
+    Reduction& operator=(const Reduction&) = delete;
 
+    // MPI writes into the data until the last piece is done, and non-blocking collectives cannot
+    // be cancelled. An error on the way here ends the job.
     ~Reduction() override {
         const std::lock_guard lock(comm_.mutex_);
-        retire();
+        for (auto* pieces : {&comm_.waiting_, &comm_.under_way_}) {
+            for (Piece& piece : *pieces) {
+                piece.owner = piece.owner == this ? nullptr : piece.owner;
+            }
+        }
     }
 
     void wait() override {
         for (;;) {
             {
                 const std::lock_guard lock(comm_.mutex_);
-                if (test()) {
-                    retire();
+                if (pieces_left_ > 0) {
+                    comm_.advance();
+                }
+                if (pieces_left_ == 0) {
                     return;
                 }
             }
@@ -116,31 +133,44 @@ class MpiCommunicator::Reduction final : public Request {
         }
     }
 
-    bool test() {  // the caller holds the mutex
-        if (!done_) {
-            int flag = 0;
-            GYRE_MPI(MPI_Testall(static_cast<int>(requests_.size()), requests_.data(), &flag,
-                                 MPI_STATUSES_IGNORE));
-            done_ = flag != 0;
-        }
-        return done_;
-    }
+    void piece_done() { --pieces_left_; }
 
    private:
-    void retire() {
-        if (std::erase(comm_.under_way_, this) > 0) {
-            comm_.bytes_under_way_ -= bytes_;
-        }
-    }
-
     MpiCommunicator& comm_;
-    std::int64_t bytes_;
-    std::vector<MPI_Request> requests_;
-    bool done_ = false;
+    int pieces_left_ = 0;  // guarded by the communicator's mutex
 };
 
+void MpiCommunicator::advance() {
+    for (;;) {
+        while (!waiting_.empty() && under_way_.size() < kPiecesUnderWay) {
+            Piece piece = waiting_.front();
+            GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, piece.data, piece.elems, MPI_FLOAT, MPI_SUM,
+                                    gradients_, &piece.request));
+            waiting_.pop_front();
+            under_way_.push_back(piece);
+        }
+        bool finished = false;
+        for (Piece& piece : under_way_) {
+            int flag = 0;
+            GYRE_MPI(MPI_Test(&piece.request, &flag, MPI_STATUS_IGNORE));
+            if (flag != 0) {
+                bytes_left_ -= piece.elems * std::int64_t{sizeof(float)};
+                if (piece.owner != nullptr) {
+                    piece.owner->piece_done();
+                }
+                piece.elems = 0;
+                finished = true;
+            }
+        }
+        if (!finished) {
+            return;
+        }
+        std::erase_if(under_way_, [](const Piece& piece) { return piece.elems == 0; });
+    }
+}
+
 MpiCommunicator::MpiCommunicator() {
-    // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times. Users may override it.
+    // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times. The user may override.
     setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "1", 0);
     int provided = MPI_THREAD_SINGLE;
     GYRE_MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided));
@@ -178,14 +208,12 @@ MpiCommunicator::~MpiCommunicator() {
 void MpiCommunicator::make_progress() {
     std::unique_lock lock(mutex_);
     while (!stopping_) {
-        if (bytes_under_way_ < kBackgroundBytes) {
+        if (bytes_left_ < kBackgroundBytes) {
             wake_.wait(lock);
             continue;
         }
         try {
-            for (Reduction* reduction : under_way_) {
-                reduction->test();
-            }
+            advance();
         } catch (const Error&) {
             // The rank that waits for this reduction meets the same error and reports it.
         }
@@ -209,7 +237,7 @@ void MpiCommunicator::broadcast(void* data, std::size_t bytes, int root) {
     const std::lock_guard lock(mutex_);
     auto* at = static_cast<std::byte*>(data);
     while (bytes > 0) {
-        const std::size_t part = std::min<std::size_t>(bytes, kMostElems);
+        const std::size_t part = std::min(bytes, kMostBytes);
         GYRE_MPI(MPI_Bcast(at, static_cast<int>(part), MPI_BYTE, root, control_));
         at += part;
         bytes -= part;

@@ -35,20 +35,34 @@ void CpuBackend::dropout(const DropoutArgs& args, int n, float* x) {
     const auto words = static_cast<std::uint32_t>(args.by_channel ? args.shape.channels
                                                                   : args.shape.elems());
     const std::int64_t word_elems = args.by_channel ? plane : 1;
-    const double threshold = std::ceil(static_cast<double>(args.probability) * 0x1p32);
+    const RandomStream stream = args.stream;
+    if (args.probability <= 0.0f) {
+        return;
+    }
+    // word >= probability * 2^32, in integers.
+    const auto largest_dropped = static_cast<std::uint32_t>(
+        std::ceil(static_cast<double>(args.probability) * 0x1p32) - 1.0);
     const float keep = args.probability < 1.0f ? 1.0f / (1.0f - args.probability) : 0.0f;
     pool_.parallel_for(block_count(n), [&](std::int64_t block, int) {
         float* to = x + block * args.shape.elems() * kLanes;
         const int lanes = std::min(kLanes, n - static_cast<int>(block) * kLanes);
-        const std::int32_t* samples = args.samples + block * kLanes;
+        std::uint32_t sample[kLanes] = {};
+        for (int lane = 0; lane < lanes; ++lane) {
+            sample[lane] = static_cast<std::uint32_t>(args.samples[block * kLanes + lane]);
+        }
         for (std::uint32_t group = 0; group * 4 < words; ++group) {
             const std::uint32_t in_group = std::min(4u, words - group * 4);
-            float mask[4][kLanes] = {};
-            for (int lane = 0; lane < lanes; ++lane) {
-                const Philox4 random =
-                    args.stream.group(static_cast<std::uint32_t>(samples[lane]), group);
-                for (std::uint32_t i = 0; i < in_group; ++i) {
-                    mask[i][lane] = static_cast<double>(random.word[i]) >= threshold ? keep : 0.0f;
+            std::uint32_t word_of[4][kLanes];
+            float mask[4][kLanes];
+            for (int lane = 0; lane < kLanes; ++lane) {  // all lanes, so that it vectorises
+                const Philox4 random = stream.group(sample[lane], group);
+                for (int i = 0; i < 4; ++i) {
+                    word_of[i][lane] = random.word[i];
+                }
+            }
+            for (int i = 0; i < 4; ++i) {
+                for (int lane = 0; lane < kLanes; ++lane) {
+                    mask[i][lane] = word_of[i][lane] > largest_dropped ? keep : 0.0f;
                 }
             }
             for (std::uint32_t i = 0; i < in_group; ++i) {
