@@ -25,7 +25,8 @@ using namespace gyre;
 // GFLOP/s of independent fused multiply-adds that never leave the registers; best of several runs.
 double measure_fma_peak() {
     using cpu::Vec;
-    constexpr int kChains = 12;  // latency x throughput of every current core, and fits 16 registers
+    constexpr int kChains =
+        12;  // latency x throughput of every current core, and fits 16 registers
     double best = 0.0;
     for (int run = 0; run < 10; ++run) {
         Vec acc[kChains];
@@ -71,30 +72,27 @@ struct Buffers {
 };
 
 class Suite {
-   public:
+ public:
     Suite(Backend& backend, double peak) : backend_(backend), peak_(peak) {}
 
     void add(const std::string& name, double flop, double bytes, std::function<void()> body) {
-        benchmark::RegisterBenchmark(
-            name.c_str(),
-            [=, this](benchmark::State& state) {
+        benchmark::RegisterBenchmark(name.c_str(), [=, this](benchmark::State& state) {
+            body();
+            for (auto _ : state) {
                 body();
-                for (auto _ : state) {
-                    body();
-                }
-                const auto rounds = static_cast<double>(state.iterations());
-                if (flop > 0) {
-                    state.counters["GFLOP/s"] =
-                        benchmark::Counter(flop * rounds / 1e9, benchmark::Counter::kIsRate);
-                    state.counters["%peak"] = benchmark::Counter(
-                        100.0 * flop * rounds / 1e9 / peak_, benchmark::Counter::kIsRate);
-                }
-                if (bytes > 0) {
-                    state.counters["GB/s"] =
-                        benchmark::Counter(bytes * rounds / 1e9, benchmark::Counter::kIsRate);
-                }
-            })
-            ->Unit(benchmark::kMicrosecond);
+            }
+            const auto rounds = static_cast<double>(state.iterations());
+            if (flop > 0) {
+                state.counters["GFLOP/s"] =
+                    benchmark::Counter(flop * rounds / 1e9, benchmark::Counter::kIsRate);
+                state.counters["%peak"] = benchmark::Counter(100.0 * flop * rounds / 1e9 / peak_,
+                                                             benchmark::Counter::kIsRate);
+            }
+            if (bytes > 0) {
+                state.counters["GB/s"] =
+                    benchmark::Counter(bytes * rounds / 1e9, benchmark::Counter::kIsRate);
+            }
+        })->Unit(benchmark::kMicrosecond);
     }
 
     void conv(const std::string& layer, const Conv2dShape& shape, int n, bool input_gradient) {
@@ -148,12 +146,10 @@ class Suite {
             backend_, backend_.activation_elems(shape.out(), n));
         Backend* backend = &backend_;
         const auto in = static_cast<double>(x->bytes()), out = static_cast<double>(y->bytes());
-        add(layer + "/forward/" + std::to_string(n), 0, in + out * 1.25, [=] {
-            backend->maxpool2d_forward(shape, n, x->get(), y->get(), argmax->get());
-        });
-        add(layer + "/backward/" + std::to_string(n), 0, in + out * 1.25, [=] {
-            backend->maxpool2d_backward(shape, n, y->get(), argmax->get(), x->get());
-        });
+        add(layer + "/forward/" + std::to_string(n), 0, in + out * 1.25,
+            [=] { backend->maxpool2d_forward(shape, n, x->get(), y->get(), argmax->get()); });
+        add(layer + "/backward/" + std::to_string(n), 0, in + out * 1.25,
+            [=] { backend->maxpool2d_backward(shape, n, y->get(), argmax->get(), x->get()); });
     }
 
     void pointwise(const std::string& net, const Shape& relu, const Shape& dropout, int n) {
@@ -182,20 +178,22 @@ class Suite {
 
     void gather(const std::string& net, const Shape& shape, int n) {
         constexpr int kImages = 4096;
-        auto pixels = std::make_shared<DeviceBuffer<std::uint8_t>>(backend_, kImages * shape.elems());
+        auto pixels =
+            std::make_shared<DeviceBuffer<std::uint8_t>>(backend_, kImages * shape.elems());
         auto labels = std::make_shared<DeviceBuffer<std::int32_t>>(backend_, kImages);
         auto samples = std::make_shared<DeviceBuffer<std::int32_t>>(backend_, n);
         for (int i = 0; i < n; ++i) {
             samples->get()[i] = i * 1237 % kImages;
         }
-        auto x = std::make_shared<DeviceBuffer<float>>(backend_, backend_.activation_elems(shape, n));
+        auto x =
+            std::make_shared<DeviceBuffer<float>>(backend_, backend_.activation_elems(shape, n));
         auto y = std::make_shared<DeviceBuffer<std::int32_t>>(backend_, n);
         Backend* backend = &backend_;
         add(net + "/gather/" + std::to_string(n), 0, 5.0 * static_cast<double>(shape.elems()) * n,
             [=] {
                 static const std::vector<float> scale(64, 0.01f), shift(64, -0.4f);
-                GatherArgs args{pixels->get(), labels->get(), samples->get(), shape,
-                                scale.data(), shift.data()};
+                GatherArgs args{pixels->get(), labels->get(), samples->get(),
+                                shape,         scale.data(),  shift.data()};
                 backend->gather(args, n, x->get(), y->get());
             });
     }
@@ -210,8 +208,9 @@ class Suite {
         const auto at = [hold](std::size_t i) { return (*hold)[i].get(); };
         backend_.fill_zero(at(3), (*hold)[3].bytes());
         const double bytes = 4.0 * static_cast<double>(elems);
-        add(net + "/sgd", 0, 5 * bytes,
-            [=] { backend->sgd_step({1e-9f, 0.5f, 0.0f, false}, elems, at(0), at(1), at(2)); });
+        add(net + "/sgd", 0, 5 * bytes, [=] {
+            backend->sgd_step({1e-9f, 0.5f, 0.0f, false}, elems, at(0), at(1), at(2));
+        });
         add(net + "/adam", 0, 7 * bytes, [=] {
             AdamArgs args;
             args.learning_rate = 1e-9f;
@@ -219,7 +218,7 @@ class Suite {
         });
     }
 
-   private:
+ private:
     Backend& backend_;
     double peak_;
 };

@@ -9,12 +9,12 @@ namespace gyre {
 namespace {
 
 class Complete final : public Request {
-   public:
+ public:
     void wait() override {}
 };
 
 class SingleCommunicator final : public Communicator {
-   public:
+ public:
     std::string description() const override { return "a single process"; }
     int rank() const override { return 0; }
     int size() const override { return 1; }
@@ -73,8 +73,8 @@ void agree(Communicator& comm, const std::function<void()>& work) {
         message = fmt::format("on rank {} ({} of {} ranks failed): {}", first, failed, comm.size(),
                               message);
     }
-    throw AgreedError(static_cast<ExitCode>(static_cast<int>(codes[static_cast<std::size_t>(first)])),
-                      message);
+    throw AgreedError(
+        static_cast<ExitCode>(static_cast<int>(codes[static_cast<std::size_t>(first)])), message);
 }
 
 void require_same_manifest(Communicator& comm, const std::vector<ManifestEntry>& entries) {

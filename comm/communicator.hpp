@@ -16,14 +16,14 @@ namespace gyre {
 
 // An operation under way. Destroying it does not wait; the data stays the operation's until then.
 class Request {
-   public:
+ public:
     virtual ~Request() = default;
     // Returns when the operation is complete on this rank. Throws Error(communication).
     virtual void wait() = 0;
 };
 
 class Communicator {
-   public:
+ public:
     virtual ~Communicator() = default;
 
     virtual std::string description() const = 0;
@@ -74,7 +74,7 @@ void agree(Communicator& comm, const std::function<void()>& work);
 
 // An error that all ranks have in common: rank 0 prints it, and all end in an orderly way.
 class AgreedError : public Error {
-   public:
+ public:
     using Error::Error;
 };
 

@@ -51,7 +51,7 @@ void check(int result, const char* expression, const char* file, int line) {
 #define GYRE_MPI(call) check(call, #call, __FILE__, __LINE__)
 
 class MpiCommunicator final : public Communicator {
-   public:
+ public:
     MpiCommunicator();
     ~MpiCommunicator() override;
 
@@ -68,7 +68,7 @@ class MpiCommunicator final : public Communicator {
     void barrier() override;
     [[noreturn]] void abort(int exit_code) noexcept override;
 
-   private:
+ private:
     class Reduction;
     struct Piece {
         float* data;
@@ -90,7 +90,7 @@ class MpiCommunicator final : public Communicator {
 };
 
 class MpiCommunicator::Reduction final : public Request {
-   public:
+ public:
     Reduction(MpiCommunicator& comm, float* data, std::int64_t elems) : comm_(comm) {
         const std::lock_guard lock(comm_.mutex_);
         for (std::int64_t at = 0; at < elems; at += kPieceElems) {
@@ -135,7 +135,7 @@ class MpiCommunicator::Reduction final : public Request {
 
     void piece_done() { --pieces_left_; }
 
-   private:
+ private:
     MpiCommunicator& comm_;
     int pieces_left_ = 0;  // guarded by the communicator's mutex
 };

@@ -29,8 +29,7 @@ Reducer::Reducer(Communicator& comm, std::vector<Bucket> buckets, float* gradien
 void Reducer::ready(std::int64_t begin) {
     while (under_way_.size() < buckets_.size() && buckets_[under_way_.size()].begin >= begin) {
         const Bucket& bucket = buckets_[under_way_.size()];
-        under_way_.push_back(
-            comm_.allreduce_sum_async(gradients_ + bucket.begin, bucket.elems()));
+        under_way_.push_back(comm_.allreduce_sum_async(gradients_ + bucket.begin, bucket.elems()));
     }
 }
 

@@ -32,7 +32,7 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::optional<std::int64_t> bucket_bytes);
 
 class Reducer {
-   public:
+ public:
     Reducer(Communicator& comm, std::vector<Bucket> buckets, float* gradients);
 
     // All gradients at and after `begin` are final: starts the reduction of every complete bucket.
@@ -43,7 +43,7 @@ class Reducer {
 
     const std::vector<Bucket>& buckets() const { return buckets_; }
 
-   private:
+ private:
     Communicator& comm_;
     std::vector<Bucket> buckets_;
     float* gradients_;

@@ -66,7 +66,7 @@ struct AdamArgs {
 };
 
 class Backend {
-   public:
+ public:
     virtual ~Backend() = default;
 
     virtual std::string description() const = 0;
@@ -97,8 +97,8 @@ class Backend {
     virtual void conv2d_backward_weights(const Conv2dShape& shape, int n, const float* x,
                                          const float* dy, float* dw, float* db) = 0;
 
-    // argmax: position within the window of the first largest value; activation_elems() bytes, or null
-    // where no backward pass follows.
+    // argmax: position within the window of the first largest value; activation_elems() bytes, or
+    // null where no backward pass follows.
     virtual void maxpool2d_forward(const MaxPool2dShape& shape, int n, const float* x, float* y,
                                    std::uint8_t* argmax) = 0;
     virtual void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* dy,
@@ -132,7 +132,7 @@ class Backend {
 // Owns zeroed device memory for `elems` values of T. The backend must outlive it.
 template <typename T>
 class DeviceBuffer {
-   public:
+ public:
     DeviceBuffer() = default;
     DeviceBuffer(Backend& backend, std::int64_t elems)
         : memory_(static_cast<T*>(backend.allocate(static_cast<std::size_t>(elems) * sizeof(T))),
@@ -143,7 +143,7 @@ class DeviceBuffer {
     std::int64_t elems() const { return elems_; }
     std::size_t bytes() const { return static_cast<std::size_t>(elems_) * sizeof(T); }
 
-   private:
+ private:
     struct Release {
         Backend* backend;
         void operator()(T* memory) const noexcept { backend->release(memory); }

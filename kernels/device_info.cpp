@@ -42,8 +42,8 @@ std::string instruction_set() {
 std::vector<InfoLine> device_info() {
     std::vector<InfoLine> lines = {
         {"compiler", fmt::format("g++ or compatible, {}", __VERSION__)},
-        {"processor", fmt::format("{}, {} threads", processor_name(),
-                                  std::thread::hardware_concurrency())},
+        {"processor",
+         fmt::format("{}, {} threads", processor_name(), std::thread::hardware_concurrency())},
         {"vectors", fmt::format("{}, {} floats", instruction_set(), cpu::kVec)}};
     for (InfoLine& line : cuda_info()) {
         lines.push_back(std::move(line));

@@ -19,16 +19,20 @@ enum class ExitCode : int {
 };
 
 class Error : public std::runtime_error {
-   public:
+ public:
     Error(ExitCode code, const std::string& message) : std::runtime_error(message), code_(code) {}
     ExitCode code() const noexcept { return code_; }
 
-   private:
+ private:
     ExitCode code_;
 };
 
 // Shorthands; every message says what, where (file, flag, layer) and what to do about it.
-inline Error usage_error(const std::string& message) { return {ExitCode::usage, message}; }
-inline Error input_error(const std::string& message) { return {ExitCode::bad_input, message}; }
+inline Error usage_error(const std::string& message) {
+    return {ExitCode::usage, message};
+}
+inline Error input_error(const std::string& message) {
+    return {ExitCode::bad_input, message};
+}
 
 }  // namespace gyre

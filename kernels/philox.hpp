@@ -25,8 +25,7 @@ GYRE_HOST_DEVICE inline Philox4 philox4x32_10(std::uint64_t key, const Philox4& 
     for (int round = 0; round < 10; ++round) {
         const std::uint64_t p0 = std::uint64_t{0xD2511F53u} * c.word[0];
         const std::uint64_t p1 = std::uint64_t{0xCD9E8D57u} * c.word[2];
-        c = {{static_cast<std::uint32_t>(p1 >> 32) ^ c.word[1] ^ k0,
-              static_cast<std::uint32_t>(p1),
+        c = {{static_cast<std::uint32_t>(p1 >> 32) ^ c.word[1] ^ k0, static_cast<std::uint32_t>(p1),
               static_cast<std::uint32_t>(p0 >> 32) ^ c.word[3] ^ k1,
               static_cast<std::uint32_t>(p0)}};
         k0 += 0x9E3779B9u;

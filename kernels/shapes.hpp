@@ -39,9 +39,7 @@ struct Conv2dShape {
         return std::int64_t{out_channels} * in.channels * kernel * kernel;
     }
     // Multiply-adds x 2 of one direction for one image, as written in the formula.
-    std::int64_t flop_per_image() const {
-        return 2 * out().plane_elems() * weight_elems();
-    }
+    std::int64_t flop_per_image() const { return 2 * out().plane_elems() * weight_elems(); }
 };
 
 struct MaxPool2dShape {

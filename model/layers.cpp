@@ -9,7 +9,7 @@ namespace {
 
 // Convolution and linear layers: a weight and a bias.
 class WeightedLayer : public Layer {
-   public:
+ public:
     WeightedLayer(const std::string& layer_name, const Shape& in_shape, const Shape& out_shape,
                   std::vector<std::int64_t> weight_shape)
         : Layer(layer_name, in_shape, out_shape) {
@@ -23,7 +23,7 @@ class WeightedLayer : public Layer {
         parameters.push_back({name + ".bias", {outputs}, 0, outputs, fan_in});
     }
 
-   protected:
+ protected:
     const float* weight(const Pass& pass) const {
         return pass.parameters + parameters[0].offset_elems;
     }
@@ -39,7 +39,7 @@ class WeightedLayer : public Layer {
 };
 
 class Conv2d final : public WeightedLayer {
-   public:
+ public:
     Conv2d(const std::string& layer_name, const Conv2dShape& shape)
         : WeightedLayer(layer_name, shape.in, shape.out(),
                         {shape.out_channels, shape.in.channels, shape.kernel, shape.kernel}),
@@ -57,12 +57,12 @@ class Conv2d final : public WeightedLayer {
                                         bias_gradient(pass));
     }
 
-   private:
+ private:
     const Conv2dShape shape_;
 };
 
 class Linear final : public WeightedLayer {
-   public:
+ public:
     Linear(const std::string& layer_name, const Shape& in_shape, const LinearShape& shape)
         : WeightedLayer(layer_name, in_shape, {shape.out_features, 1, 1},
                         {shape.out_features, shape.in_features}),
@@ -80,12 +80,12 @@ class Linear final : public WeightedLayer {
                                         bias_gradient(pass));
     }
 
-   private:
+ private:
     const LinearShape shape_;
 };
 
 class MaxPool2d final : public Layer {
-   public:
+ public:
     MaxPool2d(const std::string& layer_name, const MaxPool2dShape& shape, Backend& backend,
               int train_batch)
         : Layer(layer_name, shape.in, shape.out()),
@@ -99,7 +99,7 @@ class MaxPool2d final : public Layer {
         backend.maxpool2d_backward(shape_, pass.n, dy, argmax_.get(), dx);
     }
 
-   private:
+ private:
     const MaxPool2dShape shape_;
     DeviceBuffer<std::uint8_t> argmax_;
 };
@@ -107,7 +107,7 @@ class MaxPool2d final : public Layer {
 // Works in place. A dropout after it may zero some of y: there dy is zero as well, so the mask
 // y > 0 still gives the right gradient.
 class Relu final : public Layer {
-   public:
+ public:
     Relu(const std::string& layer_name, const Shape& shape) : Layer(layer_name, shape, shape) {}
     void forward(Backend& backend, const Pass& pass, const float*, float* y) override {
         backend.relu_forward(in, pass.n, y);
@@ -121,7 +121,7 @@ class Relu final : public Layer {
 
 // Works in place and keeps no mask: the backward pass draws the same random numbers again.
 class Dropout final : public Layer {
-   public:
+ public:
     Dropout(const std::string& layer_name, const Shape& shape, std::uint32_t index,
             float probability, bool by_channel)
         : Layer(layer_name, shape, shape),
@@ -139,7 +139,7 @@ class Dropout final : public Layer {
     }
     bool in_place() const override { return true; }
 
-   private:
+ private:
     void apply(Backend& backend, const Pass& pass, float* x) {
         const RandomStream stream{pass.seed, RandomPurpose::dropout, index_, pass.epoch};
         backend.dropout({stream, pass.samples, in, probability_, by_channel_}, pass.n, x);
@@ -166,10 +166,10 @@ std::vector<std::unique_ptr<Layer>> make_layers(Backend& backend, const ModelSpe
     int convs = 0, linears = 0, pools = 0, relus = 0, dropouts = 0;
     for (const LayerSpec& spec : model.layers) {
         const auto fail = [&](const std::string& why) {
-            throw input_error(fmt::format("model {}, line {}, layer '{}': {} (its input is {}, the "
-                                          "images are {})",
-                                          model.name, spec.line, spec.text, why, text_of(shape),
-                                          text_of(input)));
+            throw input_error(
+                fmt::format("model {}, line {}, layer '{}': {} (its input is {}, the "
+                            "images are {})",
+                            model.name, spec.line, spec.text, why, text_of(shape), text_of(input)));
         };
         const auto require_planes = [&] {
             if (flat) {
@@ -192,8 +192,9 @@ std::vector<std::unique_ptr<Layer>> make_layers(Backend& backend, const ModelSpe
                 require_planes();
                 const Conv2dShape conv{shape, spec.out, spec.kernel, spec.stride, spec.padding};
                 if (conv.out().height < 1 || conv.out().width < 1) {
-                    fail(fmt::format("its {0} x {0} window with padding {1} is larger than its input",
-                                     spec.kernel, spec.padding));
+                    fail(fmt::format(
+                        "its {0} x {0} window with padding {1} is larger than its input",
+                        spec.kernel, spec.padding));
                 }
                 append(std::make_unique<Conv2d>(fmt::format("conv{}", ++convs), conv));
                 break;
@@ -207,15 +208,14 @@ std::vector<std::unique_ptr<Layer>> make_layers(Backend& backend, const ModelSpe
                 if (spec.kernel > 15) {
                     fail("windows of more than 15 x 15 are not supported");
                 }
-                append(std::make_unique<MaxPool2d>(fmt::format("pool{}", ++pools), pool,
-                                                             backend, train_batch));
+                append(std::make_unique<MaxPool2d>(fmt::format("pool{}", ++pools), pool, backend,
+                                                   train_batch));
                 break;
             }
             case LayerKind::linear: {
                 flatten();
                 const LinearShape linear{shape.channels, spec.out == 0 ? classes : spec.out};
-                append(
-                    std::make_unique<Linear>(fmt::format("fc{}", ++linears), shape, linear));
+                append(std::make_unique<Linear>(fmt::format("fc{}", ++linears), shape, linear));
                 break;
             }
             case LayerKind::relu:
@@ -227,10 +227,10 @@ std::vector<std::unique_ptr<Layer>> make_layers(Backend& backend, const ModelSpe
             case LayerKind::dropout:
                 ++dropouts;
                 if (dropout && spec.probability > 0.0f) {
-                    append(std::make_unique<Dropout>(
-                        fmt::format("dropout{}", dropouts), shape,
-                        static_cast<std::uint32_t>(dropouts), spec.probability,
-                        spec.kind == LayerKind::dropout2d));
+                    append(std::make_unique<Dropout>(fmt::format("dropout{}", dropouts), shape,
+                                                     static_cast<std::uint32_t>(dropouts),
+                                                     spec.probability,
+                                                     spec.kind == LayerKind::dropout2d));
                 }
                 break;
             case LayerKind::flatten:
@@ -241,14 +241,16 @@ std::vector<std::unique_ptr<Layer>> make_layers(Backend& backend, const ModelSpe
         }
     }
     if (linears + convs == 0) {
-        throw input_error(fmt::format("model {}: it has nothing to learn; add a conv or linear "
-                                      "layer",
-                                      model.name));
+        throw input_error(
+            fmt::format("model {}: it has nothing to learn; add a conv or linear "
+                        "layer",
+                        model.name));
     }
     if (shape.elems() != classes) {
-        throw input_error(fmt::format("model {}: its output is {}, but the data set has {} classes; "
-                                      "end it with 'linear classes'",
-                                      model.name, text_of(shape), classes));
+        throw input_error(
+            fmt::format("model {}: its output is {}, but the data set has {} classes; "
+                        "end it with 'linear classes'",
+                        model.name, text_of(shape), classes));
     }
     return layers;
 }

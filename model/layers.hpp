@@ -13,7 +13,7 @@ namespace gyre {
 
 // A named piece of the flat parameter buffer, and the same piece of the gradient buffer.
 struct Parameter {
-    std::string name;                // as in PyTorch's state_dict: conv1.weight, fc1.bias
+    std::string name;                 // as in PyTorch's state_dict: conv1.weight, fc1.bias
     std::vector<std::int64_t> shape;  // in PyTorch's order
     std::int64_t offset_elems = 0;
     std::int64_t elems = 0;
@@ -32,7 +32,7 @@ struct Pass {
 };
 
 class Layer {
-   public:
+ public:
     Layer(std::string name_, const Shape& in_, const Shape& out_)
         : name(std::move(name_)), in(in_), out(out_) {}
     virtual ~Layer() = default;

@@ -50,8 +50,8 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
         }
         offsets.push_back(train_elems);
         train_elems += train;
-        eval_elems[turn] = std::max(eval_elems[turn],
-                                    backend.activation_elems(layer->out, options.eval_batch));
+        eval_elems[turn] =
+            std::max(eval_elems[turn], backend.activation_elems(layer->out, options.eval_batch));
         turn = 1 - turn;
     }
     arena_ = {backend, std::max(train_elems, eval_elems[0] + eval_elems[1])};
@@ -119,31 +119,31 @@ void Net::import_parameters(const std::vector<Tensor>& tensors, const std::strin
     for (const Tensor& tensor : tensors) {
         if (std::none_of(parameters_.begin(), parameters_.end(),
                          [&](const Parameter& p) { return p.name == tensor.name; })) {
-            throw input_error(fmt::format("{}: the net has no parameter '{}'; were these weights "
-                                          "made for another model?",
-                                          source, tensor.name));
+            throw input_error(
+                fmt::format("{}: the net has no parameter '{}'; were these weights "
+                            "made for another model?",
+                            source, tensor.name));
         }
     }
     for (const Parameter& parameter : parameters_) {
-        const auto tensor = std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) {
-            return t.name == parameter.name;
-        });
+        const auto tensor = std::find_if(tensors.begin(), tensors.end(),
+                                         [&](const Tensor& t) { return t.name == parameter.name; });
         if (tensor == tensors.end()) {
-            throw input_error(fmt::format("{}: parameter '{}' of shape {} is missing; were these "
-                                          "weights made for another model?",
-                                          source, parameter.name, shape_text(parameter.shape)));
+            throw input_error(
+                fmt::format("{}: parameter '{}' of shape {} is missing; were these "
+                            "weights made for another model?",
+                            source, parameter.name, shape_text(parameter.shape)));
         }
         if (tensor->shape != parameter.shape) {
-            throw input_error(fmt::format("{}: '{}' has shape {}, but the net needs {}; were these "
-                                          "weights made for another model or data set?",
-                                          source, parameter.name, shape_text(tensor->shape),
-                                          shape_text(parameter.shape)));
+            throw input_error(fmt::format(
+                "{}: '{}' has shape {}, but the net needs {}; were these "
+                "weights made for another model or data set?",
+                source, parameter.name, shape_text(tensor->shape), shape_text(parameter.shape)));
         }
     }
     for (const Parameter& parameter : parameters_) {
-        const auto tensor = std::find_if(tensors.begin(), tensors.end(), [&](const Tensor& t) {
-            return t.name == parameter.name;
-        });
+        const auto tensor = std::find_if(tensors.begin(), tensors.end(),
+                                         [&](const Tensor& t) { return t.name == parameter.name; });
         backend_.upload(parameter_data() + parameter.offset_elems, tensor->values.data(),
                         tensor->values.size() * sizeof(float));
     }
@@ -167,9 +167,9 @@ void Net::forward(const Pass& pass) {
 }
 
 void Net::loss(const Pass& pass, float scale, float* sums) {
-    backend_.cross_entropy({classes_, logits_, labels(), scale,
-                            pass.training ? gradient_[0].get() : nullptr, sums},
-                           pass.n);
+    backend_.cross_entropy(
+        {classes_, logits_, labels(), scale, pass.training ? gradient_[0].get() : nullptr, sums},
+        pass.n);
 }
 
 void Net::backward(const Pass& pass, const std::function<void(std::int64_t)>& ready) {

@@ -26,7 +26,7 @@ struct NetOptions {
 // training pass are all kept for the backward pass; an evaluation pass needs two at a time; both
 // use the same arena. Gradients of activations alternate between two buffers.
 class Net {
-   public:
+ public:
     static constexpr std::int64_t kAlignElems = 16;
     static constexpr std::int64_t kTailElems = 16;
 
@@ -34,8 +34,8 @@ class Net {
         const NetOptions& options);
 
     const std::vector<Parameter>& parameters() const { return parameters_; }
-    std::int64_t parameter_count() const;                         // without padding
-    std::int64_t flat_elems() const { return flat_elems_; }        // parameters with padding
+    std::int64_t parameter_count() const;                    // without padding
+    std::int64_t flat_elems() const { return flat_elems_; }  // parameters with padding
     std::int64_t gradient_elems() const { return flat_elems_ + kTailElems; }
     std::int64_t tail_offset() const { return flat_elems_; }
     // Where the parameters of each layer begin in the flat buffers, ascending.
@@ -64,7 +64,7 @@ class Net {
     // are final.
     void backward(const Pass& pass, const std::function<void(std::int64_t)>& ready);
 
-   private:
+ private:
     Pass bound(Pass pass) const;
 
     Backend& backend_;

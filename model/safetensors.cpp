@@ -21,8 +21,8 @@ static_assert(std::endian::native == std::endian::little,
 constexpr std::uint64_t kMostHeaderBytes = 100'000'000;  // the format's own limit
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
-    throw input_error(fmt::format("{}: {}; expected a safetensors file of F32 tensors",
-                                  path.string(), what));
+    throw input_error(
+        fmt::format("{}: {}; expected a safetensors file of F32 tensors", path.string(), what));
 }
 
 }  // namespace
@@ -31,8 +31,8 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
     std::error_code error;
     const std::uint64_t file_bytes = std::filesystem::file_size(path, error);
     if (error) {
-        throw input_error(fmt::format("{}: cannot be read: {}; check the path", path.string(),
-                                      error.message()));
+        throw input_error(
+            fmt::format("{}: cannot be read: {}; check the path", path.string(), error.message()));
     }
     std::ifstream in(path, std::ios::binary);
     std::uint64_t header_bytes = 0;
@@ -66,8 +66,8 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
             std::uint64_t bytes = sizeof(float);
             for (const std::int64_t extent : tensor.shape) {
                 std::uint64_t product = 0;
-                if (extent < 0 || __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(extent),
-                                                         &product)) {
+                if (extent < 0 ||
+                    __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(extent), &product)) {
                     fail(path, fmt::format("tensor '{}' has an impossible shape", name));
                 }
                 bytes = product;
@@ -103,9 +103,8 @@ void write_safetensors(const std::filesystem::path& path, const TensorFile& file
     std::uint64_t offset = 0;
     for (const Tensor& tensor : file.tensors) {
         const std::uint64_t bytes = tensor.values.size() * sizeof(float);
-        header[tensor.name] = {{"dtype", "F32"},
-                               {"shape", tensor.shape},
-                               {"data_offsets", {offset, offset + bytes}}};
+        header[tensor.name] = {
+            {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + bytes}}};
         offset += bytes;
     }
     std::string text = header.dump();
@@ -145,9 +144,10 @@ void write_safetensors(const std::filesystem::path& path, const TensorFile& file
     }
     if (!written) {
         unlink(aside.c_str());
-        throw input_error(fmt::format("{}: the weights could not be written: {}; an earlier file "
-                                      "of this name is untouched",
-                                      path.string(), std::strerror(why)));
+        throw input_error(
+            fmt::format("{}: the weights could not be written: {}; an earlier file "
+                        "of this name is untouched",
+                        path.string(), std::strerror(why)));
     }
 }
 

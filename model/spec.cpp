@@ -74,7 +74,7 @@ constexpr int kMostExtent = 1 << 24;  // keeps every product of extents inside 6
 
 // The words of one line, taken from the front.
 class Words {
-   public:
+ public:
     Words(std::string_view line, std::string where, const char* usage)
         : in_(std::string(line)), where_(std::move(where)), usage_(usage) {
         in_ >> first_;
@@ -104,8 +104,8 @@ class Words {
                 fail(fmt::format("'{}' was not expected", word));
             }
             seen += letter;
-            const int value = checked_integer(word.substr(1), word, "an option",
-                                              letter == 'p' ? 0 : 1);
+            const int value =
+                checked_integer(word.substr(1), word, "an option", letter == 'p' ? 0 : 1);
             (letter == 'k' ? layer.kernel : letter == 's' ? layer.stride : layer.padding) = value;
         }
         if (letters.find('k') != std::string_view::npos && seen.find('k') == std::string::npos) {
@@ -116,7 +116,7 @@ class Words {
         throw input_error(fmt::format("{}: {}; expected: {}", where_, what, usage_));
     }
 
-   private:
+ private:
     std::string next(const char* what) {
         std::string word;
         if (!(in_ >> word)) {
@@ -203,7 +203,8 @@ ModelSpec parse_model(std::string_view text, const std::string& name) {
         line = line.substr(first, line.find_last_not_of(" \t\r") + 1 - first);
         const std::string where = fmt::format("model {}, line {}", name, number_of_line);
         if (!model.layers.empty() && model.layers.back().kind == LayerKind::log_softmax) {
-            throw input_error(where + ": nothing may follow log-softmax, which belongs to the loss");
+            throw input_error(where +
+                              ": nothing may follow log-softmax, which belongs to the loss");
         }
         LayerSpec layer = parse_layer(line, where);
         layer.text = line;

@@ -60,22 +60,23 @@ TEST_CASE("unusual data sets train: classes, shapes, channels and sizes from the
     trains({300, 50, 1, 28, 28, 5}, 0, "--epochs 1");
     trains({300, 80, 1, 24, 40, 63}, 2, "--epochs 1");
     trains({900, 90, 3, 20, 33, 10}, 2, "--epochs 1");
-    trains({10, 4, 1, 28, 28, 3}, 3, "--epochs 2");        // fewer images than ranks x batch
-    trains({7, 1, 1, 28, 28, 2}, 4, "--global-batch 2");   // ranks without images in every step
-    trains({2, 2, 1, 28, 28, 2}, 3, "--epochs 1 --save /dev/null/no --no-eval || true");
+    trains({10, 4, 1, 28, 28, 3}, 3, "--epochs 2");       // fewer images than ranks x batch
+    trains({7, 1, 1, 28, 28, 2}, 4, "--global-batch 2");  // ranks without images in every step
+    trains({2, 2, 1, 28, 28, 2}, 3, "--epochs 1");
 }
 
 TEST_CASE("an easy data set is learnt, its best weights kept, and evaluated to the same figures") {
     const Set set(640, 200, 1, 28, 28, 4);
     const std::string weights = set.file("w.safetensors"), json = set.file("log.jsonl");
-    expect_exit(run_gyre(2, set.base + "--epochs 6 --lr 0.05 --save " + weights + " --json " + json),
-                0, {"2 ranks", "exposed communication", "saved"});
+    expect_exit(
+        run_gyre(2, set.base + "--epochs 6 --lr 0.05 --save " + weights + " --json " + json), 0,
+        {"2 ranks", "exposed communication", "saved"});
     const auto epochs = read_events(json, "epoch");
     REQUIRE(epochs.size() == 6);
     double best = 0.0, best_loss = 0.0;
     for (const auto& epoch : epochs) {
-        for (const char* key : {"train_loss", "test_loss", "seconds", "images_per_second",
-                                "exposed_comm_seconds"}) {
+        for (const char* key :
+             {"train_loss", "test_loss", "seconds", "images_per_second", "exposed_comm_seconds"}) {
             CHECK(epoch.at(key).get<double>() >= 0.0);
         }
         if (epoch.at("test_accuracy") > best) {
@@ -101,8 +102,8 @@ TEST_CASE("an easy data set is learnt, its best weights kept, and evaluated to t
     }
     // Training goes on from them.
     const std::string more = set.file("more.jsonl");
-    expect_exit(run_gyre(0, set.base + "--epochs 1 --no-shuffle --log-interval 1 --init " + weights +
-                                " --json " + more),
+    expect_exit(run_gyre(0, set.base + "--epochs 1 --no-shuffle --log-interval 1 --init " +
+                                weights + " --json " + more),
                 0, {});
     CHECK(read_events(more, "step").at(0).at("loss").get<double>() < 1.0);
     expect_exit(run_gyre(0, "eval --model wide --data " + set.data + " --weights " + weights), 3,
@@ -147,8 +148,10 @@ TEST_CASE("wrong input is refused with exit code 3, once, on all ranks") {
     expect_exit(run_gyre(0, set.base + "--model none"), 3, {"none", "net, wide"});
     expect_exit(run_gyre(0, set.base + "--init none"), 3, {"none"});
     expect_exit(run_gyre(2, set.base + "--json /no/such/folder/x"), 3, {"--json", "rank 0"});
-    expect_exit(run_gyre(2, set.base + "--epochs 1 --save /no/such/folder/x"), 3,
-                {"/no/such/folder/x", "could not be written"});
+    // Before any work is done that could not be kept.
+    const Outcome unsaved = run_gyre(2, set.base + "--epochs 1 --save /no/such/folder/x");
+    expect_exit(unsaved, 3, {"--save", "/no/such/folder", "rank 0"});
+    CHECK(count_of(unsaved.output, "epoch 1/1") == 0);
     std::ofstream(set.file("set/train-labels-idx1-ubyte"), std::ios::trunc) << "rubbish";
     expect_exit(run_gyre(2, set.base), 3, {"train-labels-idx1-ubyte"});
 }
@@ -193,11 +196,11 @@ TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weight
             std::filesystem::remove(weights);
             // Stops the launcher (as a terminal would) once the second epoch has begun.
             const auto start = std::chrono::steady_clock::now();
-            const Outcome outcome = run_shell(
-                gyre_command(ranks, set.base + "--epochs 100000 --json " + json + " --save " +
-                                        weights) +
-                " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
-                " && break; sleep 0.05; done; kill -" + signal + " $pid; wait $pid");
+            const Outcome outcome =
+                run_shell(gyre_command(ranks, set.base + "--epochs 100000 --json " + json +
+                                                  " --save " + weights) +
+                          " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
+                          " && break; sleep 0.05; done; kill -" + signal + " $pid; wait $pid");
             const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
             INFO(signal << ", " << ranks << " ranks\n" << outcome.output);
             CHECK(outcome.exit_code != 0);
@@ -211,10 +214,11 @@ TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weight
         }
     }
     // One rank alone is told to stop: the others follow, and the job ends in an orderly way.
-    const Outcome outcome = run_shell(
-        std::string(GYRE_MPIRUN) + " 3 bash -c '" + GYRE_BINARY + " " + set.base +
-        "--epochs 100000 & pid=$!; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then sleep 3; kill -TERM $pid; "
-        "fi; wait $pid'");
+    const Outcome outcome =
+        run_shell(std::string(GYRE_MPIRUN) + " 3 bash -c '" + GYRE_BINARY + " " + set.base +
+                  "--epochs 100000 & pid=$!; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then sleep 3; kill "
+                  "-TERM $pid; "
+                  "fi; wait $pid'");
     expect_exit(outcome, 130, {"interrupted: all ranks stopped after the same step"});
 }
 

@@ -75,13 +75,14 @@ TEST_CASE("an error on one rank becomes the same error on all") {
     agree(*world, [] {});
     const int last = world->size() - 1;
     expect_error(ExitCode::bad_input, {"the file is not here"}, [&] {
-            agree(*world, [&] {
-                if (world->rank() == last) {
-                    throw input_error("the file is not here");
-                }
-            });
+        agree(*world, [&] {
+            if (world->rank() == last) {
+                throw input_error("the file is not here");
+            }
         });
-    expect_error(ExitCode::internal, {"all of us"}, [&] { agree(*world, [] { throw std::runtime_error("all of us"); }); });
+    });
+    expect_error(ExitCode::internal, {"all of us"},
+                 [&] { agree(*world, [] { throw std::runtime_error("all of us"); }); });
 }
 
 TEST_CASE("ranks that differ are refused, saying what differs") {
@@ -91,12 +92,15 @@ TEST_CASE("ranks that differ are refused, saying what differs") {
         return;
     }
     const std::string mine = world->rank() == 1 ? "0.02" : "0.01";
-    expect_error(ExitCode::communication, {"flag --lr differs", "0.01", "0.02", "rank 1"}, [&] { require_same_manifest(*world, {{"seed", "1"}, {"flag --lr", mine}}); });
+    expect_error(ExitCode::communication, {"flag --lr differs", "0.01", "0.02", "rank 1"}, [&] {
+        require_same_manifest(*world, {{"seed", "1"}, {"flag --lr", mine}});
+    });
     std::vector<ManifestEntry> entries = {{"a", "1"}};
     if (world->rank() == 1) {
         entries.clear();
     }
-    expect_error(ExitCode::communication, {"another version"}, [&] { require_same_manifest(*world, entries); });
+    expect_error(ExitCode::communication, {"another version"},
+                 [&] { require_same_manifest(*world, entries); });
 }
 
 int main(int argc, char** argv) {

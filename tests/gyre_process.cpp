@@ -30,8 +30,8 @@ Outcome run_shell(const std::string& command) {
 }
 
 std::string gyre_command(int ranks, const std::string& arguments) {
-    std::string command = ranks > 0 ? std::string(GYRE_MPIRUN) + " " + std::to_string(ranks) + " "
-                                    : std::string();
+    std::string command =
+        ranks > 0 ? std::string(GYRE_MPIRUN) + " " + std::to_string(ranks) + " " : std::string();
     return command.append(GYRE_BINARY).append(" ").append(arguments);
 }
 

@@ -23,7 +23,8 @@ inline Outcome run_gyre(int ranks, const std::string& arguments) {
 }
 
 // The JSON lines of a file, of one event, or of all where event is empty.
-std::vector<nlohmann::json> read_events(const std::filesystem::path& path, const std::string& event);
+std::vector<nlohmann::json> read_events(const std::filesystem::path& path,
+                                        const std::string& event);
 
 // Writes a learnable data set: the label decides where a bright bar stands in a noisy image.
 void make_dataset(const std::filesystem::path& directory, int train_images, int test_images,

@@ -32,7 +32,7 @@ Floats random_floats(std::int64_t elems, std::uint32_t stream) {
 // Device memory between two guards, poisoned with NaN: what a kernel does not write stays NaN, and
 // what it writes outside changes a guard.
 class Guarded {
-   public:
+ public:
     Guarded(Guarded&&) = default;
     Guarded(Backend& backend, std::int64_t elems)
         : backend_(backend), elems_(elems), buffer_(backend, elems + 2 * kGuard) {
@@ -60,7 +60,7 @@ class Guarded {
         return values;
     }
 
-   private:
+ private:
     static constexpr int kGuard = 64;
     static constexpr float kCanary = 12345.0f;
     Backend& backend_;
@@ -70,7 +70,7 @@ class Guarded {
 
 // One backend and what the tests need around it.
 class Bench {
-   public:
+ public:
     explicit Bench(Backend& on) : backend(on) {}
 
     Guarded vector(const Floats& values) {
@@ -124,7 +124,9 @@ double dot(const Floats& a, const Floats& b) {
     return sum;
 }
 
-double norm(const Floats& a) { return std::sqrt(dot(a, a)); }
+double norm(const Floats& a) {
+    return std::sqrt(dot(a, a));
+}
 
 // Every backend there is here, each as a section of the test.
 template <typename Test>
@@ -149,14 +151,14 @@ std::string text_of(const Conv2dShape& s, int n) {
 const Conv2dShape kConvs[] = {
     {{1, 28, 28}, 10, 5, 1, 0},  // net
     {{10, 12, 12}, 20, 5, 1, 0},
-    {{3, 7, 9}, 5, 3, 1, 1},   // not square
-    {{2, 1, 1}, 3, 1, 1, 0},   // 1 x 1 images
-    {{1, 1, 1}, 2, 3, 1, 1},   // all but one window position in the padding
-    {{3, 8, 8}, 7, 3, 2, 1},   // strides
+    {{3, 7, 9}, 5, 3, 1, 1},  // not square
+    {{2, 1, 1}, 3, 1, 1, 0},  // 1 x 1 images
+    {{1, 1, 1}, 2, 3, 1, 1},  // all but one window position in the padding
+    {{3, 8, 8}, 7, 3, 2, 1},  // strides
     {{2, 9, 7}, 4, 5, 3, 2},
-    {{2, 6, 6}, 3, 2, 3, 0},   // stride > kernel: some pixels are never read
-    {{2, 5, 5}, 6, 3, 1, 3},   // padding > kernel / 2
-    {{1, 4, 5}, 1, 4, 2, 4},   // whole windows in the padding
+    {{2, 6, 6}, 3, 2, 3, 0},  // stride > kernel: some pixels are never read
+    {{2, 5, 5}, 6, 3, 1, 3},  // padding > kernel / 2
+    {{1, 4, 5}, 1, 4, 2, 4},  // whole windows in the padding
     {{13, 5, 3}, 23, 3, 1, 1},
     {{4, 6, 6}, 64, 1, 2, 0},
 };
@@ -198,13 +200,13 @@ TEST_CASE("conv2d matches the reference in all three directions") {
 }
 
 TEST_CASE("linear matches the reference in all three directions") {
-    const LinearShape shapes[] = {{320, 50}, {50, 10},  {1, 1},    {1, 63},   {7, 5},
+    const LinearShape shapes[] = {{320, 50}, {50, 10},  {1, 1},     {1, 63},    {7, 5},
                                   {16, 6},   {65, 129}, {300, 300}, {1030, 11}, {257, 258}};
     on_every_backend([&](Bench& bench) {
         for (const LinearShape& shape : shapes) {
             for (const int n : {1, 15, 17, 64, 100}) {
-                INFO("linear " << shape.in_features << " -> " << shape.out_features << ", n = "
-                               << n);
+                INFO("linear " << shape.in_features << " -> " << shape.out_features
+                               << ", n = " << n);
                 const Conv2dShape s = reference::as_conv(shape);
                 const Floats x = random_floats(n * s.in.elems(), 1);
                 const Floats w = random_floats(s.weight_elems(), 2);
@@ -224,8 +226,8 @@ TEST_CASE("linear matches the reference in all three directions") {
                 check_close(bench.read(s.in, n, dx), reference::conv_backward_data(s, n, dy, w));
 
                 const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
-                bench.backend.linear_backward_weights(shape, n, dev_x.get(), dev_dy.get(),
-                                                      dw.get(), db.get());
+                bench.backend.linear_backward_weights(shape, n, dev_x.get(), dev_dy.get(), dw.get(),
+                                                      db.get());
                 check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy));
                 check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
             }
@@ -256,7 +258,8 @@ TEST_CASE("conv2d gradients agree with finite differences of the forward kernel"
         for (const Conv2dShape& s : kConvs) {
             const int n = 17;
             INFO(text_of(s, n));
-            const Floats x = random_floats(n * s.in.elems(), 5), w = random_floats(s.weight_elems(), 6);
+            const Floats x = random_floats(n * s.in.elems(), 5),
+                         w = random_floats(s.weight_elems(), 6);
             const Floats b = random_floats(s.out_channels, 7);
             const Floats dy = random_floats(n * s.out().elems(), 8);
             const auto forward = [&](const Floats& at_x, const Floats& at_w) {
@@ -286,7 +289,8 @@ TEST_CASE("conv2d gradients agree with finite differences of the forward kernel"
             CHECK(std::abs((dot(dy, up) - dot(dy, down)) / 2 - dot(bench.read(s.in, n, dx), vx)) <=
                   slack * (norm(up) + norm(down)));
             const Floats vw = random_floats(s.weight_elems(), 10);
-            const Floats more = forward(x, shifted(w, vw, 1)), less = forward(x, shifted(w, vw, -1));
+            const Floats more = forward(x, shifted(w, vw, 1)),
+                         less = forward(x, shifted(w, vw, -1));
             CHECK(std::abs((dot(dy, more) - dot(dy, less)) / 2 - dot(dw.download(), vw)) <=
                   slack * (norm(more) + norm(less)));
         }
@@ -400,10 +404,11 @@ TEST_CASE("dropout draws its mask from the image's index, wherever the image lie
                     for (std::size_t i = 0; i < x.size(); ++i) {
                         const auto image = i / static_cast<std::size_t>(shape.elems());
                         const auto elem = i % static_cast<std::size_t>(shape.elems());
-                        const auto word = stream.word(
-                            static_cast<std::uint32_t>(samples[image]),
-                            static_cast<std::uint32_t>(by_channel ? elem / 6 : elem));
-                        expected[i] = word >= double{p} * 0x1p32 ? x[i] * (1.0f / (1.0f - p)) : 0.0f;
+                        const auto word =
+                            stream.word(static_cast<std::uint32_t>(samples[image]),
+                                        static_cast<std::uint32_t>(by_channel ? elem / 6 : elem));
+                        expected[i] =
+                            word >= double{p} * 0x1p32 ? x[i] * (1.0f / (1.0f - p)) : 0.0f;
                     }
                     const Guarded y = bench.activation(shape, n, x);
                     const auto dev_samples = bench.indices(samples);
@@ -449,7 +454,8 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision") {
                     std::vector<double> gradient;
                     for (int i = 0; i < n; ++i) {
                         float* row = &logits[static_cast<std::size_t>(i * classes)];
-                        std::transform(row, row + classes, row, [&](float v) { return v * spread; });
+                        std::transform(row, row + classes, row,
+                                       [&](float v) { return v * spread; });
                         const int label = (i * 5 + 1) % classes;
                         labels[static_cast<std::size_t>(i)] = label;
                         const auto best = std::max_element(row, row + classes) - row;
@@ -486,7 +492,8 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision") {
                     CHECK(worst <= eps * double{scale});
                     // Without a gradient, and lanes beyond the batch get none.
                     bench.backend.cross_entropy(
-                        {classes, dev_logits.get(), dev_labels.get(), scale, nullptr, sums.get()}, n);
+                        {classes, dev_logits.get(), dev_labels.get(), scale, nullptr, sums.get()},
+                        n);
                     CHECK(sums.download() == found);
                     double total = 0.0, inside = 0.0;
                     for (const float v : dev_gradient.download()) {
@@ -573,7 +580,8 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
             std::vector<double> p(start.begin(), start.end());
             std::vector<double> m(p.size()), v(p.size());
             const Guarded dev_p = bench.vector(start);
-            const Guarded dev_m = bench.vector(Floats(p.size())), dev_v = bench.vector(Floats(p.size()));
+            const Guarded dev_m = bench.vector(Floats(p.size())),
+                          dev_v = bench.vector(Floats(p.size()));
             const int steps = 4;
             for (int step = 1; step <= steps; ++step) {
                 const Floats g = random_floats(elems, 100 + static_cast<std::uint32_t>(step));

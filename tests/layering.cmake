@@ -1,4 +1,5 @@
 # Fails where a folder includes one that it must not know: train -> model, data, comm -> kernels.
+cmake_minimum_required(VERSION 3.22)
 set(allowed_kernels kernels)
 set(allowed_comm comm kernels)
 set(allowed_data data kernels)

@@ -26,7 +26,8 @@ void expect_misfit(const std::string& text, const Shape& input, int classes,
                    std::initializer_list<std::string> parts) {
     INFO(text);
     const auto backend = make_cpu_backend(1);
-    expect_error(ExitCode::bad_input, parts, [&] { Net(*backend, parse_model(text, "mine"), input, classes, {}); });
+    expect_error(ExitCode::bad_input, parts,
+                 [&] { Net(*backend, parse_model(text, "mine"), input, classes, {}); });
 }
 
 std::vector<std::string> names_of(const Net& net) {
@@ -102,14 +103,16 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("linear many\n", {"'many'"});
     expect_bad_model("relu 3\n", {"'3' was not expected"});
     expect_bad_model("log-softmax\nlinear 3\n", {"line 2", "nothing may follow"});
-    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide", "--model"}, [] { load_model("no/such/model"); });
+    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide", "--model"},
+                 [] { load_model("no/such/model"); });
 }
 
 TEST_CASE("nets that do not fit name the layer and the shapes") {
     expect_misfit("conv 8 k9\nlinear classes\n", {1, 8, 8}, 10, {"line 1", "9 x 9", "[1, 8, 8]"});
     expect_misfit("maxpool 4\nmaxpool 4\nlinear classes\n", {3, 8, 9}, 10,
                   {"line 2", "4 x 4", "[3, 2, 2]", "[3, 8, 9]"});
-    expect_misfit("linear 8\nconv 3 k1\nlinear classes\n", {1, 8, 8}, 10, {"line 2", "flat", "[8]"});
+    expect_misfit("linear 8\nconv 3 k1\nlinear classes\n", {1, 8, 8}, 10,
+                  {"line 2", "flat", "[8]"});
     expect_misfit("linear 8\ndropout2d 0.5\n", {1, 8, 8}, 8, {"line 2", "flat"});
     expect_misfit("linear 8\n", {1, 8, 8}, 10, {"[8]", "10 classes", "linear classes"});
     expect_misfit("relu\n", {10, 1, 1}, 10, {"nothing to learn"});
@@ -236,12 +239,15 @@ TEST_CASE("weights go to disk and back, and only whole files count") {
         ++entries;
     }
     CHECK(entries == 1);
-    expect_error(ExitCode::bad_input, {"could not be written", "No such file"}, [&] { write_safetensors(dir.path() / "no" / "w", file); });
+    expect_error(ExitCode::bad_input, {"could not be written", "No such file"},
+                 [&] { write_safetensors(dir.path() / "no" / "w", file); });
 
     Net wrong(*backend, parse_model("linear 3\nlinear classes\n", "mine"), {1, 4, 4}, 10, {});
-    expect_error(ExitCode::bad_input, {"no parameter 'conv"}, [&] { wrong.import_parameters(file.tensors, "w"); });
+    expect_error(ExitCode::bad_input, {"no parameter 'conv"},
+                 [&] { wrong.import_parameters(file.tensors, "w"); });
     Net larger(*backend, load_model("net"), {1, 32, 32}, 10, {1, 1, true});
-    expect_error(ExitCode::bad_input, {"fc1.weight", "[50, 320]", "[50, 500]"}, [&] { larger.import_parameters(file.tensors, "w"); });
+    expect_error(ExitCode::bad_input, {"fc1.weight", "[50, 320]", "[50, 500]"},
+                 [&] { larger.import_parameters(file.tensors, "w"); });
     auto fewer = file.tensors;
     fewer.erase(fewer.begin());
     expect_error(ExitCode::bad_input, {"is missing"}, [&] { net.import_parameters(fewer, "w"); });
@@ -254,7 +260,8 @@ TEST_CASE("safetensors: every malformed file is refused with its offset") {
         write_file(path, bytes);
         expect_error(ExitCode::bad_input, parts, [&] { read_safetensors(path); });
     };
-    expect_error(ExitCode::bad_input, {"none", "cannot be read"}, [&] { read_safetensors(dir.path() / "none"); });
+    expect_error(ExitCode::bad_input, {"none", "cannot be read"},
+                 [&] { read_safetensors(dir.path() / "none"); });
     refuse("", {"0 bytes"});
     refuse("1234567", {"7 bytes"});
     refuse(std::string("\xff\xff\xff\xff\xff\xff\xff\x7f", 8), {"offset 0"});
@@ -267,11 +274,13 @@ TEST_CASE("safetensors: every malformed file is refused with its offset") {
     refuse(safetensors_bytes(R"({"a":{"dtype":"F16","shape":[2],"data_offsets":[0,4]}})", "1234"),
            {"'a'", "F16"});
     refuse(safetensors_bytes(R"({"a":{"dtype":"F32","shape":[2]}})", "12345678"), {"data_offsets"});
-    refuse(safetensors_bytes(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "12345678"),
-           {"impossible shape"});
+    refuse(
+        safetensors_bytes(R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", "12345678"),
+        {"impossible shape"});
     refuse(safetensors_bytes(
                R"({"a":{"dtype":"F32","shape":[4611686018427387904,4],"data_offsets":[0,0]}})", ""),
            {"impossible shape"});
-    refuse(safetensors_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "12345678"),
-           {"data_offsets [8,0]"});
+    refuse(
+        safetensors_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "12345678"),
+        {"data_offsets [8,0]"});
 }

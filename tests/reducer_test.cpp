@@ -8,7 +8,7 @@ namespace {
 
 // Records what is reduced; every reduction is complete at once.
 class RecordingCommunicator final : public Communicator {
-   public:
+ public:
     struct Done final : Request {
         void wait() override {}
     };

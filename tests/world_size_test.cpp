@@ -12,9 +12,9 @@ namespace {
 // The losses of all steps of a training with `ranks` ranks.
 std::vector<double> losses(const std::filesystem::path& dir, int ranks, const std::string& flags) {
     const auto json = dir / ("ranks-" + std::to_string(ranks) + ".jsonl");
-    const Outcome outcome = run_gyre(ranks, "train --data " + (dir / "set").string() + " --json " +
-                                                json.string() + " --log-interval 1 --threads 1 " +
-                                                flags);
+    const Outcome outcome =
+        run_gyre(ranks, "train --data " + (dir / "set").string() + " --json " + json.string() +
+                            " --log-interval 1 --threads 1 " + flags);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     CHECK(read_events(json, "start").at(0).at("ranks") == ranks);

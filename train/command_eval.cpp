@@ -21,8 +21,8 @@ std::vector<float> parse_list(const std::string& text, const std::string& where)
         const char* end = item.data() + item.size();
         const auto result = std::from_chars(item.data(), end, value);
         if (result.ec != std::errc{} || result.ptr != end) {
-            throw input_error(fmt::format("{}: '{}' is not a list of numbers; give --mean and --std",
-                                          where, text));
+            throw input_error(fmt::format(
+                "{}: '{}' is not a list of numbers; give --mean and --std", where, text));
         }
         values.push_back(value);
     }

@@ -1,10 +1,12 @@
 // gyre train: sets everything up on all ranks alike, then trains epoch by epoch.
 #include <fmt/format.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 
 #include "comm/reducer.hpp"
 #include "train/commands.hpp"
@@ -54,8 +56,19 @@ void check_options(const TrainOptions& options) {
     }
 }
 
+// Whether --save can work is better known before the training than after it.
+void check_save_path(const std::string& save) {
+    const std::filesystem::path folder = std::filesystem::absolute(save).parent_path();
+    if (access(folder.c_str(), W_OK) != 0 || std::filesystem::is_directory(save)) {
+        throw input_error(fmt::format("--save {}: no file can be written there (folder {}); check "
+                                      "the path and its permissions",
+                                      save, folder.string()));
+    }
+}
+
 std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net) {
-    std::string table = "bucket      first elem       elems       KiB  parameters, last layer first\n";
+    std::string table =
+        "bucket      first elem       elems       KiB  parameters, last layer first\n";
     for (std::size_t i = 0; i < buckets.size(); ++i) {
         std::string names;
         for (auto p = net.parameters().rbegin(); p != net.parameters().rend(); ++p) {
@@ -130,9 +143,9 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
     std::vector<Bucket> buckets;
     agree(comm, [&] {
         const Shape shape{data.train.channels, data.train.height, data.train.width};
-        net = std::make_unique<Net>(*backend, model, shape, data.classes,
-                                    NetOptions{train_batch, options.evaluate ? eval_batch : 0,
-                                               options.dropout});
+        net = std::make_unique<Net>(
+            *backend, model, shape, data.classes,
+            NetOptions{train_batch, options.evaluate ? eval_batch : 0, options.dropout});
         optimizer = std::make_unique<Optimizer>(*backend, *net, options);
         if (comm.is_root()) {
             if (options.init.empty()) {
@@ -141,12 +154,15 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
                 net->import_parameters(read_safetensors(options.init).tensors, options.init);
             }
         }
+        if (comm.is_root() && !options.save.empty()) {
+            check_save_path(options.save);
+        }
         report = std::make_unique<Report>(options, !comm.is_root());
     });
     facts.parameters = net->parameter_count();
-    buckets = plan_buckets(net->layer_begins(), net->gradient_elems(),
-                           options.bucket_kib ? std::optional(*options.bucket_kib * 1024)
-                                              : std::nullopt);
+    buckets =
+        plan_buckets(net->layer_begins(), net->gradient_elems(),
+                     options.bucket_kib ? std::optional(*options.bucket_kib * 1024) : std::nullopt);
     std::vector<ManifestEntry> manifest = {{"the version of gyre", version_text()},
                                            {"the model", hash_text(model.source)},
                                            {"the data set", hash_dataset(data)},
@@ -180,10 +196,11 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
             loss_sum += done.loss * static_cast<double>(done.images);
             result.images += done.images;
             if (!std::isfinite(done.loss)) {
-                throw AgreedError(ExitCode::diverged,
-                                  fmt::format("the loss became {} in epoch {}, step {}; lower --lr, "
-                                              "and check the data set's values",
-                                              done.loss, epoch, step + 1));
+                throw AgreedError(
+                    ExitCode::diverged,
+                    fmt::format("the loss became {} in epoch {}, step {}; lower --lr, "
+                                "and check the data set's values",
+                                done.loss, epoch, step + 1));
             }
             report->step(epoch, step + 1, result.images, done.loss,
                          loss_sum / static_cast<double>(result.images));

@@ -128,13 +128,14 @@ void add_eval_flags(CLI::App& app, EvalOptions& o) {
 }
 
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {
-    const std::vector<std::string> local = {"--help", "--threads", "--json", "--save", "--init",
-                                            "--verbose", "--data"};
+    const std::vector<std::string> local = {"--help", "--threads", "--json", "--save",
+                                            "--init", "--verbose", "--data"};
     std::vector<ManifestEntry> entries;
     for (const CLI::Option* option : app.get_options()) {
         const std::string name = option->get_name();
         if (std::find(local.begin(), local.end(), name) == local.end()) {
-            entries.push_back({"flag " + name, fmt::format("{}", fmt::join(option->results(), ","))});
+            entries.push_back(
+                {"flag " + name, fmt::format("{}", fmt::join(option->results(), ","))});
         }
     }
     return entries;

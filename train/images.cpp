@@ -28,9 +28,9 @@ void DeviceImages::set_order(const std::vector<std::int32_t>& order) {
 }
 
 void DeviceImages::gather(std::int64_t first, int n, float* x, std::int32_t* y) const {
-    backend_.gather({pixels_.get(), labels_.get(), samples(first), shape_, scale_.data(),
-                     shift_.data()},
-                    n, x, y);
+    backend_.gather(
+        {pixels_.get(), labels_.get(), samples(first), shape_, scale_.data(), shift_.data()}, n, x,
+        y);
 }
 
 }  // namespace gyre

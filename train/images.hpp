@@ -10,7 +10,7 @@
 namespace gyre {
 
 class DeviceImages {
-   public:
+ public:
     // Moves the images: the host's copy is freed. The order starts as 0, 1, 2, ...
     DeviceImages(Backend& backend, ImageSet&& set, const Normalisation& normalisation);
 
@@ -22,7 +22,7 @@ class DeviceImages {
     // Gathers positions [first, first + n) of the order: x [n][shape], y [n] labels.
     void gather(std::int64_t first, int n, float* x, std::int32_t* y) const;
 
-   private:
+ private:
     Backend& backend_;
     std::int64_t count_;
     Shape shape_;

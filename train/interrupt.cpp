@@ -30,6 +30,8 @@ void install_interrupt_handlers() {
     }
 }
 
-bool interrupt_requested() { return requested != 0; }
+bool interrupt_requested() {
+    return requested != 0;
+}
 
 }  // namespace gyre

@@ -38,8 +38,9 @@ int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_
 }  // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app("gyre: a data-parallel trainer for convolutional nets. Run it under mpirun for "
-                 "several ranks.");
+    CLI::App app(
+        "gyre: a data-parallel trainer for convolutional nets. Run it under mpirun for "
+        "several ranks.");
     app.set_version_flag("--version", version_text());
     app.require_subcommand(1);
     TrainOptions train_options;

@@ -7,13 +7,13 @@
 namespace gyre {
 
 class Optimizer {
-   public:
+ public:
     // Throws Error(usage) for options that make no sense.
     Optimizer(Backend& backend, Net& net, const TrainOptions& options);
     // Updates all parameters from the (reduced) gradients.
     void step();
 
-   private:
+ private:
     enum class Rule { sgd, adam } rule_;
     Backend& backend_;
     Net& net_;

@@ -5,6 +5,8 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "kernels/error.hpp"
@@ -18,9 +20,24 @@ double seconds_since(std::chrono::steady_clock::time_point start) {
 
 std::string duration_text(double seconds) {
     const auto whole = static_cast<long>(std::ceil(seconds));
-    return whole >= 3600
-               ? fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
-               : fmt::format("{}:{:02}", whole / 60, whole % 60);
+    return whole >= 3600 ? fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
+                         : fmt::format("{}:{:02}", whole / 60, whole % 60);
+}
+
+// Whether a person watches. mpirun gives each rank a terminal of its own, wherever the output goes
+// from there, so under a launcher its standard output counts: the parent's.
+bool on_terminal() {
+    if (isatty(STDOUT_FILENO) == 0) {
+        return false;
+    }
+    if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
+        return true;
+    }
+    std::error_code error;
+    const auto target = std::filesystem::read_symlink(
+        fmt::format("/proc/{}/fd/{}", static_cast<long>(getppid()), STDOUT_FILENO), error);
+    return !error && (target.string().starts_with("/dev/pts/") ||
+                      target.string().starts_with("/dev/tty"));
 }
 
 constexpr double kBarInterval = 0.1;  // seconds between two drawings of the bar
@@ -31,7 +48,7 @@ constexpr int kBarWidth = 24;
 Report::Report(const TrainOptions& options, bool quiet)
     : options_(options),
       quiet_(quiet),
-      terminal_(!quiet && isatty(STDOUT_FILENO) != 0),
+      terminal_(!quiet && on_terminal()),
       run_start_(Clock::now()) {
     if (!quiet && !options.json.empty()) {
         json_.open(options.json, std::ios::trunc);
@@ -58,25 +75,26 @@ void Report::start(const RunFacts& facts) {
     }
     facts_ = facts;
     run_start_ = Clock::now();
-    fmt::print("{}: {} parameters · {}: {} + {} images, {} classes · {} rank{} of batch {} ({} in "
-               "all), {} steps an epoch · {}\n",
-               facts.model, facts.parameters, facts.dataset, facts.train_images, facts.test_images,
-               facts.classes, facts.ranks, facts.ranks == 1 ? "" : "s", facts.batch_size,
-               facts.global_batch, facts.steps_per_epoch, facts.device);
+    fmt::print(
+        "{}: {} parameters · {}: {} + {} images, {} classes · {} rank{} of batch {} ({} in "
+        "all), {} steps an epoch · {}\n",
+        facts.model, facts.parameters, facts.dataset, facts.train_images, facts.test_images,
+        facts.classes, facts.ranks, facts.ranks == 1 ? "" : "s", facts.batch_size,
+        facts.global_batch, facts.steps_per_epoch, facts.device);
     std::fflush(stdout);
     write_json(nlohmann::ordered_json({{"event", "start"},
-                               {"model", facts.model},
-                               {"parameters", facts.parameters},
-                               {"dataset", facts.dataset},
-                               {"train_images", facts.train_images},
-                               {"test_images", facts.test_images},
-                               {"classes", facts.classes},
-                               {"ranks", facts.ranks},
-                               {"batch_size", facts.batch_size},
-                               {"global_batch", facts.global_batch},
-                               {"steps_per_epoch", facts.steps_per_epoch},
-                               {"device", facts.device},
-                               {"communicator", facts.communicator}})
+                                       {"model", facts.model},
+                                       {"parameters", facts.parameters},
+                                       {"dataset", facts.dataset},
+                                       {"train_images", facts.train_images},
+                                       {"test_images", facts.test_images},
+                                       {"classes", facts.classes},
+                                       {"ranks", facts.ranks},
+                                       {"batch_size", facts.batch_size},
+                                       {"global_batch", facts.global_batch},
+                                       {"steps_per_epoch", facts.steps_per_epoch},
+                                       {"device", facts.device},
+                                       {"communicator", facts.communicator}})
                    .dump());
 }
 
@@ -92,9 +110,9 @@ void Report::step(int epoch, std::int64_t step, std::int64_t images_done, double
     const bool logged = step % options_.log_interval == 0 || step == facts_.steps_per_epoch;
     if (logged && json_.is_open()) {
         write_json(nlohmann::ordered_json({{"event", "step"},
-                                   {"epoch", epoch},
-                                   {"step", (epoch - 1) * facts_.steps_per_epoch + step},
-                                   {"loss", loss}})
+                                           {"epoch", epoch},
+                                           {"step", (epoch - 1) * facts_.steps_per_epoch + step},
+                                           {"loss", loss}})
                        .dump());
     }
     if (terminal_) {
@@ -108,10 +126,11 @@ void Report::step(int epoch, std::int64_t step, std::int64_t images_done, double
         const double all = elapsed / (epoch - 1 + done) * options_.epochs;
         const int filled = static_cast<int>(done * kBarWidth);
         const double in_epoch = elapsed - done_seconds_;
-        fmt::print("\r\033[Kepoch {}/{} [{:#<{}}{:.<{}}] {}/{}  {:.0f} images/s  loss {:.4f}  ETA {}",
-                   epoch, options_.epochs, "", filled, "", kBarWidth - filled, images_done,
-                   facts_.train_images, static_cast<double>(images_done) / in_epoch, mean_loss,
-                   duration_text(all - elapsed));
+        fmt::print(
+            "\r\033[Kepoch {}/{} [{:#<{}}{:.<{}}] {}/{}  {:.0f} images/s  loss {:.4f}  ETA {}",
+            epoch, options_.epochs, "", filled, "", kBarWidth - filled, images_done,
+            facts_.train_images, static_cast<double>(images_done) / in_epoch, mean_loss,
+            duration_text(all - elapsed));
         std::fflush(stdout);
     } else if (logged) {
         fmt::print("epoch {}/{}  step {}/{}  loss {:.6f}\n", epoch, options_.epochs, step,
@@ -133,20 +152,20 @@ void Report::epoch(const EpochFacts& facts) {
     done_seconds_ = seconds_since(run_start_);
     clear_bar();
     std::string test;
-    nlohmann::ordered_json json = {{"event", "epoch"},
-                                   {"epoch", facts.epoch},
-                                   {"train_loss", facts.train_loss}};
+    nlohmann::ordered_json json = {
+        {"event", "epoch"}, {"epoch", facts.epoch}, {"train_loss", facts.train_loss}};
     if (facts.test.images > 0) {
         test = fmt::format("test loss {:.4f}  test accuracy {:.2f} % ({}/{})  ", facts.test.loss,
                            100.0 * facts.test.accuracy, facts.test.correct, facts.test.images);
         json["test_loss"] = facts.test.loss;
         json["test_accuracy"] = facts.test.accuracy;
     }
-    fmt::print("epoch {}/{}  train loss {:.4f}  {}{:.2f} s  {:.0f} images/s  exposed communication "
-               "{:.1f} %{}\n",
-               facts.epoch, options_.epochs, facts.train_loss, test, facts.seconds,
-               facts.images_per_second(), 100.0 * facts.exposed_comm_seconds / facts.train_seconds,
-               facts.saved ? "  saved" : "");
+    fmt::print(
+        "epoch {}/{}  train loss {:.4f}  {}{:.2f} s  {:.0f} images/s  exposed communication "
+        "{:.1f} %{}\n",
+        facts.epoch, options_.epochs, facts.train_loss, test, facts.seconds,
+        facts.images_per_second(), 100.0 * facts.exposed_comm_seconds / facts.train_seconds,
+        facts.saved ? "  saved" : "");
     std::fflush(stdout);
     json["seconds"] = facts.seconds;
     json["train_seconds"] = facts.train_seconds;
@@ -166,9 +185,9 @@ void Report::end(double seconds, double best_accuracy, std::int64_t peak_memory_
                    options_.save.empty() ? "" : "; the best weights so far are kept");
     }
     const bool evaluated = best_accuracy >= 0.0;
-    fmt::print("total {:.2f} s{}\n", seconds,
-               evaluated ? fmt::format(", best test accuracy {:.2f} %", 100.0 * best_accuracy)
-                         : "");
+    fmt::print(
+        "total {:.2f} s{}\n", seconds,
+        evaluated ? fmt::format(", best test accuracy {:.2f} %", 100.0 * best_accuracy) : "");
     std::fflush(stdout);
     nlohmann::ordered_json json = {{"event", "end"},
                                    {"seconds", seconds},

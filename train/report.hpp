@@ -31,7 +31,7 @@ struct EpochFacts {
 };
 
 class Report {
-   public:
+ public:
     // quiet: prints and writes nothing (ranks other than 0). Throws Error(bad_input) if the JSON
     // file cannot be written.
     Report(const TrainOptions& options, bool quiet);
@@ -44,7 +44,7 @@ class Report {
     void end(double seconds, double best_accuracy, std::int64_t peak_memory_bytes,
              bool interrupted);
 
-   private:
+ private:
     using Clock = std::chrono::steady_clock;
     void write_json(const std::string& line);
     void clear_bar();

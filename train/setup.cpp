@@ -12,7 +12,7 @@ namespace {
 
 // Multiply and shift, eight bytes at a time: for telling files apart, not against an adversary.
 class Hash {
-   public:
+ public:
     void add(const void* data, std::size_t bytes) {
         const auto* at = static_cast<const unsigned char*>(data);
         mix(bytes);
@@ -27,7 +27,7 @@ class Hash {
     }
     std::string text() const { return fmt::format("{:016x}", state_); }
 
-   private:
+ private:
     void mix(std::uint64_t word) {
         state_ = (state_ ^ word) * 0x9E3779B97F4A7C15u;
         state_ ^= state_ >> 29;
@@ -64,9 +64,10 @@ Normalisation choose_normalisation(const CommonOptions& options, const ImageSet&
             values.resize(channels, values[0]);
         }
         if (values.size() != channels) {
-            throw usage_error(fmt::format("{} has {} values, but the images have {} channels; give "
-                                          "one value, or one for each channel",
-                                          flag, values.size(), channels));
+            throw usage_error(
+                fmt::format("{} has {} values, but the images have {} channels; give "
+                            "one value, or one for each channel",
+                            flag, values.size(), channels));
         }
         return values;
     };
@@ -102,6 +103,8 @@ std::string hash_text(const std::string& text) {
     return hash.text();
 }
 
-std::string version_text() { return "gyre " GYRE_VERSION " (" GYRE_BUILD ")"; }
+std::string version_text() {
+    return "gyre " GYRE_VERSION " (" GYRE_BUILD ")";
+}
 
 }  // namespace gyre

@@ -23,7 +23,7 @@ struct TrainerOptions {
 };
 
 class Trainer {
-   public:
+ public:
     Trainer(Backend& backend, Net& net, DeviceImages& images, Optimizer& optimizer,
             Reducer& reducer, const Sharding& sharding, const TrainerOptions& options)
         : backend_(backend),
@@ -42,7 +42,7 @@ class Trainer {
     // Seconds this epoch has waited for the reductions of gradients.
     double exposed_seconds() const { return exposed_seconds_; }
 
-   private:
+ private:
     Backend& backend_;
     Net& net_;
     DeviceImages& images_;

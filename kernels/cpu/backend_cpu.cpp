@@ -35,7 +35,9 @@ void* allocate_aligned(std::size_t bytes) {
     return memory;
 }
 
-void release_aligned(void* memory) noexcept { std::free(memory); }
+void release_aligned(void* memory) noexcept {
+    std::free(memory);
+}
 
 float* Scratch::floats(std::int64_t elems) {
     if (elems > elems_) {
@@ -58,7 +60,9 @@ void CpuBackend::upload(void* device, const void* host, std::size_t bytes) {
 void CpuBackend::download(void* host, const void* device, std::size_t bytes) {
     std::memcpy(host, device, bytes);
 }
-void CpuBackend::fill_zero(void* device, std::size_t bytes) { std::memset(device, 0, bytes); }
+void CpuBackend::fill_zero(void* device, std::size_t bytes) {
+    std::memset(device, 0, bytes);
+}
 
 void CpuBackend::import_activation(const Shape& shape, int n, const float* host, float* x) {
     const std::int64_t elems = shape.elems();

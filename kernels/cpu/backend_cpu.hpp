@@ -11,7 +11,9 @@
 
 namespace gyre::cpu {
 
-inline int block_count(int n) { return (n + kLanes - 1) / kLanes; }
+inline int block_count(int n) {
+    return (n + kLanes - 1) / kLanes;
+}
 
 // 64-byte aligned, zeroed memory; huge pages where it is large, for the sake of the TLB.
 void* allocate_aligned(std::size_t bytes);
@@ -19,20 +21,20 @@ void release_aligned(void* memory) noexcept;
 
 // Memory a kernel needs while it runs; grows to the largest request and is kept.
 class Scratch {
-   public:
+ public:
     Scratch() = default;
     Scratch(const Scratch&) = delete;
     Scratch& operator=(const Scratch&) = delete;
     ~Scratch() { release_aligned(memory_); }
     float* floats(std::int64_t elems);
 
-   private:
+ private:
     void* memory_ = nullptr;
     std::int64_t elems_ = 0;
 };
 
 class CpuBackend final : public Backend {
-   public:
+ public:
     explicit CpuBackend(int threads) : pool_(threads), worker_scratch_(workers(threads)) {}
 
     std::string description() const override;
@@ -75,7 +77,7 @@ class CpuBackend final : public Backend {
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
                    float* v) override;
 
-   private:
+ private:
     static std::size_t workers(int threads) { return static_cast<std::size_t>(threads); }
     // Calls body(begin, end) over pieces of [0, elems) on all threads.
     template <typename Body>

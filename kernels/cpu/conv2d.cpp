@@ -1,8 +1,9 @@
 // 2-D convolution (cross-correlation, as PyTorch's Conv2d) on the CPU: forward, gradient with
 // respect to the input, gradient with respect to weights and bias.
 //
-//   forward:  y[o][oh][ow] = b[o] + sum_{c,kh,kw} w[o][c][kh][kw] x[c][oh*s - p + kh][ow*s - p + kw]
-//   data:     dx[c][ih][iw] = sum_{o,kh,kw} w[o][c][kh][kw] dy[o][(ih + p - kh)/s][(iw + p - kw)/s]
+//   forward:  y[o][oh][ow] = b[o] + sum_{c,kh,kw} w[o][c][kh][kw] x[c][oh*s - p + kh][ow*s - p +
+//   kw] data:     dx[c][ih][iw] = sum_{o,kh,kw} w[o][c][kh][kw] dy[o][(ih + p - kh)/s][(iw + p -
+//   kw)/s]
 //             over the kh, kw for which the divisions leave no remainder
 //   weights:  dw[o][c][kh][kw] = sum_{n,oh,ow} dy[o][oh][ow] x[c][oh*s - p + kh][ow*s - p + kw]
 //             db[o] = sum_{n,oh,ow} dy[o][oh][ow]
@@ -116,8 +117,7 @@ Window forward_window(int at, int extent, const Conv2dShape& shape) {
 }
 
 PaddedPlane forward_plane(const Conv2dShape& shape) {
-    return {shape.in.height + 2 * shape.padding, shape.in.width + 2 * shape.padding,
-            shape.padding};
+    return {shape.in.height + 2 * shape.padding, shape.in.width + 2 * shape.padding, shape.padding};
 }
 
 // The window positions of one axis that meet input pixels of one phase (a remainder modulo the
@@ -286,9 +286,9 @@ void CpuBackend::conv2d_forward(const Conv2dShape& shape, int n, const float* x,
         const Window i = forward_window(oh, shape.in.height, shape);
         for (int ow = 0; ow < out.width; ++ow) {
             const Window j = forward_window(ow, shape.in.width, shape);
-            corr.pixels.push_back(
-                {(std::ptrdiff_t{oh} * plane.width + ow) * shape.stride * kLanes,
-                 (std::ptrdiff_t{oh} * out.width + ow) * kLanes, i.first, i.last, j.first, j.last});
+            corr.pixels.push_back({(std::ptrdiff_t{oh} * plane.width + ow) * shape.stride * kLanes,
+                                   (std::ptrdiff_t{oh} * out.width + ow) * kLanes, i.first, i.last,
+                                   j.first, j.last});
         }
     }
     const std::int64_t x_block = shape.in.elems() * kLanes;
@@ -349,10 +349,10 @@ void CpuBackend::conv2d_backward_weights(const Conv2dShape& shape, int n, const 
     std::fill_n(db, shape.out_channels, 0.0f);
 
     const std::int64_t padded_block = shape.in.channels * plane.plane_floats();
-    const int group = shape.padding == 0
-                          ? std::max(1, blocks)
-                          : static_cast<int>(std::max<std::int64_t>(
-                                1, kPaddedGroupFloats / padded_block));
+    const int group =
+        shape.padding == 0
+            ? std::max(1, blocks)
+            : static_cast<int>(std::max<std::int64_t>(1, kPaddedGroupFloats / padded_block));
     const Split rows(shape.out_channels, kGradientTile);
     const Split cols(taps, kGradientTile);
     for (int first = 0; first < blocks; first += group) {

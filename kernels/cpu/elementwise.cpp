@@ -32,16 +32,16 @@ void CpuBackend::relu_backward(const Shape& shape, int n, const float* y, float*
 
 void CpuBackend::dropout(const DropoutArgs& args, int n, float* x) {
     const std::int64_t plane = args.shape.plane_elems();
-    const auto words = static_cast<std::uint32_t>(args.by_channel ? args.shape.channels
-                                                                  : args.shape.elems());
+    const auto words =
+        static_cast<std::uint32_t>(args.by_channel ? args.shape.channels : args.shape.elems());
     const std::int64_t word_elems = args.by_channel ? plane : 1;
     const RandomStream stream = args.stream;
     if (args.probability <= 0.0f) {
         return;
     }
     // word >= probability * 2^32, in integers.
-    const auto largest_dropped = static_cast<std::uint32_t>(
-        std::ceil(static_cast<double>(args.probability) * 0x1p32) - 1.0);
+    const auto largest_dropped =
+        static_cast<std::uint32_t>(std::ceil(static_cast<double>(args.probability) * 0x1p32) - 1.0);
     const float keep = args.probability < 1.0f ? 1.0f / (1.0f - args.probability) : 0.0f;
     pool_.parallel_for(block_count(n), [&](std::int64_t block, int) {
         float* to = x + block * args.shape.elems() * kLanes;
@@ -144,8 +144,8 @@ void CpuBackend::adam_step(const AdamArgs& args, std::int64_t elems, float* p, c
                            float* m, float* v) {
     const AdamArgs a = args;
     const double step = static_cast<double>(args.step);
-    const auto step_size = static_cast<float>(
-        static_cast<double>(a.learning_rate) / (1.0 - std::pow(double{a.beta1}, step)));
+    const auto step_size = static_cast<float>(static_cast<double>(a.learning_rate) /
+                                              (1.0 - std::pow(double{a.beta1}, step)));
     const auto correction =
         static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{a.beta2}, step)));
     const float shrink = a.decoupled_decay ? 1.0f - a.learning_rate * a.weight_decay : 1.0f;
@@ -156,8 +156,7 @@ void CpuBackend::adam_step(const AdamArgs& args, std::int64_t elems, float* p, c
             const float d = g[i] + decay * p[i];
             const float m_new = a.beta1 * m[i] + (1.0f - a.beta1) * d;
             const float v_new = a.beta2 * v[i] + (1.0f - a.beta2) * d * d;
-            p[i] = p[i] * shrink -
-                   step_size * m_new / (std::sqrt(v_new) * correction + a.epsilon);
+            p[i] = p[i] * shrink - step_size * m_new / (std::sqrt(v_new) * correction + a.epsilon);
             m[i] = m_new;
             v[i] = v_new;
         }

@@ -15,8 +15,9 @@
 namespace gyre::cpu {
 namespace {
 
-constexpr int kCacheFloats = 128 * 1024;  // the part of a level-2 cache an operand may take: 512 KiB
-constexpr int kPanelRows = 256;           // of w packed at a time for the data gradient
+constexpr int kCacheFloats =
+    128 * 1024;                  // the part of a level-2 cache an operand may take: 512 KiB
+constexpr int kPanelRows = 256;  // of w packed at a time for the data gradient
 constexpr int kPanelCols = 256;
 constexpr int kGradientCols = kTileCols * kLanes;  // columns of dw to a task
 constexpr int kLineFloats = 16;                    // floats in a cache line
@@ -79,8 +80,8 @@ void CpuBackend::linear_backward_data(const LinearShape& shape, int n, const flo
     pool_.parallel_for(panels.parts, [&](std::int64_t task, int worker) {
         const int first = panels.begin(static_cast<int>(task));
         const int width = panels.size(static_cast<int>(task));
-        float* panel = worker_scratch_[static_cast<std::size_t>(worker)].floats(kPanelRows *
-                                                                                kPanelCols);
+        float* panel =
+            worker_scratch_[static_cast<std::size_t>(worker)].floats(kPanelRows * kPanelCols);
         const Split rows(width, kTileRows);
         for (int part = 0; part < depths.parts; ++part) {
             const int k = depths.begin(part);

@@ -62,8 +62,7 @@ void unpool_plane(const MaxPool2dShape& shape, const float* dy, const std::uint8
         float* corner = dx + std::ptrdiff_t{oh} * shape.stride * shape.in.width * kLanes;
         for (int ow = 0; ow < out.width; ++ow) {
             const LaneVec d = load_lanes<LaneVec>(dy);
-            const IntLanes where =
-                __builtin_convertvector(load_lanes<ByteLanes>(argmax), IntLanes);
+            const IntLanes where = __builtin_convertvector(load_lanes<ByteLanes>(argmax), IntLanes);
             for (int kh = 0, k = 0; kh < kernel; ++kh) {
                 for (int kw = 0; kw < kernel; ++kw, ++k) {
                     float* target = corner + (std::ptrdiff_t{kh} * shape.in.width + kw) * kLanes;
@@ -87,7 +86,9 @@ void CpuBackend::maxpool2d_forward(const MaxPool2dShape& shape, int n, const flo
                                    std::uint8_t* argmax) {
     const std::int64_t in_plane = shape.in.plane_elems() * kLanes;
     const std::int64_t out_plane = shape.out().plane_elems() * kLanes;
-    const auto pool = shape.kernel == 2 ? pool_plane<2> : shape.kernel == 3 ? pool_plane<3> : pool_plane<0>;
+    const auto pool = shape.kernel == 2   ? pool_plane<2>
+                      : shape.kernel == 3 ? pool_plane<3>
+                                          : pool_plane<0>;
     pool_.parallel_for(std::int64_t{block_count(n)} * shape.in.channels, [&](std::int64_t i, int) {
         pool(shape, x + i * in_plane, y + i * out_plane,
              argmax == nullptr ? nullptr : argmax + i * out_plane);

@@ -36,7 +36,11 @@ inline Vec load(const float* p) {
     std::memcpy(&v, p, sizeof v);
     return v;
 }
-inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-inline Vec broadcast(float x) { return x - Vec{}; }
+inline void store(float* p, Vec v) {
+    std::memcpy(p, &v, sizeof v);
+}
+inline Vec broadcast(float x) {
+    return x - Vec{};
+}
 
 }  // namespace gyre::cpu

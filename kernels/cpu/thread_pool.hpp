@@ -12,7 +12,7 @@
 namespace gyre::cpu {
 
 class ThreadPool {
-   public:
+ public:
     explicit ThreadPool(int threads);
     ~ThreadPool();
     ThreadPool(const ThreadPool&) = delete;
@@ -34,7 +34,7 @@ class ThreadPool {
         run(count, task);
     }
 
-   private:
+ private:
     using Job = std::function<void(std::int64_t, int)>;
     void run(std::int64_t count, const Job& job);
     void work(int worker);
@@ -43,7 +43,7 @@ class ThreadPool {
     std::vector<std::thread> workers_;
     std::mutex mutex_;
     std::condition_variable start_, done_;
-    const Job* job_ = nullptr;     // guarded by mutex_, like the next three
+    const Job* job_ = nullptr;  // guarded by mutex_, like the next three
     std::int64_t count_ = 0;
     std::uint64_t generation_ = 0;
     int busy_ = 0;

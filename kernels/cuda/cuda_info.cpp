@@ -68,22 +68,22 @@ std::vector<InfoLine> cuda_info() {
     std::vector<InfoLine> lines = {
         {"CUDA", fmt::format("compiled in: {}, driver for: {}", cuda_version_text(runtime),
                              cuda_version_text(driver))},
-        cudnn_line(), nccl_line()};
+        cudnn_line(),
+        nccl_line()};
     const cudaError_t result = cudaGetDeviceCount(&count);
     if (result != cudaSuccess || count == 0) {
-        lines.push_back({"GPU", fmt::format("none usable ({})",
-                                            result == cudaSuccess ? "no device"
-                                                                  : cudaGetErrorString(result))});
+        lines.push_back(
+            {"GPU", fmt::format("none usable ({})",
+                                result == cudaSuccess ? "no device" : cudaGetErrorString(result))});
     }
     for (int i = 0; result == cudaSuccess && i < count; ++i) {
         cudaDeviceProp properties{};
         const cudaError_t known = cudaGetDeviceProperties(&properties, i);
-        lines.push_back(
-            {fmt::format("GPU {}", i),
-             known == cudaSuccess
-                 ? fmt::format("{}, sm_{}{}, {} MiB", properties.name, properties.major,
-                               properties.minor, properties.totalGlobalMem >> 20)
-                 : cudaGetErrorString(known)});
+        lines.push_back({fmt::format("GPU {}", i),
+                         known == cudaSuccess
+                             ? fmt::format("{}, sm_{}{}, {} MiB", properties.name, properties.major,
+                                           properties.minor, properties.totalGlobalMem >> 20)
+                             : cudaGetErrorString(known)});
     }
     lines.push_back({"training on GPUs", "not in this version: only the CPU backend trains"});
     return lines;

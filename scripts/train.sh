@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# From a clean clone to a trained net: installs what is missing, builds, and trains with two ranks.
+#   scripts/train.sh [ARGUMENTS OF gyre train ...]
+#   GYRE_RANKS=4 scripts/train.sh --model wide --optimizer adam --epochs 3
+set -euo pipefail
+root=$(cd "$(dirname "$0")/.." && pwd)
+ranks=${GYRE_RANKS:-2}
+
+"$root/scripts/setup.sh"
+log=$root/build/build.log
+mkdir -p "$root/build"
+if ! (cd "$root" && cmake --preset release && cmake --build --preset release --target gyre) >"$log" 2>&1; then
+    tail -n 40 "$log" >&2
+    echo "gyre: the build failed; the whole log is in $log" >&2
+    exit 1
+fi
+
+launch=(mpirun -np "$ranks")
+if [ "$ranks" -gt "$(nproc)" ]; then
+    launch+=(--oversubscribe --bind-to none --mca mpi_yield_when_idle 1)
+fi
+if [ "$(id -u)" -eq 0 ]; then # Open MPI wants to be told twice
+    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+fi
+exec "${launch[@]}" "$root/build/gyre" train "$@"
