@@ -161,7 +161,16 @@ const Conv2dShape kConvs[] = {
     {{1, 4, 5}, 1, 4, 2, 4},  // whole windows in the padding
     {{13, 5, 3}, 23, 3, 1, 1},
     {{4, 6, 6}, 64, 1, 2, 0},
+    // 3 x 3 with many channels, which may be computed by Winograd's algorithm
+    {{16, 6, 8}, 17, 3, 1, 1},
+    {{19, 5, 7}, 16, 3, 1, 0},  // odd extents: half tiles
+    {{16, 1, 1}, 16, 3, 1, 1},
+    {{33, 3, 4}, 20, 3, 1, 2},
 };
+
+bool may_be_winograd(const Conv2dShape& s) {
+    return s.kernel == 3 && s.stride == 1 && s.padding <= 2 && s.in.channels >= 16;
+}
 
 }  // namespace
 
@@ -183,11 +192,24 @@ TEST_CASE("conv2d matches the reference in all three directions") {
 
                 const Guarded y = bench.empty_activation(s.out(), n);
                 bench.backend.conv2d_forward(s, n, dev_x.get(), dev_w.get(), dev_b.get(), y.get());
-                check_close(bench.read(s.out(), n, y), reference::conv_forward(s, n, x, w, b));
+                Sums expected_y = reference::conv_forward(s, n, x, w, b);
+                Sums expected_dx = reference::conv_backward_data(s, n, dy, w);
+                if (may_be_winograd(s)) {
+                    const auto weight = [&](int o, int c, int kh, int kw) {
+                        return double{w[static_cast<std::size_t>(
+                            ((o * s.in.channels + c) * 3 + kh) * 3 + kw)]};
+                    };
+                    expected_y.other_bound =
+                        reference::winograd_bound(s.in, s.out(), s.padding, n, x, weight);
+                    expected_dx.other_bound = reference::winograd_bound(
+                        s.out(), s.in, 2 - s.padding, n, dy,
+                        [&](int c, int o, int kh, int kw) { return weight(o, c, 2 - kh, 2 - kw); });
+                }
+                check_close(bench.read(s.out(), n, y), expected_y);
 
                 const Guarded dx = bench.empty_activation(s.in, n);
                 bench.backend.conv2d_backward_data(s, n, dev_dy.get(), dev_w.get(), dx.get());
-                check_close(bench.read(s.in, n, dx), reference::conv_backward_data(s, n, dy, w));
+                check_close(bench.read(s.in, n, dx), expected_dx);
 
                 const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
                 bench.backend.conv2d_backward_weights(s, n, dev_x.get(), dev_dy.get(), dw.get(),
@@ -283,7 +305,7 @@ TEST_CASE("conv2d gradients agree with finite differences of the forward kernel"
             bench.backend.conv2d_backward_weights(s, n, dev_x.get(), dev_dy.get(), dw.get(),
                                                   db.get());
             // Rounding of the outputs: u times their norm, a factor for the sums within.
-            const double slack = 64 * 0x1p-24 * norm(dy);
+            const double slack = 64 * 0x1p-24 * norm(dy) * (may_be_winograd(s) ? 4 : 1);
             const Floats vx = random_floats(n * s.in.elems(), 9);
             const Floats up = forward(shifted(x, vx, 1), w), down = forward(shifted(x, vx, -1), w);
             CHECK(std::abs((dot(dy, up) - dot(dy, down)) / 2 - dot(bench.read(s.in, n, dx), vx)) <=

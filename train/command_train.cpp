@@ -60,9 +60,10 @@ void check_options(const TrainOptions& options) {
 void check_save_path(const std::string& save) {
     const std::filesystem::path folder = std::filesystem::absolute(save).parent_path();
     if (access(folder.c_str(), W_OK) != 0 || std::filesystem::is_directory(save)) {
-        throw input_error(fmt::format("--save {}: no file can be written there (folder {}); check "
-                                      "the path and its permissions",
-                                      save, folder.string()));
+        throw input_error(
+            fmt::format("--save {}: no file can be written there (folder {}); check "
+                        "the path and its permissions",
+                        save, folder.string()));
     }
 }
 

@@ -36,8 +36,8 @@ bool on_terminal() {
     std::error_code error;
     const auto target = std::filesystem::read_symlink(
         fmt::format("/proc/{}/fd/{}", static_cast<long>(getppid()), STDOUT_FILENO), error);
-    return !error && (target.string().starts_with("/dev/pts/") ||
-                      target.string().starts_with("/dev/tty"));
+    return !error &&
+           (target.string().starts_with("/dev/pts/") || target.string().starts_with("/dev/tty"));
 }
 
 constexpr double kBarInterval = 0.1;  // seconds between two drawings of the bar

@@ -11,13 +11,16 @@
 // Forward and data gradient are the same correlation: the latter runs over dy with flipped
 // weights, once for each of the s*s phases of a strided convolution, so no work goes to zeros
 // between strided pixels. Where a window hangs over the edge, it reads a zero-padded copy of one
-// block of images, and windows that lie wholly in the padding along an axis are skipped.
+// block of images, and windows that lie wholly in the padding along an axis are skipped. Where it
+// pays, both go to winograd.cpp instead.
 #include <algorithm>
 #include <cstring>
 #include <numeric>
 
 #include "kernels/cpu/backend_cpu.hpp"
+#include "kernels/cpu/padding.hpp"
 #include "kernels/cpu/tile.hpp"
+#include "kernels/cpu/winograd.hpp"
 
 namespace gyre::cpu {
 namespace {
@@ -81,33 +84,6 @@ void correlate(ThreadPool& pool, const Correlation& corr, const float* x, float*
                            std::max(0, all.j1 - all.j0)};
             tile_function(row_count, col_count)(loops, op);
         }
-    });
-}
-
-// A block of images with `before` zero lines above and left of each plane, in a plane of `height`
-// x `width` in all.
-struct PaddedPlane {
-    int height, width, before;
-    std::int64_t plane_floats() const { return std::int64_t{height} * width * kLanes; }
-};
-
-void pad_block(ThreadPool& pool, const Shape& shape, const PaddedPlane& to, const float* x,
-               float* padded) {
-    const std::int64_t line = std::int64_t{to.width} * kLanes;
-    const std::int64_t in_line = std::int64_t{shape.width} * kLanes;
-    const std::int64_t left = std::int64_t{to.before} * kLanes;
-    pool.parallel_for(shape.channels, [&](std::int64_t channel, int) {
-        float* plane = padded + channel * to.plane_floats();
-        const float* from = x + channel * shape.plane_elems() * kLanes;
-        std::fill_n(plane, to.before * line, 0.0f);
-        for (int row = 0; row < shape.height; ++row) {
-            float* out = plane + (row + to.before) * line;
-            std::fill_n(out, left, 0.0f);
-            std::copy_n(from + row * in_line, in_line, out + left);
-            std::fill_n(out + left + in_line, line - left - in_line, 0.0f);
-        }
-        const int below = to.height - to.before - shape.height;
-        std::fill_n(plane + (to.before + shape.height) * line, below * line, 0.0f);
     });
 }
 
@@ -269,6 +245,12 @@ constexpr std::int64_t kPaddedGroupFloats = 1 << 20;  // padded copies held at a
 void CpuBackend::conv2d_forward(const Conv2dShape& shape, int n, const float* x, const float* w,
                                 const float* b, float* y) {
     const Shape out = shape.out();
+    if (winograd_pays(shape)) {
+        const Correlation3x3 corr{shape.in, out, shape.padding, w, shape.in.channels * 9, 9,
+                                  false,    b};
+        correlate_3x3(pool_, corr, block_count(n), x, y, {scratch_, scratch_b_, worker_scratch_});
+        return;
+    }
     const PaddedPlane plane = forward_plane(shape);
     Correlation corr;
     corr.in_channels = shape.in.channels;
@@ -307,6 +289,12 @@ void CpuBackend::conv2d_forward(const Conv2dShape& shape, int n, const float* x,
 void CpuBackend::conv2d_backward_data(const Conv2dShape& shape, int n, const float* dy,
                                       const float* w, float* dx) {
     const Shape out = shape.out();
+    if (winograd_pays(shape)) {
+        const Correlation3x3 corr{out,  shape.in, 2 - shape.padding, w, 9, shape.in.channels * 9,
+                                  true, nullptr};
+        correlate_3x3(pool_, corr, block_count(n), dy, dx, {scratch_, scratch_b_, worker_scratch_});
+        return;
+    }
     const int before = (shape.kernel + shape.stride - 1) / shape.stride - 1;
     const auto extent = [&](int in, int out_extent) {
         return before + std::max(out_extent, (in - 1 + shape.padding) / shape.stride + 1);
