@@ -53,8 +53,10 @@ std::unique_ptr<Communicator> make_single_communicator();
 // Initialises MPI; MPI is finalised when the communicator is destroyed.
 std::unique_ptr<Communicator> make_mpi_communicator();
 
-// The library's own version, for `gyre info`; usable without starting it.
+// The versions of the library found at run time and of the one compiled in, for `gyre info`; usable
+// without starting it.
 std::string mpi_library_version();
+std::string mpi_compiled_version();
 
 // The text of rank `root`, on every rank.
 std::string broadcast_string(Communicator& comm, std::string text, int root);

@@ -268,4 +268,13 @@ std::string mpi_library_version() {
     return version.substr(0, version.find(','));
 }
 
+std::string mpi_compiled_version() {
+#if defined(OMPI_MAJOR_VERSION)
+    return fmt::format("Open MPI v{}.{}.{}", OMPI_MAJOR_VERSION, OMPI_MINOR_VERSION,
+                       OMPI_RELEASE_VERSION);
+#else
+    return fmt::format("an MPI of standard {}.{}", MPI_VERSION, MPI_SUBVERSION);
+#endif
+}
+
 }  // namespace gyre

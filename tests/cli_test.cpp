@@ -214,11 +214,14 @@ TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weight
         }
     }
     // One rank alone is told to stop: the others follow, and the job ends in an orderly way.
+    const std::string json = set.file("log.jsonl");
+    std::filesystem::remove(json);
     const Outcome outcome =
         run_shell(std::string(GYRE_MPIRUN) + " 3 bash -c '" + GYRE_BINARY + " " + set.base +
-                  "--epochs 100000 & pid=$!; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then sleep 3; kill "
-                  "-TERM $pid; "
-                  "fi; wait $pid'");
+                  "--epochs 100000 --json " + json +
+                  " & pid=$!; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then for i in $(seq 600); do grep "
+                  "-qs epoch " +
+                  json + " && break; sleep 0.05; done; kill -TERM $pid; fi; wait $pid'");
     expect_exit(outcome, 130, {"interrupted: all ranks stopped after the same step"});
 }
 

@@ -17,7 +17,8 @@ ExitCode run_info() {
     for (const InfoLine& line : device_info()) {
         fmt::print("{:<18} {}\n", line.name, line.value);
     }
-    fmt::print("{:<18} {}\n", "MPI", mpi_library_version());
+    fmt::print("{:<18} compiled in: {}, found: {}\n", "MPI", mpi_compiled_version(),
+               mpi_library_version());
     for (const std::string& name : builtin_models()) {
         fmt::print("{:<18} {}\n", "built-in net", name);
     }
