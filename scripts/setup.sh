@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that gyre is built, run and tested with, as far as they are missing.
-# Works as root or with sudo on Debian 12 and Ubuntu 24.04; elsewhere it names what is missing.
+# Works as root or with sudo on Debian 12 and later and Ubuntu 24.04; elsewhere it names what is missing.
 set -euo pipefail
 
 packages=(
@@ -8,7 +8,7 @@ packages=(
     openmpi-bin libopenmpi-dev                                  # ranks
     libcli11-dev libfmt-dev nlohmann-json3-dev                  # command line, text, JSON
     zlib1g-dev liblzma-dev                                      # compressed data files
-    catch2 libbenchmark-dev clang-format-14                     # tests, benchmarks, format
+    catch2 libbenchmark-dev                                     # tests, benchmarks
     dataset-fashion-mnist                                       # the default data set
 )
 

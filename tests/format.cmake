@@ -1,6 +1,9 @@
 # Fails where a source file is not as clang-format 14 would write it (versions differ in details).
-find_program(CLANG_FORMAT NAMES clang-format-14)
-if(NOT CLANG_FORMAT)
+find_program(CLANG_FORMAT NAMES clang-format-14 clang-format)
+if(CLANG_FORMAT)
+  execute_process(COMMAND ${CLANG_FORMAT} --version OUTPUT_VARIABLE version)
+endif()
+if(NOT version MATCHES "version 14")
   message(STATUS "skipped: clang-format-14 was not found")
   return()
 endif()
