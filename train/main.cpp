@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdlib>
 
 #include "comm/communicator.hpp"
 #include "train/commands.hpp"
@@ -12,16 +11,6 @@
 namespace {
 
 using namespace gyre;
-
-// Whether a launcher says that this is not the first rank; used before MPI is up.
-bool launched_as_other_rank() {
-    for (const char* name : {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "RANK"}) {
-        if (const char* value = std::getenv(name)) {
-            return std::string(value) != "0";
-        }
-    }
-    return false;
-}
 
 int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_all_ranks) {
     const bool several = comm != nullptr && comm->size() > 1;
@@ -50,21 +39,30 @@ int main(int argc, char** argv) {
     CLI::App* info = app.add_subcommand("info", "What this build and this machine have");
     add_train_flags(*train, train_options);
     add_eval_flags(*eval, eval_options);
-    try {
-        app.parse(argc, argv);
-    } catch (const CLI::ParseError& error) {
-        if (launched_as_other_rank()) {
-            return error.get_exit_code() == 0 ? 0 : static_cast<int>(ExitCode::usage);
-        }
-        return app.exit(error) == 0 ? 0 : static_cast<int>(ExitCode::usage);
-    }
-
     std::unique_ptr<Communicator> comm;
     try {
-        if (info->parsed()) {
-            return static_cast<int>(run_info());
-        }
         comm = make_communicator();
+        bool answered = false;  // --help or --version
+        // Together, so that no rank ends, and is seen to end by the launcher, before rank 0 has
+        // said why.
+        agree(*comm, [&] {
+            try {
+                app.parse(argc, argv);
+            } catch (const CLI::Success& request) {
+                answered = true;
+                if (comm->is_root()) {
+                    app.exit(request);
+                }
+            } catch (const CLI::ParseError& error) {
+                throw usage_error(fmt::format("{} (see gyre --help)", error.what()));
+            }
+        });
+        if (answered) {
+            return static_cast<int>(ExitCode::success);
+        }
+        if (info->parsed()) {
+            return static_cast<int>(comm->is_root() ? run_info() : ExitCode::success);
+        }
         return static_cast<int>(train->parsed()
                                     ? run_train(*comm, train_options, flag_manifest(*train))
                                     : run_eval(*comm, eval_options, flag_manifest(*eval)));
