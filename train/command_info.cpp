@@ -1,8 +1,6 @@
 // gyre info: what this build and this machine have.
 #include <fmt/format.h>
 
-#include <thread>
-
 #include "comm/communicator.hpp"
 #include "data/dataset.hpp"
 #include "kernels/device_info.hpp"

@@ -103,10 +103,6 @@ void Report::step(int epoch, std::int64_t step, std::int64_t images_done, double
     if (quiet_) {
         return;
     }
-    if (epoch != epoch_) {
-        epoch_ = epoch;
-        epoch_start_ = Clock::now();  // after the first step: it pays for first touches
-    }
     const bool logged = step % options_.log_interval == 0 || step == facts_.steps_per_epoch;
     if (logged && json_.is_open()) {
         write_json(nlohmann::ordered_json({{"event", "step"},

@@ -53,9 +53,8 @@ class Report {
     const bool quiet_, terminal_;
     RunFacts facts_;
     std::ofstream json_;
-    Clock::time_point run_start_, epoch_start_, bar_drawn_;
+    Clock::time_point run_start_, bar_drawn_;
     double done_seconds_ = 0.0;  // of finished epochs
-    int epoch_ = 0;
 };
 
 }  // namespace gyre
