@@ -142,6 +142,7 @@ class Suite {
         Buffers make{backend_};
         auto x = std::make_shared<DeviceBuffer<float>>(make.activation(shape.in, n));
         auto y = std::make_shared<DeviceBuffer<float>>(make.activation(shape.out(), n));
+        auto dx = std::make_shared<DeviceBuffer<float>>(make.activation(shape.in, n));
         auto argmax = std::make_shared<DeviceBuffer<std::uint8_t>>(
             backend_, backend_.activation_elems(shape.out(), n));
         Backend* backend = &backend_;
@@ -149,7 +150,7 @@ class Suite {
         add(layer + "/forward/" + std::to_string(n), 0, in + out * 1.25,
             [=] { backend->maxpool2d_forward(shape, n, x->get(), y->get(), argmax->get()); });
         add(layer + "/backward/" + std::to_string(n), 0, in + out * 1.25,
-            [=] { backend->maxpool2d_backward(shape, n, y->get(), argmax->get(), x->get()); });
+            [=] { backend->maxpool2d_backward(shape, n, x->get(), argmax->get(), y->get(), dx->get()); });
     }
 
     void pointwise(const std::string& net, const Shape& relu, const Shape& dropout, int n) {

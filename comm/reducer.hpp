@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "kernels/backend.hpp"
 
 namespace gyre {
 
@@ -31,9 +32,12 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::int64_t total_elems,
                                  std::optional<std::int64_t> bucket_bytes);
 
+// Where the communicator cannot use the device's memory, buckets travel through host memory: copied
+// beside the backward pass as they become final, reduced, and copied back.
 class Reducer {
  public:
-    Reducer(Communicator& comm, std::vector<Bucket> buckets, float* gradients);
+    // gradients: the device's.
+    Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> buckets, float* gradients);
 
     // All gradients at and after `begin` are final: starts the reduction of every complete bucket.
     void ready(std::int64_t begin);
@@ -44,9 +48,16 @@ class Reducer {
     const std::vector<Bucket>& buckets() const { return buckets_; }
 
  private:
+    bool staged() const { return staging_.get() != nullptr; }
+    void start(const Bucket& bucket, float* gradients);
+
     Communicator& comm_;
+    Backend& backend_;
     std::vector<Bucket> buckets_;
     float* gradients_;
+    HostBuffer<float> staging_;  // as large as the gradients, where they are staged
+    std::size_t ready_ = 0;      // buckets of this step that are final
+    std::vector<Backend::Transfer> transfers_;
     std::vector<std::unique_ptr<Request>> under_way_;
 };
 

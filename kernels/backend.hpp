@@ -24,8 +24,8 @@ struct GatherArgs {
     const std::int32_t* labels = nullptr;   // [images]
     const std::int32_t* samples = nullptr;  // [n], indices of images
     Shape shape;
-    const float* scale = nullptr;  // [channels], host memory: value = pixel * scale + shift
-    const float* shift = nullptr;  // [channels], host memory
+    const float* scale = nullptr;  // [channels]: value = pixel * scale + shift
+    const float* shift = nullptr;  // [channels]
 };
 
 // Dropout keeps an element where its random word >= probability * 2^32, and scales it by
@@ -79,6 +79,28 @@ class Backend {
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
     virtual void synchronize() = 0;
 
+    // Transfers that the host need not wait for. Host memory for them comes from allocate_host();
+    // a transfer is done when wait_transfer() returns. In order: with the calls before and after.
+    // Beside: after the calls so far, at the same time as those that follow, which must not write
+    // to `device` before the transfer is done; what follows upload_beside() sees its data.
+    using Transfer = std::int64_t;
+    virtual void* allocate_host(std::size_t bytes) = 0;
+    virtual void release_host(void* memory) noexcept = 0;
+    virtual Transfer download_in_order(void* host, const void* device, std::size_t bytes) = 0;
+    virtual Transfer download_beside(void* host, const void* device, std::size_t bytes) = 0;
+    virtual Transfer upload_beside(void* device, const void* host, std::size_t bytes) = 0;
+    virtual void wait_transfer(Transfer transfer) = 0;
+    // Whether the host may use device pointers as its own.
+    virtual bool host_memory() const = 0;
+
+    // What a net announces of its layers before the first step, n being the largest batch, so that
+    // memory is reserved and kernels are chosen then. Using a layer unannounced works, too.
+    virtual void prepare_conv2d(const std::string& /*layer*/, const Conv2dShape&, int /*n*/) {}
+    virtual void prepare_maxpool2d(const std::string& /*layer*/, const MaxPool2dShape&, int) {}
+    virtual void prepare_linear(const std::string& /*layer*/, const LinearShape&, int /*n*/) {}
+    // What was chosen for each layer and why, for -v; empty where there was no choice.
+    virtual std::string choices() const { return {}; }
+
     // Activations: floats to allocate for n images, and conversion from and to [n][shape] on the
     // host.
     virtual std::int64_t activation_elems(const Shape& shape, int n) const = 0;
@@ -101,8 +123,8 @@ class Backend {
     // null where no backward pass follows.
     virtual void maxpool2d_forward(const MaxPool2dShape& shape, int n, const float* x, float* y,
                                    std::uint8_t* argmax) = 0;
-    virtual void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* dy,
-                                    const std::uint8_t* argmax, float* dx) = 0;
+    virtual void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* x,
+                                    const std::uint8_t* argmax, const float* dy, float* dx) = 0;
 
     // In place: y = max(y, 0); dy = 0 where y <= 0.
     virtual void relu_forward(const Shape& shape, int n, float* y) = 0;
@@ -129,13 +151,25 @@ class Backend {
                            float* m, float* v) = 0;
 };
 
-// Owns zeroed device memory for `elems` values of T. The backend must outlive it.
-template <typename T>
-class DeviceBuffer {
+// What a backend on a GPU, real or emulated, is asked for.
+enum class KernelSet { ours, library, automatic };  // --kernels ours|cudnn|auto
+struct GpuOptions {
+    int device = 0;
+    KernelSet kernels = KernelSet::ours;
+    bool deterministic = false;  // libraries may use only algorithms that are
+    bool tf32 = false;           // matrix products may round their operands to TF32
+    std::string choices_file;    // automatic: timings are read from and added to it; empty: none
+};
+
+// Owns memory for `elems` values of T. The backend must outlive it.
+template <typename T, void* (Backend::*kAllocate)(std::size_t),
+          void (Backend::*kRelease)(void*) noexcept>
+class BackendBuffer {
  public:
-    DeviceBuffer() = default;
-    DeviceBuffer(Backend& backend, std::int64_t elems)
-        : memory_(static_cast<T*>(backend.allocate(static_cast<std::size_t>(elems) * sizeof(T))),
+    BackendBuffer() = default;
+    BackendBuffer(Backend& backend, std::int64_t elems)
+        : memory_(static_cast<T*>((backend.*kAllocate)(static_cast<std::size_t>(elems) *
+                                                       sizeof(T))),
                   Release{&backend}),
           elems_(elems) {}
 
@@ -146,13 +180,25 @@ class DeviceBuffer {
  private:
     struct Release {
         Backend* backend;
-        void operator()(T* memory) const noexcept { backend->release(memory); }
+        void operator()(T* memory) const noexcept { (backend->*kRelease)(memory); }
     };
     std::unique_ptr<T, Release> memory_{nullptr, Release{nullptr}};
     std::int64_t elems_ = 0;
 };
+// Zeroed memory of the device.
+template <typename T>
+using DeviceBuffer = BackendBuffer<T, &Backend::allocate, &Backend::release>;
+// Host memory for transfers.
+template <typename T>
+using HostBuffer = BackendBuffer<T, &Backend::allocate_host, &Backend::release_host>;
 
 // threads: workers inside this process, >= 1.
 std::unique_ptr<Backend> make_cpu_backend(int threads);
+// Throws Error (usage) where this build has no CUDA, or (internal) where the GPU cannot be used.
+std::unique_ptr<Backend> make_cuda_backend(const GpuOptions& options);
+// gyre's own CUDA kernels, run on the CPU (kernels/emulation/emulator.hpp).
+std::unique_ptr<Backend> make_emulated_backend(const GpuOptions& options);
+// GPUs that the CUDA backend can use; 0 where there is no driver, GPU or CUDA in this build.
+int cuda_device_count();
 
 }  // namespace gyre

@@ -47,8 +47,8 @@ class Conv2d final : public WeightedLayer {
     void forward(Backend& backend, const Pass& pass, const float* x, float* y) override {
         backend.conv2d_forward(shape_, pass.n, x, weight(pass), bias(pass), y);
     }
-    void backward_data(Backend& backend, const Pass& pass, const float*, const float* dy,
-                       float* dx) override {
+    void backward_data(Backend& backend, const Pass& pass, const float*, const float*,
+                       const float* dy, float* dx) override {
         backend.conv2d_backward_data(shape_, pass.n, dy, weight(pass), dx);
     }
     void backward_weights(Backend& backend, const Pass& pass, const float* x,
@@ -56,6 +56,7 @@ class Conv2d final : public WeightedLayer {
         backend.conv2d_backward_weights(shape_, pass.n, x, dy, weight_gradient(pass),
                                         bias_gradient(pass));
     }
+    void prepare(Backend& backend, int n) override { backend.prepare_conv2d(name, shape_, n); }
 
  private:
     const Conv2dShape shape_;
@@ -70,8 +71,8 @@ class Linear final : public WeightedLayer {
     void forward(Backend& backend, const Pass& pass, const float* x, float* y) override {
         backend.linear_forward(shape_, pass.n, x, weight(pass), bias(pass), y);
     }
-    void backward_data(Backend& backend, const Pass& pass, const float*, const float* dy,
-                       float* dx) override {
+    void backward_data(Backend& backend, const Pass& pass, const float*, const float*,
+                       const float* dy, float* dx) override {
         backend.linear_backward_data(shape_, pass.n, dy, weight(pass), dx);
     }
     void backward_weights(Backend& backend, const Pass& pass, const float* x,
@@ -79,6 +80,7 @@ class Linear final : public WeightedLayer {
         backend.linear_backward_weights(shape_, pass.n, x, dy, weight_gradient(pass),
                                         bias_gradient(pass));
     }
+    void prepare(Backend& backend, int n) override { backend.prepare_linear(name, shape_, n); }
 
  private:
     const LinearShape shape_;
@@ -94,10 +96,11 @@ class MaxPool2d final : public Layer {
     void forward(Backend& backend, const Pass& pass, const float* x, float* y) override {
         backend.maxpool2d_forward(shape_, pass.n, x, y, pass.training ? argmax_.get() : nullptr);
     }
-    void backward_data(Backend& backend, const Pass& pass, const float*, const float* dy,
-                       float* dx) override {
-        backend.maxpool2d_backward(shape_, pass.n, dy, argmax_.get(), dx);
+    void backward_data(Backend& backend, const Pass& pass, const float* x, const float*,
+                       const float* dy, float* dx) override {
+        backend.maxpool2d_backward(shape_, pass.n, x, argmax_.get(), dy, dx);
     }
+    void prepare(Backend& backend, int n) override { backend.prepare_maxpool2d(name, shape_, n); }
 
  private:
     const MaxPool2dShape shape_;
@@ -112,8 +115,8 @@ class Relu final : public Layer {
     void forward(Backend& backend, const Pass& pass, const float*, float* y) override {
         backend.relu_forward(in, pass.n, y);
     }
-    void backward_data(Backend& backend, const Pass& pass, const float* y, const float*,
-                       float* dx) override {
+    void backward_data(Backend& backend, const Pass& pass, const float*, const float* y,
+                       const float*, float* dx) override {
         backend.relu_backward(in, pass.n, y, dx);
     }
     bool in_place() const override { return true; }
@@ -134,7 +137,7 @@ class Dropout final : public Layer {
         }
     }
     void backward_data(Backend& backend, const Pass& pass, const float*, const float*,
-                       float* dx) override {
+                       const float*, float* dx) override {
         apply(backend, pass, dx);
     }
     bool in_place() const override { return true; }

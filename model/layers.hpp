@@ -41,11 +41,13 @@ class Layer {
     virtual void forward(Backend& backend, const Pass& pass, const float* x, float* y) = 0;
     // dx [n][in] from dy [n][out]; x and y as the forward pass left them, y possibly after further
     // layers that work in place.
-    virtual void backward_data(Backend& backend, const Pass& pass, const float* y, const float* dy,
-                               float* dx) = 0;
+    virtual void backward_data(Backend& backend, const Pass& pass, const float* x, const float* y,
+                               const float* dy, float* dx) = 0;
     // Writes the gradients of this layer's parameters.
     virtual void backward_weights(Backend&, const Pass&, const float* /*x*/, const float* /*dy*/) {}
     virtual bool in_place() const { return false; }
+    // Announces the layer to the backend, for batches of up to n images.
+    virtual void prepare(Backend&, int /*n*/) {}
 
     const std::string name;  // such as conv1
     const Shape in, out;

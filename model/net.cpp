@@ -37,12 +37,19 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
     input_ = {backend, backend.activation_elems(input, largest_batch)};
     labels_ = {backend, largest_batch};
+    for (const auto& layer : layers_) {
+        layer->prepare(backend, largest_batch);
+    }
+    // Every output begins at a multiple of 256 bytes.
+    const auto output_elems = [&](const Shape& shape, int n) {
+        return (backend.activation_elems(shape, n) + 63) / 64 * 64;
+    };
     std::vector<std::int64_t> offsets;  // of each layer's training output; -1: in place
     std::int64_t train_elems = 0, largest_gradient = 0;
     std::int64_t eval_elems[2] = {0, 0};
     int turn = 0;
     for (const auto& layer : layers_) {
-        const std::int64_t train = backend.activation_elems(layer->out, options.train_batch);
+        const std::int64_t train = output_elems(layer->out, options.train_batch);
         largest_gradient = std::max(largest_gradient, train);
         if (layer->in_place()) {
             offsets.push_back(-1);
@@ -51,7 +58,7 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
         offsets.push_back(train_elems);
         train_elems += train;
         eval_elems[turn] =
-            std::max(eval_elems[turn], backend.activation_elems(layer->out, options.eval_batch));
+            std::max(eval_elems[turn], output_elems(layer->out, options.eval_batch));
         turn = 1 - turn;
     }
     arena_ = {backend, std::max(train_elems, eval_elems[0] + eval_elems[1])};
@@ -188,7 +195,7 @@ void Net::backward(const Pass& pass, const std::function<void(std::int64_t)>& re
             return;
         }
         float* dx = layer.in_place() ? dy : other;
-        layer.backward_data(backend_, with_data, train_output_[i], dy, dx);
+        layer.backward_data(backend_, with_data, x, train_output_[i], dy, dx);
         if (!layer.in_place()) {
             std::swap(dy, other);
         }

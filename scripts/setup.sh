@@ -8,6 +8,7 @@ packages=(
     openmpi-bin libopenmpi-dev                                  # ranks
     libcli11-dev libfmt-dev nlohmann-json3-dev                  # command line, text, JSON
     zlib1g-dev liblzma-dev                                      # compressed data files
+    libboost-context-dev                                        # fibers of the GPU emulator
     catch2 libbenchmark-dev                                     # tests, benchmarks
     dataset-fashion-mnist                                       # the default data set
 )

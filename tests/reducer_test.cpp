@@ -14,9 +14,9 @@ class RecordingCommunicator final : public Communicator {
     };
     std::string description() const override { return "recording"; }
     int rank() const override { return 0; }
-    int size() const override { return 1; }
+    int size() const override { return 2; }
     int local_rank() const override { return 0; }
-    int local_size() const override { return 1; }
+    int local_size() const override { return 2; }
     std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) override {
         started.push_back({data - base, data - base + elems});
         return std::make_unique<Done>();
@@ -60,7 +60,8 @@ TEST_CASE("a bucket is reduced as soon as it is complete, and once") {
     std::vector<float> gradients(100);
     RecordingCommunicator comm;
     comm.base = gradients.data();
-    Reducer reducer(comm, {{60, 100}, {20, 60}, {0, 20}}, gradients.data());
+    const auto backend = make_cpu_backend(1);
+    Reducer reducer(comm, *backend, {{60, 100}, {20, 60}, {0, 20}}, gradients.data());
     for (int step = 0; step < 2; ++step) {
         comm.started.clear();
         reducer.ready(80);

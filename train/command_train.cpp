@@ -174,13 +174,14 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
 
     DeviceImages train_images(*backend, std::move(data.train), normalisation);
     DeviceImages test_images(*backend, std::move(data.test), normalisation);
-    Reducer reducer(comm, buckets, net->gradient_data());
+    Reducer reducer(comm, *backend, buckets, net->gradient_data());
     Trainer trainer(*backend, *net, train_images, *optimizer, reducer, sharding,
                     {options.seed, options.shuffle});
     install_interrupt_handlers();
     report->start(facts);
     if (options.verbose && comm.is_root()) {
-        fmt::print("communicator: {}\n{}", facts.communicator, bucket_table(buckets, *net));
+        fmt::print("communicator: {}\n{}{}", facts.communicator, bucket_table(buckets, *net),
+                   backend->choices());
     }
 
     double best_accuracy = -1.0;
@@ -191,9 +192,8 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         result.epoch = epoch;
         double loss_sum = 0.0;
         trainer.begin_epoch(static_cast<std::uint32_t>(epoch));
-        for (std::int64_t step = 0; step < sharding.steps() && !stopped; ++step) {
-            const StepResult done = trainer.step(step, interrupt_requested());
-            stopped = done.stop;
+        const auto account = [&](const StepResult& done) {
+            stopped = stopped || done.stop;
             loss_sum += done.loss * static_cast<double>(done.images);
             result.images += done.images;
             if (!std::isfinite(done.loss)) {
@@ -201,10 +201,18 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
                     ExitCode::diverged,
                     fmt::format("the loss became {} in epoch {}, step {}; lower --lr, "
                                 "and check the data set's values",
-                                done.loss, epoch, step + 1));
+                                done.loss, epoch, done.step + 1));
             }
-            report->step(epoch, step + 1, result.images, done.loss,
+            report->step(epoch, done.step + 1, result.images, done.loss,
                          loss_sum / static_cast<double>(result.images));
+        };
+        for (std::int64_t step = 0; step < sharding.steps() && !stopped; ++step) {
+            if (const auto done = trainer.step(step, interrupt_requested())) {
+                account(*done);
+            }
+        }
+        while (const auto done = trainer.next_result()) {
+            account(*done);
         }
         result.train_loss = loss_sum / static_cast<double>(result.images);
         result.train_seconds = seconds_since(epoch_start);

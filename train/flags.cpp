@@ -35,11 +35,23 @@ void add_common_flags(CLI::App& app, CommonOptions& o) {
     app.add_option("--test-batch-size", o.test_batch_size, "Images per rank in an evaluation pass")
         ->capture_default_str()
         ->check(at_least(1));
-    app.add_option("--device", o.device, "auto, cpu or cuda")
+    app.add_option("--device", o.device,
+                   "auto (a GPU where there is one), cpu, cuda, or emulated: the CUDA kernels run on "
+                   "the CPU, slowly")
         ->capture_default_str()
-        ->check(CLI::IsMember({"auto", "cpu", "cuda"}));
+        ->check(CLI::IsMember({"auto", "cpu", "cuda", "emulated"}));
     app.add_flag_callback(
         "--no-cuda", [&o] { o.device = "cpu"; }, "The same as --device cpu");
+    app.add_option("--kernels", o.kernels,
+                   "On GPUs: ours, cudnn (and cuBLAS), or auto: the faster of both for each layer")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"ours", "cudnn", "auto"}));
+    app.add_option("--kernels-cache", o.kernels_cache,
+                   "With --kernels auto: keep the timings in this file");
+    app.add_flag("--deterministic", o.deterministic,
+                 "On GPUs: libraries use only deterministic algorithms; gyre's own always are");
+    app.add_flag("--tf32", o.tf32,
+                 "On GPUs: convolutions and linear layers may use TF32 tensor cores");
     app.add_option("--threads", o.threads,
                    "Threads per rank; 0: this rank's share of the processors")
         ->capture_default_str()
@@ -128,8 +140,8 @@ void add_eval_flags(CLI::App& app, EvalOptions& o) {
 }
 
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {
-    const std::vector<std::string> local = {"--help", "--threads", "--json", "--save",
-                                            "--init", "--verbose", "--data"};
+    const std::vector<std::string> local = {"--help", "--threads", "--json",    "--save",
+                                            "--init", "--verbose", "--data", "--kernels-cache"};
     std::vector<ManifestEntry> entries;
     for (const CLI::Option* option : app.get_options()) {
         const std::string name = option->get_name();

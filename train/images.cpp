@@ -10,11 +10,16 @@ DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation
       shape_{set.channels, set.height, set.width},
       pixels_(backend, static_cast<std::int64_t>(set.pixels.size())),
       labels_(backend, set.count),
-      order_(backend, set.count) {
+      order_(backend, set.count),
+      scale_(backend, set.channels),
+      shift_(backend, set.channels) {
+    std::vector<float> scale, shift;
     for (std::size_t c = 0; c < static_cast<std::size_t>(set.channels); ++c) {
-        scale_.push_back(1.0f / (255.0f * normalisation.stddev[c]));
-        shift_.push_back(-normalisation.mean[c] / normalisation.stddev[c]);
+        scale.push_back(1.0f / (255.0f * normalisation.stddev[c]));
+        shift.push_back(-normalisation.mean[c] / normalisation.stddev[c]);
     }
+    backend.upload(scale_.get(), scale.data(), scale_.bytes());
+    backend.upload(shift_.get(), shift.data(), shift_.bytes());
     backend.upload(pixels_.get(), set.pixels.data(), pixels_.bytes());
     backend.upload(labels_.get(), set.labels.data(), labels_.bytes());
     set = {};
@@ -29,7 +34,7 @@ void DeviceImages::set_order(const std::vector<std::int32_t>& order) {
 
 void DeviceImages::gather(std::int64_t first, int n, float* x, std::int32_t* y) const {
     backend_.gather(
-        {pixels_.get(), labels_.get(), samples(first), shape_, scale_.data(), shift_.data()}, n, x,
+        {pixels_.get(), labels_.get(), samples(first), shape_, scale_.get(), shift_.get()}, n, x,
         y);
 }
 

@@ -26,9 +26,9 @@ class DeviceImages {
     Backend& backend_;
     std::int64_t count_;
     Shape shape_;
-    std::vector<float> scale_, shift_;  // per channel: value = byte * scale + shift
     DeviceBuffer<std::uint8_t> pixels_;
     DeviceBuffer<std::int32_t> labels_, order_;
+    DeviceBuffer<float> scale_, shift_;  // per channel: value = byte * scale + shift
 };
 
 }  // namespace gyre

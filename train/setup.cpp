@@ -50,11 +50,25 @@ int choose_threads(int asked, const Communicator& comm) {
 }
 
 std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm) {
-    if (options.device == "cuda") {
-        throw usage_error(
-            "--device cuda: this version of gyre trains on the CPU only; use --device cpu or auto");
+    const bool automatic = options.device == "auto";
+    const bool gpu = options.device == "cuda" || (automatic && cuda_device_count() > 0);
+    if (!gpu && options.device != "emulated") {
+        if (options.kernels != "ours" || options.tf32 || options.deterministic) {
+            throw usage_error("--kernels, --tf32 and --deterministic are about GPUs, but this run "
+                              "uses the CPU" +
+                              std::string(automatic ? ", as no GPU was found" : ""));
+        }
+        return make_cpu_backend(choose_threads(options.threads, comm));
     }
-    return make_cpu_backend(choose_threads(options.threads, comm));
+    GpuOptions gpu_options;
+    gpu_options.device = comm.local_rank();
+    gpu_options.kernels = options.kernels == "ours"    ? KernelSet::ours
+                          : options.kernels == "cudnn" ? KernelSet::library
+                                                       : KernelSet::automatic;
+    gpu_options.deterministic = options.deterministic;
+    gpu_options.tf32 = options.tf32;
+    gpu_options.choices_file = options.kernels_cache;
+    return gpu ? make_cuda_backend(gpu_options) : make_emulated_backend(gpu_options);
 }
 
 Normalisation choose_normalisation(const CommonOptions& options, const ImageSet& train) {

@@ -1,7 +1,9 @@
 // The training step, the same on every device and for every number of ranks.
 #pragma once
 
-#include <functional>
+#include <cstdint>
+#include <deque>
+#include <optional>
 
 #include "comm/reducer.hpp"
 #include "data/sampler.hpp"
@@ -12,6 +14,7 @@
 namespace gyre {
 
 struct StepResult {
+    std::int64_t step = 0;
     double loss = 0.0;        // mean over the global batch, before the update
     std::int64_t images = 0;  // in the global batch
     bool stop = false;        // some rank was asked to stop; the same on all ranks
@@ -32,11 +35,17 @@ class Trainer {
           optimizer_(optimizer),
           reducer_(reducer),
           sharding_(sharding),
-          options_(options) {}
+          options_(options),
+          ahead_(backend.host_memory() ? 0 : 2),
+          results_(backend, (ahead_ + 1) * Net::kTailElems) {}
 
-    // Epochs count from 1, steps of an epoch from 0. `stop` asks all ranks to stop after this step.
+    // Epochs count from 1, steps of an epoch from 0.
     void begin_epoch(std::uint32_t epoch);
-    StepResult step(std::int64_t step, bool stop);
+    // Submits a step; `stop` asks all ranks to stop. A device works while the host goes on, so what
+    // comes back is the result of the step `ahead_` before this, the same one on all ranks.
+    std::optional<StepResult> step(std::int64_t step, bool stop);
+    // The oldest result that step() has not given back yet.
+    std::optional<StepResult> next_result();
 
     const Sharding& sharding() const { return sharding_; }
     // Seconds this epoch has waited for the reductions of gradients.
@@ -50,6 +59,13 @@ class Trainer {
     Reducer& reducer_;
     const Sharding sharding_;
     const TrainerOptions options_;
+    const std::int64_t ahead_;
+    HostBuffer<float> results_;  // [ahead_ + 1][kTailElems], used in turn
+    struct Pending {
+        std::int64_t step, images;
+        Backend::Transfer transfer;
+    };
+    std::deque<Pending> pending_;
     std::uint32_t epoch_ = 0;
     double exposed_seconds_ = 0.0;
 };

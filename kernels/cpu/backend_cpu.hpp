@@ -44,6 +44,21 @@ class CpuBackend final : public Backend {
     void download(void* host, const void* device, std::size_t bytes) override;
     void fill_zero(void* device, std::size_t bytes) override;
     void synchronize() override {}
+    void* allocate_host(std::size_t bytes) override { return allocate_aligned(bytes); }
+    void release_host(void* memory) noexcept override { release_aligned(memory); }
+    Transfer download_in_order(void* host, const void* device, std::size_t bytes) override {
+        download(host, device, bytes);
+        return 0;
+    }
+    Transfer download_beside(void* host, const void* device, std::size_t bytes) override {
+        return download_in_order(host, device, bytes);
+    }
+    Transfer upload_beside(void* device, const void* host, std::size_t bytes) override {
+        upload(device, host, bytes);
+        return 0;
+    }
+    void wait_transfer(Transfer) override {}
+    bool host_memory() const override { return true; }
 
     std::int64_t activation_elems(const Shape& shape, int n) const override {
         return shape.elems() * block_count(n) * kLanes;
@@ -60,8 +75,8 @@ class CpuBackend final : public Backend {
                                  float* dw, float* db) override;
     void maxpool2d_forward(const MaxPool2dShape& shape, int n, const float* x, float* y,
                            std::uint8_t* argmax) override;
-    void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* dy,
-                            const std::uint8_t* argmax, float* dx) override;
+    void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* x,
+                            const std::uint8_t* argmax, const float* dy, float* dx) override;
     void relu_forward(const Shape& shape, int n, float* y) override;
     void relu_backward(const Shape& shape, int n, const float* y, float* dy) override;
     void linear_forward(const LinearShape& shape, int n, const float* x, const float* w,

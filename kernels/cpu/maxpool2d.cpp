@@ -95,8 +95,8 @@ void CpuBackend::maxpool2d_forward(const MaxPool2dShape& shape, int n, const flo
     });
 }
 
-void CpuBackend::maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* dy,
-                                    const std::uint8_t* argmax, float* dx) {
+void CpuBackend::maxpool2d_backward(const MaxPool2dShape& shape, int n, const float*,
+                                    const std::uint8_t* argmax, const float* dy, float* dx) {
     const Shape out = shape.out();
     const std::int64_t in_plane = shape.in.plane_elems() * kLanes;
     const std::int64_t out_plane = out.plane_elems() * kLanes;

@@ -5,6 +5,7 @@
 #include <dlfcn.h>
 #include <fmt/format.h>
 
+#include "kernels/backend.hpp"
 #include "kernels/device_info.hpp"
 #if __has_include(<cudnn_version.h>)
 #include <cudnn_version.h>
@@ -85,8 +86,12 @@ std::vector<InfoLine> cuda_info() {
                                            properties.minor, properties.totalGlobalMem >> 20)
                              : cudaGetErrorString(known)});
     }
-    lines.push_back({"training on GPUs", "not in this version: only the CPU backend trains"});
     return lines;
+}
+
+int cuda_device_count() {
+    int count = 0;
+    return cudaGetDeviceCount(&count) == cudaSuccess ? count : 0;
 }
 
 }  // namespace gyre

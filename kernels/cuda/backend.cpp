@@ -1,0 +1,275 @@
+// The GPU backend: gyre's kernels, or the libraries', on two streams of one device. Compiled twice:
+// for a real GPU and for the emulated one.
+#include "kernels/backend.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "kernels/cuda/layer_kernels.hpp"
+#include "kernels/error.hpp"
+
+namespace gyre::SIMT_NAMESPACE {
+
+void* Workspace::bytes(std::size_t count) {
+    if (count > bytes_) {
+        stream_.synchronize();
+        release(memory_);
+        memory_ = nullptr;
+        bytes_ = 0;
+        memory_ = allocate(count);
+        bytes_ = count;
+    }
+    return memory_;
+}
+
+namespace {
+
+namespace own = gyre::SIMT_NAMESPACE;
+
+class GpuBackend final : public Backend {
+ public:
+    explicit GpuBackend(const GpuOptions& options)
+        : device_(select_device(options.device)),
+          workspace_(compute_),
+          context_{compute_, workspace_, device_.multiprocessors, options.tf32},
+          kernels_(make_kernels(options)) {}
+    ~GpuBackend() override {
+        try {
+            compute_.synchronize();
+            beside_.synchronize();
+        } catch (const Error&) {
+            // Whoever waited for the work has reported it.
+        }
+    }
+
+    std::string description() const override {
+        return fmt::format("{}, {}{}", device_.name, kernels_->name(),
+                           context_.tf32 ? ", TF32" : "");
+    }
+
+    void* allocate(std::size_t bytes) override {
+        void* memory = own::allocate(std::max<std::size_t>(bytes, 1));
+        compute_.fill_zero(memory, bytes);
+        compute_.synchronize();
+        return memory;
+    }
+    void release(void* memory) noexcept override {
+        if (memory == nullptr) {
+            return;
+        }
+        try {
+            synchronize();
+        } catch (const Error&) {
+        }
+        own::release(memory);
+    }
+    void upload(void* device, const void* host, std::size_t bytes) override {
+        compute_.upload(device, host, bytes);
+        compute_.synchronize();
+    }
+    void download(void* host, const void* device, std::size_t bytes) override {
+        compute_.download(host, device, bytes);
+        compute_.synchronize();
+    }
+    void fill_zero(void* device, std::size_t bytes) override { compute_.fill_zero(device, bytes); }
+    void synchronize() override {
+        compute_.synchronize();
+        beside_.synchronize();
+    }
+
+    void* allocate_host(std::size_t bytes) override { return allocate_pinned(bytes); }
+    void release_host(void* memory) noexcept override { release_pinned(memory); }
+    Transfer download_in_order(void* host, const void* device, std::size_t bytes) override {
+        compute_.download(host, device, bytes);
+        return record(compute_);
+    }
+    Transfer download_beside(void* host, const void* device, std::size_t bytes) override {
+        compute_.record(computed_);
+        beside_.wait(computed_);
+        beside_.download(host, device, bytes);
+        return record(beside_);
+    }
+    Transfer upload_beside(void* device, const void* host, std::size_t bytes) override {
+        compute_.record(computed_);
+        beside_.wait(computed_);
+        beside_.upload(device, host, bytes);
+        const Transfer transfer = record(beside_);
+        compute_.wait(event(transfer));
+        return transfer;
+    }
+    void wait_transfer(Transfer transfer) override { event(transfer).synchronize(); }
+    bool host_memory() const override { return false; }
+
+    void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n) override {
+        kernels_->prepare_conv2d(layer, shape, n);
+    }
+    void prepare_maxpool2d(const std::string& layer, const MaxPool2dShape& shape, int n) override {
+        kernels_->prepare_maxpool2d(layer, shape, n);
+    }
+    void prepare_linear(const std::string& layer, const LinearShape& shape, int n) override {
+        kernels_->prepare_linear(layer, shape, n);
+    }
+    std::string choices() const override { return kernels_->choices(); }
+
+    std::int64_t activation_elems(const Shape& shape, int n) const override {
+        return shape.elems() * n;
+    }
+    void import_activation(const Shape& shape, int n, const float* host, float* x) override {
+        upload(x, host, static_cast<std::size_t>(activation_elems(shape, n)) * sizeof(float));
+    }
+    void export_activation(const Shape& shape, int n, const float* x, float* host) override {
+        download(host, x, static_cast<std::size_t>(activation_elems(shape, n)) * sizeof(float));
+    }
+
+    void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) override {
+        if (n > 0) {
+            own::gather(context_, args, n, x, y);
+        }
+    }
+    void conv2d_forward(const Conv2dShape& shape, int n, const float* x, const float* w,
+                        const float* b, float* y) override {
+        if (n > 0) {
+            kernels_->conv2d_forward(shape, n, x, w, b, y);
+        }
+    }
+    void conv2d_backward_data(const Conv2dShape& shape, int n, const float* dy, const float* w,
+                              float* dx) override {
+        if (n > 0) {
+            kernels_->conv2d_backward_data(shape, n, dy, w, dx);
+        }
+    }
+    void conv2d_backward_weights(const Conv2dShape& shape, int n, const float* x, const float* dy,
+                                 float* dw, float* db) override {
+        if (n > 0) {
+            kernels_->conv2d_backward_weights(shape, n, x, dy, dw, db);
+        } else {
+            zero(dw, shape.weight_elems());
+            zero(db, shape.out_channels);
+        }
+    }
+    void maxpool2d_forward(const MaxPool2dShape& shape, int n, const float* x, float* y,
+                           std::uint8_t* argmax) override {
+        if (n > 0) {
+            kernels_->maxpool2d_forward(shape, n, x, y, argmax);
+        }
+    }
+    void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* x,
+                            const std::uint8_t* argmax, const float* dy, float* dx) override {
+        if (n > 0) {
+            kernels_->maxpool2d_backward(shape, n, x, argmax, dy, dx);
+        }
+    }
+    void relu_forward(const Shape& shape, int n, float* y) override {
+        own::relu_forward(context_, shape.elems() * n, y);
+    }
+    void relu_backward(const Shape& shape, int n, const float* y, float* dy) override {
+        own::relu_backward(context_, shape.elems() * n, y, dy);
+    }
+    void linear_forward(const LinearShape& shape, int n, const float* x, const float* w,
+                        const float* b, float* y) override {
+        if (n > 0) {
+            kernels_->linear_forward(shape, n, x, w, b, y);
+        }
+    }
+    void linear_backward_data(const LinearShape& shape, int n, const float* dy, const float* w,
+                              float* dx) override {
+        if (n > 0) {
+            kernels_->linear_backward_data(shape, n, dy, w, dx);
+        }
+    }
+    void linear_backward_weights(const LinearShape& shape, int n, const float* x, const float* dy,
+                                 float* dw, float* db) override {
+        if (n > 0) {
+            kernels_->linear_backward_weights(shape, n, x, dy, dw, db);
+        } else {
+            zero(dw, shape.weight_elems());
+            zero(db, shape.out_features);
+        }
+    }
+    void dropout(const DropoutArgs& args, int n, float* x) override {
+        if (n > 0 && args.probability > 0.0f) {
+            own::dropout(context_, args, n, x);
+        }
+    }
+    void cross_entropy(const CrossEntropyArgs& args, int n) override {
+        if (n > 0) {
+            kernels_->cross_entropy(args, n);
+        } else {
+            zero(args.sums, 2);
+        }
+    }
+    void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
+                  float* velocity) override {
+        own::sgd_step(context_, args, elems, p, g, velocity);
+    }
+    void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
+                   float* v) override {
+        own::adam_step(context_, args, elems, p, g, m, v);
+    }
+
+ private:
+    static constexpr std::size_t kTransfers = 256;  // the latest that can be waited for
+
+    std::unique_ptr<LayerKernels> make_kernels([[maybe_unused]] const GpuOptions& options) {
+        auto ours = make_own_kernels(context_);
+#if defined(GYRE_EMULATED)
+        if (options.kernels != KernelSet::ours) {
+            throw usage_error(
+                "--device emulated runs gyre's own kernels only: cuDNN and cuBLAS need a GPU; use "
+                "--kernels ours");
+        }
+#else
+        if (options.kernels != KernelSet::ours) {
+            auto library = make_library_kernels(context_, options);
+            if (options.kernels == KernelSet::library) {
+                return library;
+            }
+            return make_automatic_kernels(context_, options, std::move(ours), std::move(library));
+        }
+#endif
+        return ours;
+    }
+    void zero(float* x, std::int64_t elems) {
+        compute_.fill_zero(x, static_cast<std::size_t>(elems) * sizeof(float));
+    }
+    // Events are used in turn; one that is recorded anew stands for a later point of its stream, so
+    // waiting for an old transfer waits too long, never too short.
+    Transfer record(Stream& stream) {
+        if (transfers_.size() < kTransfers) {
+            transfers_.push_back(std::make_unique<Event>());
+        }
+        stream.record(event(next_));
+        return next_++;
+    }
+    Event& event(Transfer transfer) {
+        return *transfers_[static_cast<std::size_t>(transfer) % kTransfers];
+    }
+
+    const DeviceProperties device_;  // first: it makes the device current
+    Stream compute_, beside_;
+    Event computed_;
+    Workspace workspace_;
+    const Context context_;
+    std::vector<std::unique_ptr<Event>> transfers_;
+    Transfer next_ = 0;
+    std::unique_ptr<LayerKernels> kernels_;
+};
+
+}  // namespace
+}  // namespace gyre::SIMT_NAMESPACE
+
+namespace gyre {
+
+#if defined(GYRE_EMULATED)
+std::unique_ptr<Backend> make_emulated_backend(const GpuOptions& options) {
+    return std::make_unique<emulated::GpuBackend>(options);
+}
+#else
+std::unique_ptr<Backend> make_cuda_backend(const GpuOptions& options) {
+    return std::make_unique<cuda::GpuBackend>(options);
+}
+#endif
+
+}  // namespace gyre

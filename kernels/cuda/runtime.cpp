@@ -1,0 +1,160 @@
+// Memory, streams and events of a real GPU, over the CUDA runtime.
+#include "kernels/cuda/runtime.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <array>
+
+#include "kernels/cuda/check.hpp"
+#include "kernels/cuda/native.hpp"
+#include "kernels/error.hpp"
+
+namespace gyre::cuda {
+namespace {
+
+std::string host_name() {
+    std::array<char, 256> name{};
+    return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unnamed host";
+}
+
+const char* remedy(cudaError_t result) {
+    switch (result) {
+        case cudaErrorInsufficientDriver:
+            return "; the driver is too old for this CUDA runtime: update it, or build gyre with an "
+                   "older toolkit (`gyre info` prints both versions)";
+        case cudaErrorNoDevice:
+            return "; no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
+                   "--device cpu";
+        case cudaErrorNoKernelImageForDevice:
+            return "; gyre was not built for this GPU: configure with "
+                   "-DCMAKE_CUDA_ARCHITECTURES=<its compute capability, such as 90>";
+        case cudaErrorMemoryAllocation:
+            return "; use a smaller --batch-size or model, or free the GPU's memory (nvidia-smi)";
+        case cudaErrorIllegalAddress:
+        case cudaErrorLaunchFailure:
+        case cudaErrorMisalignedAddress:
+            return "; this is a bug in a kernel: run again under compute-sanitizer, or with "
+                   "CUDA_LAUNCH_BLOCKING=1 to see which";
+        case cudaErrorDevicesUnavailable:
+            return "; another process uses the GPU exclusively (nvidia-smi shows its mode)";
+        default:
+            return "";
+    }
+}
+
+}  // namespace
+
+void check(cudaError_t result, const char* expression, const char* file, int line) {
+    if (result != cudaSuccess) {
+        throw Error(ExitCode::internal,
+                    fmt::format("{} failed: {} ({}, {}:{} on {}){}", expression,
+                                cudaGetErrorString(result), cudaGetErrorName(result), file, line,
+                                host_name(), remedy(result)));
+    }
+}
+
+void check_launch(cudaError_t result, const char* kernel) {
+    if (result != cudaSuccess) {
+        throw Error(ExitCode::internal,
+                    fmt::format("kernel {} could not be started: {} ({}, on {}){}", kernel,
+                                cudaGetErrorString(result), cudaGetErrorName(result), host_name(),
+                                remedy(result)));
+    }
+}
+
+struct Event::State {
+    cudaEvent_t event = nullptr;
+    State() { GYRE_CUDA_CHECK(cudaEventCreate(&event)); }
+    ~State() { cudaEventDestroy(event); }
+};
+
+Event::Event() : state_(std::make_shared<State>()) {}
+Event::~Event() = default;
+void Event::synchronize() const {
+    GYRE_CUDA_CHECK(cudaEventSynchronize(state_->event));
+}
+float Event::milliseconds(const Event& start, const Event& end) {
+    float value = 0.0f;
+    GYRE_CUDA_CHECK(cudaEventElapsedTime(&value, start.state_->event, end.state_->event));
+    return value;
+}
+
+struct Stream::State {
+    cudaStream_t stream = nullptr;
+    State() { GYRE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    ~State() { cudaStreamDestroy(stream); }
+};
+
+cudaStream_t native(Stream& stream) {
+    return stream.state().stream;
+}
+
+Stream::Stream() : state_(std::make_unique<State>()) {}
+Stream::~Stream() = default;
+
+void Stream::upload(void* device, const void* host, std::size_t bytes) {
+    GYRE_CUDA_CHECK(cudaMemcpyAsync(device, host, bytes, cudaMemcpyHostToDevice, state_->stream));
+}
+void Stream::download(void* host, const void* device, std::size_t bytes) {
+    GYRE_CUDA_CHECK(cudaMemcpyAsync(host, device, bytes, cudaMemcpyDeviceToHost, state_->stream));
+}
+void Stream::copy(void* to, const void* from, std::size_t bytes) {
+    GYRE_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, state_->stream));
+}
+void Stream::fill_zero(void* device, std::size_t bytes) {
+    GYRE_CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, state_->stream));
+}
+void Stream::record(Event& event) {
+    GYRE_CUDA_CHECK(cudaEventRecord(event.state_->event, state_->stream));
+}
+void Stream::wait(const Event& event) {
+    GYRE_CUDA_CHECK(cudaStreamWaitEvent(state_->stream, event.state_->event, 0));
+}
+void Stream::synchronize() {
+    GYRE_CUDA_CHECK(cudaStreamSynchronize(state_->stream));
+}
+
+void* allocate(std::size_t bytes) {
+    void* memory = nullptr;
+    const cudaError_t result = cudaMalloc(&memory, bytes);
+    if (result == cudaErrorMemoryAllocation) {
+        cudaGetLastError();  // it is not the next call's
+        std::size_t free = 0, total = 0;
+        GYRE_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+        throw Error(ExitCode::internal,
+                    fmt::format("out of GPU memory on {}: {} MiB asked for, {} of {} MiB free{}",
+                                host_name(), bytes >> 20, free >> 20, total >> 20,
+                                remedy(result)));
+    }
+    GYRE_CUDA_CHECK(result);
+    return memory;
+}
+void release(void* memory) noexcept {
+    cudaFree(memory);  // an error here is an earlier one's, which was reported
+}
+void* allocate_pinned(std::size_t bytes) {
+    void* memory = nullptr;
+    GYRE_CUDA_CHECK(cudaMallocHost(&memory, bytes));
+    return memory;
+}
+void release_pinned(void* memory) noexcept {
+    cudaFreeHost(memory);
+}
+
+DeviceProperties select_device(int index) {
+    int count = 0;
+    GYRE_CUDA_CHECK(cudaGetDeviceCount(&count));
+    if (index >= count) {
+        throw usage_error(
+            fmt::format("this rank would use GPU {}, but {} has {} (CUDA_VISIBLE_DEVICES may hide "
+                        "others); start at most one rank per GPU",
+                        index, host_name(), count));
+    }
+    GYRE_CUDA_CHECK(cudaSetDevice(index));
+    cudaDeviceProp properties{};
+    GYRE_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
+    return {properties.name, properties.multiProcessorCount};
+}
+
+}  // namespace gyre::cuda

@@ -1,0 +1,79 @@
+// The thin interface between gyre's CUDA code and what it runs on: memory, streams, events.
+//
+// Everything in kernels/cuda/ is compiled twice: for a GPU, into namespace gyre::cuda, and, with
+// GYRE_EMULATED defined, for the emulator of kernels/emulation/, into gyre::emulated. The two
+// implementations of this header are kernels/cuda/runtime.cpp and kernels/emulation/runtime.cpp.
+// Calls throw Error (internal) with expression, place, host and a remedy where one is known.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#if defined(GYRE_EMULATED)
+#define SIMT_NAMESPACE emulated
+#else
+#define SIMT_NAMESPACE cuda
+#endif
+
+namespace gyre::SIMT_NAMESPACE {
+
+class Stream;
+
+// A point in a stream. Waiting for one that was never recorded returns at once.
+class Event {
+ public:
+    Event();
+    ~Event();
+    Event(const Event&) = delete;
+    Event& operator=(const Event&) = delete;
+
+    void synchronize() const;
+    // Milliseconds between two recorded events that have passed. Only the GPU's are of use.
+    static float milliseconds(const Event& start, const Event& end);
+
+ private:
+    friend class Stream;
+    struct State;
+    std::shared_ptr<State> state_;
+};
+
+// Work in order. Every call returns before the work is done; memory must stay until it is.
+class Stream {
+ public:
+    Stream();
+    ~Stream();
+    Stream(const Stream&) = delete;
+    Stream& operator=(const Stream&) = delete;
+
+    void upload(void* device, const void* host, std::size_t bytes);
+    void download(void* host, const void* device, std::size_t bytes);
+    void copy(void* to, const void* from, std::size_t bytes);  // device to device
+    void fill_zero(void* device, std::size_t bytes);
+    void record(Event& event);
+    void wait(const Event& event);  // what follows starts after the event's last record so far
+    void synchronize();
+
+    struct State;
+    State& state() { return *state_; }
+
+ private:
+    std::unique_ptr<State> state_;
+};
+
+// Device memory, aligned to 256 bytes, not initialised. Throws naming what was asked and is free.
+void* allocate(std::size_t bytes);
+void release(void* memory) noexcept;
+// Host memory that transfers may use while the host goes on (page-locked).
+void* allocate_pinned(std::size_t bytes);
+void release_pinned(void* memory) noexcept;
+
+struct DeviceProperties {
+    std::string name;
+    int multiprocessors = 1;
+};
+// Makes this device the current one of the calling thread. Throws where it cannot run gyre.
+DeviceProperties select_device(int index);
+
+}  // namespace gyre::SIMT_NAMESPACE

@@ -1,0 +1,100 @@
+// What a kernel of gyre is written with, on a GPU and under the emulator alike.
+//
+// The rules for kernel sources (docs/kernels.md explains them):
+//   - shared memory is declared with SIMT_SHARED, kernels are started with launch();
+//   - blocks have a multiple of 32 threads, and no thread leaves a kernel before a barrier or a warp
+//     operation that the others still reach;
+//   - warp operations are those below, and all 32 lanes take part in each;
+//   - no float atomics: every sum has a fixed order, so that results are the same in every run.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+#include "kernels/cuda/runtime.hpp"
+
+#if defined(GYRE_EMULATED)
+#include "kernels/emulation/simt.hpp"
+#else
+
+#include <cuda_runtime.h>
+
+#include <tuple>
+
+#include "kernels/cuda/check.hpp"
+#include "kernels/cuda/native.hpp"
+
+// A variable of the block, aligned to 16 bytes: SIMT_SHARED(float, tile, [16][20]).
+#define SIMT_SHARED(type, name, extents) __shared__ __align__(16) type name extents
+// Before a loop whose trip count is known: arrays it indexes then live in registers.
+#define SIMT_UNROLL _Pragma("unroll")
+
+namespace gyre::cuda {
+
+constexpr unsigned kFullWarp = 0xffffffffu;
+
+// The sum over the warp, on every lane; added as a butterfly (distance 16, 8, 4, 2, 1).
+__device__ __forceinline__ float warp_sum(float value) {
+    for (int distance = 16; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(kFullWarp, value, distance);
+    }
+    return value;
+}
+__device__ __forceinline__ double warp_sum(double value) {
+    for (int distance = 16; distance > 0; distance /= 2) {
+        value += __shfl_xor_sync(kFullWarp, value, distance);
+    }
+    return value;
+}
+
+// The largest value over the warp and its index, on every lane; of equal values the lowest index.
+__device__ __forceinline__ void warp_argmax(float& value, int& index) {
+    for (int distance = 16; distance > 0; distance /= 2) {
+        const float other = __shfl_xor_sync(kFullWarp, value, distance);
+        const int other_index = __shfl_xor_sync(kFullWarp, index, distance);
+        if (other > value || (other == value && other_index < index)) {
+            value = other;
+            index = other_index;
+        }
+    }
+}
+
+// To the nearest number of TF32 (8 bits of exponent, 10 of mantissa), ties away from zero.
+__device__ __forceinline__ std::uint32_t to_tf32(float value) {
+    std::uint32_t bits;
+    asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
+    return bits;
+}
+
+// d[16][8] += a[16][8] b[8][8] on tensor cores, for a whole warp. With group = lane / 4 and
+// at = lane % 4, a lane holds (PTX ISA, "Matrix fragments for mma.m16n8k8", .tf32)
+//   a[0] (group, at)  a[1] (group + 8, at)  a[2] (group, at + 4)  a[3] (group + 8, at + 4)
+//   b[0] (at, group)  b[1] (at + 4, group)
+//   d[0] (group, 2 at)  d[1] (group, 2 at + 1)  d[2] (group + 8, 2 at)  d[3] (group + 8, 2 at + 1)
+__device__ __forceinline__ void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4],
+                                         const std::uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+// Starts kernel<<<grid, block>>>(arguments...) in the stream. `name` is for messages.
+template <typename... P, typename... A>
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Stream& stream,
+            A&&... arguments) {
+    std::tuple<P...> values(std::forward<A>(arguments)...);
+    std::apply(
+        [&](auto&... each) {
+            void* pointers[] = {static_cast<void*>(&each)...};
+            check_launch(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block,
+                                          pointers, 0, native(stream)),
+                         name);
+        },
+        values);
+}
+
+}  // namespace gyre::cuda
+#endif

@@ -1,0 +1,527 @@
+#include "kernels/emulation/checker.hpp"
+
+#include <fmt/format.h>
+#include <link.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <memory>
+#include <type_traits>
+#include <vector>
+
+#include "kernels/emulation/emulator.hpp"
+#include "kernels/error.hpp"
+
+namespace gyre::emulated {
+namespace {
+
+constexpr unsigned kNone = 0xfff;  // no thread
+
+struct Access {
+    std::uint32_t epoch;   // 0: never
+    std::uint32_t pc;      // where in the program, from its beginning
+    std::uint16_t thread;  // of the block
+    std::uint16_t fence;   // how often its warp had synchronised in this epoch
+};
+
+// What is known of 4 bytes of memory. Masks have a bit for each byte.
+struct Cell {
+    Access write, read;
+    std::uint16_t other : 12;        // one more reader, of another warp if there is such a one
+    std::uint16_t foreign_mask : 4;  // what other blocks read before `read`,
+    std::uint8_t write_mask : 4, read_mask : 4;
+    std::uint8_t live : 4, known : 4;  // allocated or declared; written
+    std::uint32_t foreign_epoch;       // and when
+};
+static_assert(sizeof(Cell) == 32 && std::is_trivial_v<Cell>);
+
+// Empty until enable_checker(), so that nothing lies in it.
+struct Region {
+    std::uintptr_t begin = 0;
+    std::size_t bytes = 0;
+    Cell* cells = nullptr;
+    bool shared = false;
+
+    bool contains(std::uintptr_t at) const { return at - begin < bytes; }
+    Cell& cell(std::uintptr_t at) const { return cells[(at - begin) / 4]; }
+};
+constinit Region device, shared;
+constinit std::uintptr_t program_begin = 0;
+
+// Ticks where all that went before is ordered before all that follows.
+constinit std::uint32_t epoch = 1, launch_start = 1, block_start = 1;
+constinit std::array<std::uint16_t, 32> fences{};  // of each warp, in this epoch
+
+std::map<std::uintptr_t, std::size_t> allocations, released, variables;
+
+// Calls f(cell, mask) for the words of a range.
+template <typename F>
+void each_word(const Region& region, const void* begin, std::size_t bytes, F f) {
+    auto at = reinterpret_cast<std::uintptr_t>(begin);
+    while (bytes > 0) {
+        const std::size_t here = std::min(bytes, 4 - at % 4);
+        f(region.cell(at), ((1u << here) - 1u) << at % 4);
+        at += here;
+        bytes -= here;
+    }
+}
+
+// --- words for reports ---------------------------------------------------------------------------
+
+// "file:line", and the calls that were inlined there; without helpers and the standard library.
+std::string place_of(std::uint32_t pc) {
+    std::array<char, 4096> text{};
+    if (readlink("/proc/self/exe", text.data(), text.size() - 1) <= 0) {
+        return fmt::format("{:#x}", pc);
+    }
+    // The address is where the call returns to; the call itself may be the end of a line.
+    const std::string command =
+        fmt::format("addr2line -i -e '{}' {:#x} 2>/dev/null", text.data(), pc - 1);
+    std::string places;
+    int listed = 0;
+    if (FILE* pipe = popen(command.c_str(), "r")) {
+        while (std::fgets(text.data(), static_cast<int>(text.size()), pipe) != nullptr) {
+            std::string line = text.data();
+            line.erase(std::min(line.find_first_of(" \n"), line.size()));
+            const bool helper = line.find("??") != line.npos || line.rfind("/usr/", 0) == 0 ||
+                                line.find("emulation/simt.hpp:") != line.npos;
+            if (!helper && listed < 3) {
+                places += (listed++ > 0 ? ", called from " : "") + line;
+            }
+        }
+        pclose(pipe);
+    }
+    return listed > 0 ? places : fmt::format("{:#x} of the program", pc);
+}
+
+std::string name_of(unsigned thread) {
+    const unsigned x = emulator::block_extent.x, y = emulator::block_extent.y;
+    return fmt::format("thread ({}, {}, {})", thread % x, thread / x % y, thread / x / y);
+}
+
+// Where an address lies, in words that fit behind "which is".
+std::string location(const Region& region, std::uintptr_t at) {
+    const auto before = [at](const auto& ranges) {
+        const auto next = ranges.upper_bound(at);
+        return next == ranges.begin() ? ranges.end() : std::prev(next);
+    };
+    const auto text = [at](const auto& range, const char* what) {
+        const std::size_t offset = at - range.first;
+        return offset < range.second
+                   ? fmt::format("at offset {} of {} of {} bytes", offset, what, range.second)
+                   : fmt::format("{} bytes behind the end of {} of {} bytes (offset {})",
+                                 offset - range.second, what, range.second, offset);
+    };
+    const auto& live = region.shared ? variables : allocations;
+    const auto found = before(live);
+    if (!region.shared) {
+        const auto old = before(released);
+        if (old != released.end() && at - old->first < old->second) {
+            return text(*old, "released device memory");
+        }
+    }
+    if (found == live.end()) {
+        const auto next = live.upper_bound(at);
+        return next == live.end()
+                   ? "in none"
+                   : fmt::format("{} bytes before one of {} bytes", next->first - at, next->second);
+    }
+    return text(*found, region.shared ? "a shared variable" : "device memory");
+}
+
+// What the hooks hand on; only reports read it.
+struct What {
+    const Region& region;
+    std::uintptr_t at;
+    std::size_t bytes;
+    bool write;
+    std::uint32_t pc;
+
+    std::string text() const {
+        return fmt::format("this thread {} {} byte{} at {}", write ? "writes" : "reads", bytes,
+                           bytes == 1 ? "" : "s", place_of(pc));
+    }
+};
+
+// The compiler takes it that the hooks throw nothing, so host code cannot be left with Error.
+[[noreturn]] void end_program(const std::string& what) {
+    std::fprintf(stderr, "emulated GPU: %s\n", what.c_str());
+    std::abort();
+}
+[[noreturn, gnu::noinline, gnu::cold]] void report_host(const What& what) {
+    end_program(fmt::format("host code touches device memory: it {} {} bytes at {}",
+                            what.write ? "writes" : "reads", what.bytes, place_of(what.pc)));
+}
+[[noreturn, gnu::noinline, gnu::cold]] void report_outside(const What& what) {
+    emulator::report(
+        fmt::format("out of bounds: {}, {}", what.text(), location(what.region, what.at)));
+}
+[[noreturn, gnu::noinline, gnu::cold]] void report_unknown(const What& what) {
+    emulator::report(fmt::format("uninitialised: {} what {} wrote, {}", what.text(),
+                                 what.region.shared ? "no thread of the block" : "nobody",
+                                 location(what.region, what.at)));
+}
+[[noreturn, gnu::noinline, gnu::cold]] void report_misaligned(const What& what) {
+    emulator::report(fmt::format("misaligned: {}, {}; it must be a multiple of {}", what.text(),
+                                 location(what.region, what.at), what.bytes));
+}
+[[noreturn, gnu::noinline, gnu::cold]] void report_race(const What& what, unsigned thread,
+                                                        std::uint32_t pc, bool wrote) {
+    const bool warp = thread / 32 == emulator::thread->linear / 32;
+    emulator::report(
+        fmt::format("race: {}; {} of the same block {} them at {}, with no barrier{} between ({})",
+                    what.text(), name_of(thread), wrote ? "wrote" : "read", place_of(pc),
+                    warp ? " or __syncwarp" : "", location(what.region, what.at)));
+}
+[[noreturn, gnu::noinline, gnu::cold]] void report_block_race(const What& what, bool wrote,
+                                                              std::uint32_t pc) {
+    emulator::report(fmt::format(
+        "race between blocks: {}; another block of the launch {} them{}, and blocks run in any "
+        "order ({})",
+        what.text(), wrote ? "wrote" : "read", pc != 0 ? " at " + place_of(pc) : "",
+        location(what.region, what.at)));
+}
+
+// --- the rules -----------------------------------------------------------------------------------
+
+bool other_block(const Region& region, std::uint32_t when) {
+    return !region.shared && when >= launch_start && when < block_start;
+}
+
+// Whether an access of this epoch by `thread` is not ordered before this thread's.
+bool unordered(unsigned thread, const Access& access) {
+    const unsigned self = emulator::thread->linear;
+    return thread != self && (thread / 32 != self / 32 || access.fence == fences[self / 32]);
+}
+
+[[gnu::always_inline]] inline void check_write(const Cell& cell, unsigned mask, const What& what) {
+    if ((cell.write_mask & mask) == 0) {
+        return;
+    }
+    if (other_block(what.region, cell.write.epoch)) {
+        report_block_race(what, true, cell.write.pc);
+    }
+    if (cell.write.epoch == epoch && unordered(cell.write.thread, cell.write)) {
+        report_race(what, cell.write.thread, cell.write.pc, true);
+    }
+}
+
+void read_word(Cell& cell, unsigned mask, const What& what) {
+    const bool fresh = what.region.shared && cell.write.epoch < block_start;
+    if ((mask & (fresh ? 0u : cell.known)) != mask) {
+        report_unknown(what);
+    }
+    check_write(cell, mask, what);
+
+    // One reader is kept, and another that no __syncwarp will order along with the first.
+    const unsigned self = emulator::thread->linear;
+    Access& read = cell.read;
+    const bool same_warp = read.thread / 32 == self / 32;
+    const bool same_fence = read.fence == fences[self / 32];
+    bool replace = true;
+    if (read.epoch != epoch) {
+        if (other_block(what.region, read.epoch)) {
+            const unsigned before = cell.foreign_epoch >= launch_start ? cell.foreign_mask : 0u;
+            cell.foreign_mask = (before | cell.read_mask) & 15u;
+            cell.foreign_epoch = read.epoch;
+        }
+    } else if (self == read.thread && cell.other == kNone && same_fence) {
+        cell.read_mask = (cell.read_mask | mask) & 15u;
+        replace = false;
+    } else if ((cell.read_mask & mask) == 0) {
+    } else if (cell.other != kNone && cell.other / 32 != read.thread / 32) {
+        replace = false;
+    } else if (!same_warp || (same_fence && self != read.thread)) {
+        cell.other = self & 0xfffu;
+        cell.read_mask = cell.read_mask & mask & 15u;
+        replace = false;
+    } else {
+        replace = !same_fence;
+    }
+    if (replace) {
+        read = {epoch, what.pc, static_cast<std::uint16_t>(self), fences[self / 32]};
+        cell.read_mask = mask & 15u;
+        cell.other = kNone;
+    }
+}
+
+void write_word(Cell& cell, unsigned mask, const What& what) {
+    check_write(cell, mask, what);
+    const Access& read = cell.read;
+    if ((cell.foreign_mask & mask) != 0 && other_block(what.region, cell.foreign_epoch)) {
+        report_block_race(what, false, 0);
+    }
+    if ((cell.read_mask & mask) != 0) {
+        if (other_block(what.region, read.epoch)) {
+            report_block_race(what, false, read.pc);
+        }
+        if (read.epoch == epoch) {
+            if (unordered(read.thread, read)) {
+                report_race(what, read.thread, read.pc, false);
+            }
+            if (cell.other != kNone && unordered(cell.other, read)) {
+                report_race(what, cell.other, read.pc, false);
+            }
+        }
+    }
+    const bool fresh = what.region.shared && cell.write.epoch < block_start;
+    const unsigned self = emulator::thread->linear;
+    cell.known = ((fresh ? 0u : cell.known) | mask) & 15u;
+    cell.write = {epoch, what.pc, static_cast<std::uint16_t>(self), fences[self / 32]};
+    cell.write_mask = mask & 15u;
+}
+
+// kBytes is what an aligned access has, or 0.
+template <bool kWrite, std::size_t kBytes>
+void check(const Region& region, std::uintptr_t at, std::size_t bytes, const void* pc) {
+    const What what{
+        region, at, bytes, kWrite,
+        static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(pc) - program_begin)};
+    if (emulator::thread == nullptr) {
+        report_host(what);
+    }
+    const auto word = [&](Cell& cell, unsigned mask) {
+        if ((mask & cell.live) != mask) {
+            report_outside(what);
+        }
+        if constexpr (kWrite) {
+            write_word(cell, mask, what);
+        } else {
+            read_word(cell, mask, what);
+        }
+    };
+    if constexpr (kBytes == 0) {
+        each_word(region, reinterpret_cast<const void*>(at), bytes, word);
+    } else {
+        if (at % kBytes != 0) {
+            report_misaligned(what);
+        }
+        if constexpr (kBytes < 4) {
+            word(region.cell(at), ((1u << kBytes) - 1u) << at % 4);
+        } else {
+            for (std::size_t i = 0; i < kBytes; i += 4) {
+                word(region.cell(at + i), 15u);
+            }
+        }
+    }
+}
+
+template <bool kWrite, std::size_t kBytes = 0>
+[[gnu::always_inline]] inline void access(const void* at, const void* pc,
+                                          std::size_t bytes = kBytes) {
+    const auto address = reinterpret_cast<std::uintptr_t>(at);
+    if (device.contains(address)) {
+        check<kWrite, kBytes>(device, address, bytes, pc);
+    } else if (shared.contains(address)) {
+        check<kWrite, kBytes>(shared, address, bytes, pc);
+    }
+}
+
+// --- what the emulator tells ---------------------------------------------------------------------
+
+class Checker final : public emulator::Listener {
+ public:
+    void launch_begins() override {
+        for (const auto& [at, bytes] : variables) {
+            each_word(shared, reinterpret_cast<const void*>(at), bytes,
+                      [](Cell& cell, unsigned) { cell = {}; });
+        }
+        variables.clear();
+        tick();
+        launch_start = epoch;
+    }
+    void block_begins() override {
+        tick();
+        block_start = epoch;
+    }
+    void block_barrier() override { tick(); }
+    void warp_barrier(unsigned warp) override { ++fences[warp]; }
+    void shared_declared(void* at, std::size_t bytes) override {
+        variables[reinterpret_cast<std::uintptr_t>(at)] = bytes;
+        make_live(shared, at, bytes);
+    }
+    void device_allocated(void* at, std::size_t bytes) override {
+        const auto begin = reinterpret_cast<std::uintptr_t>(at);
+        std::erase_if(released, [&](const auto& old) {
+            return old.first < begin + bytes && begin < old.first + old.second;
+        });
+        allocations[begin] = bytes;
+        make_live(device, at, bytes);
+    }
+    void device_released(void* at, std::size_t bytes) override {
+        const auto begin = reinterpret_cast<std::uintptr_t>(at);
+        allocations.erase(begin);
+        released[begin] = bytes;
+        each_word(device, at, bytes, [](Cell& cell, unsigned) { cell = {}; });
+    }
+    void device_copied(void* to, const void* from, std::size_t bytes) override {
+        if (from != nullptr) {
+            each_word(device, from, bytes, [&](Cell& cell, unsigned mask) {
+                expect(cell.live, mask, "reads outside allocations", cell);
+                if (to == nullptr) {
+                    expect(cell.known, mask, "to the host reads what nobody wrote", cell);
+                }
+            });
+        }
+        if (to != nullptr) {
+            each_word(device, to, bytes, [&](Cell& cell, unsigned mask) {
+                expect(cell.live, mask, "writes outside allocations", cell);
+                cell.known = (cell.known | mask) & 15u;
+            });
+        }
+    }
+
+ private:
+    static void tick() {
+        ++epoch;
+        fences.fill(0);
+    }
+    static void make_live(const Region& region, const void* at, std::size_t bytes) {
+        each_word(region, at, bytes, [](Cell& cell, unsigned mask) {
+            cell = {};
+            cell.live = mask & 15u;
+        });
+    }
+    static void expect(unsigned are, unsigned mask, const char* what, const Cell& cell) {
+        if ((are & mask) != mask) {
+            const auto word = static_cast<std::size_t>(&cell - device.cells);
+            emulator::report(fmt::format("a copy or fill of a stream {}, {}", what,
+                                         location(device, device.begin + word * 4)));
+        }
+    }
+};
+
+Region region_of(const emulator::Range& range, bool is_shared) {
+    const auto bytes = static_cast<std::size_t>(range.end - range.begin);
+    // Pages come as they are touched. The spare one ends accesses that run over the end.
+    void* cells = mmap(nullptr, bytes / 4 * sizeof(Cell) + 4096, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (cells == MAP_FAILED) {
+        throw Error(ExitCode::internal,
+                    "the checker could not reserve addresses; is there a limit "
+                    "(ulimit -v)?");
+    }
+    return {reinterpret_cast<std::uintptr_t>(range.begin), bytes, static_cast<Cell*>(cells),
+            is_shared};
+}
+
+}  // namespace
+
+void enable_checker() {
+    if (emulator::listener != nullptr) {
+        return;
+    }
+    if (emulator::allocation_count() > 0) {
+        throw Error(ExitCode::internal, "enable_checker() must come before the first allocation");
+    }
+    dl_iterate_phdr(
+        [](dl_phdr_info* info, std::size_t, void*) {
+            program_begin = info->dlpi_addr;
+            return 1;  // the program comes before its libraries
+        },
+        nullptr);
+    static Checker checker;
+    emulator::listener = &checker;
+    device = region_of(emulator::device_range(), false);
+    shared = region_of(emulator::shared_range(), true);
+}
+
+}  // namespace gyre::emulated
+
+// --- what the compiler calls ---------------------------------------------------------------------
+
+using gyre::emulated::access;
+
+#define GYRE_HOOKS(bytes)                                      \
+    void __tsan_read##bytes(void* at) {                        \
+        access<false, bytes>(at, __builtin_return_address(0)); \
+    }                                                          \
+    void __tsan_write##bytes(void* at) {                       \
+        access<true, bytes>(at, __builtin_return_address(0));  \
+    }                                                          \
+    void __tsan_unaligned_read##bytes(void* at) {              \
+        access<false>(at, __builtin_return_address(0), bytes); \
+    }                                                          \
+    void __tsan_unaligned_write##bytes(void* at) {             \
+        access<true>(at, __builtin_return_address(0), bytes);  \
+    }
+// Kernels have no atomics; these are the standard library's, in host code.
+#define GYRE_FETCH(bits, type, name)                                              \
+    type __tsan_atomic##bits##_fetch_##name(volatile void* at, type value, int) { \
+        return __atomic_fetch_##name(static_cast<volatile type*>(at), value, 5);  \
+    }
+#define GYRE_COMPARE(bits, type, name)                                                             \
+    bool __tsan_atomic##bits##_compare_exchange_##name(volatile void* at, void* expected, type to, \
+                                                       int, int) {                                 \
+        return __atomic_compare_exchange_n(static_cast<volatile type*>(at),                        \
+                                           static_cast<type*>(expected), to, false, 5, 5);         \
+    }
+#define GYRE_ATOMICS(bits, type)                                               \
+    type __tsan_atomic##bits##_load(const volatile void* at, int) {            \
+        return __atomic_load_n(static_cast<const volatile type*>(at), 5);      \
+    }                                                                          \
+    void __tsan_atomic##bits##_store(volatile void* at, type value, int) {     \
+        __atomic_store_n(static_cast<volatile type*>(at), value, 5);           \
+    }                                                                          \
+    type __tsan_atomic##bits##_exchange(volatile void* at, type value, int) {  \
+        return __atomic_exchange_n(static_cast<volatile type*>(at), value, 5); \
+    }                                                                          \
+    GYRE_FETCH(bits, type, add)                                                \
+    GYRE_FETCH(bits, type, sub)                                                \
+    GYRE_FETCH(bits, type, and)                                                \
+    GYRE_FETCH(bits, type, or)                                                 \
+    GYRE_FETCH(bits, type, xor)                                                \
+    GYRE_COMPARE(bits, type, strong)                                           \
+    GYRE_COMPARE(bits, type, weak)
+
+// What -fsanitize=alignment hands over.
+struct TypeMismatch {
+    struct {
+        const char* file;
+        std::uint32_t line, column;
+    } place;
+    const void* type;
+    unsigned char log_alignment, kind;
+};
+
+extern "C" {
+
+void __tsan_init() {}
+void __tsan_func_entry(void*) {}
+void __tsan_func_exit(void*) {}
+void __tsan_vptr_read(void*) {}
+void __tsan_vptr_update(void*, void*) {}
+GYRE_HOOKS(1)
+GYRE_HOOKS(2)
+GYRE_HOOKS(4)
+GYRE_HOOKS(8)
+GYRE_HOOKS(16)
+void __tsan_read_range(void* at, long bytes) {
+    access<false>(at, __builtin_return_address(0), static_cast<std::size_t>(bytes));
+}
+void __tsan_write_range(void* at, long bytes) {
+    access<true>(at, __builtin_return_address(0), static_cast<std::size_t>(bytes));
+}
+GYRE_ATOMICS(8, std::uint8_t)
+GYRE_ATOMICS(16, std::uint16_t)
+GYRE_ATOMICS(32, std::uint32_t)
+GYRE_ATOMICS(64, std::uint64_t)
+
+// A vector of 16 bytes may reach memory as four accesses of 4, so the hooks alone do not see where
+// it should have been.
+void __ubsan_handle_type_mismatch_v1(const TypeMismatch* mismatch, std::uintptr_t at) {
+    const std::string what =
+        fmt::format("misaligned: an access at {}:{} to address {:#x}; it must be a multiple of {}",
+                    mismatch->place.file, mismatch->place.line, at, 1 << mismatch->log_alignment);
+    if (gyre::emulated::emulator::thread == nullptr) {
+        gyre::emulated::end_program(what);
+    }
+    gyre::emulated::emulator::report(what);
+}
+
+}  // extern "C"

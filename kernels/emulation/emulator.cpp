@@ -1,0 +1,584 @@
+#include "kernels/emulation/emulator.hpp"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <boost/context/detail/fcontext.hpp>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
+
+#include "kernels/emulation/sanitizer.hpp"
+#include "kernels/error.hpp"
+
+// Without a string of its own, which a fiber that is abandoned would never free.
+template <>
+struct fmt::formatter<std::source_location> {
+    constexpr auto parse(format_parse_context& context) { return context.begin(); }
+    template <typename Context>
+    auto format(const std::source_location& place, Context& context) const {
+        return fmt::format_to(context.out(), "{}:{}", place.file_name(), place.line());
+    }
+};
+
+namespace gyre::emulated::emulator {
+
+Thread* thread = nullptr;
+uint3 block_index;
+dim3 block_extent, grid_extent;
+Listener* listener = nullptr;
+
+namespace {
+
+namespace context = boost::context::detail;
+
+constexpr unsigned kWarp = 32;
+constexpr unsigned kMostThreads = 1024;
+constexpr std::size_t kSharedBytes = 48 << 10;  // what a kernel may declare without asking
+constexpr std::size_t kRedzone = 64;
+constexpr std::size_t kSlack = 4096;  // beyond the shared memory, for redzones
+constexpr std::size_t kStackBytes = GYRE_ASAN ? 256 << 10 : 64 << 10;
+constexpr std::uint64_t kAllLanes = 0xffffffffu;
+
+// A stack and what runs on it. The host's own is one, too.
+struct Fiber {
+    context::fcontext_t at = nullptr;
+    std::byte* stack = nullptr;
+    struct Lane* lane = nullptr;  // the thread that started on it, until that has ended
+    SanitizerFiber sanitizer;
+};
+
+// What a thread waits for.
+struct Lane : Thread {
+    Fiber* fiber = nullptr;
+    Place place;
+    bool at_barrier = false;
+    bool at_warp_operation = false;
+    bool done = false;
+    void* operand = nullptr;
+};
+
+struct Warp {
+    std::uint32_t ready = 0;    // lanes that may run
+    std::uint32_t arrived = 0;  // lanes that wait in a warp operation
+    WarpOperation operation = WarpOperation::sync;
+    Place place;
+};
+
+bool same(const Place& a, const Place& b) {
+    return a.line() == b.line() && a.column() == b.column() &&
+           std::strcmp(a.file_name(), b.file_name()) == 0;
+}
+
+class Machine {
+ public:
+    Machine() {
+        const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+        shared_ = static_cast<std::byte*>(map(kSharedBytes + 2 * page));
+        for (unsigned i = 0; i < kMostThreads; ++i) {
+            lanes_[i].linear = i;
+        }
+    }
+
+    // --- the host's side -------------------------------------------------------------------------
+    void run_grid(const char* kernel, dim3 grid, dim3 block, const std::function<void()>& body) {
+        kernel_ = kernel;
+        body_ = &body;
+        threads_ = static_cast<unsigned>(block.count());
+        report_.clear();
+        if (block.count() == 0 || block.count() > kMostThreads || block.count() % kWarp != 0) {
+            throw Error(ExitCode::internal,
+                        fmt::format("kernel {}: blocks of {} threads; gyre's kernels need a "
+                                    "multiple of 32, at most {}",
+                                    kernel, block.count(), kMostThreads));
+        }
+        if (grid.count() == 0 || grid.x > 0x7fffffffu || grid.y > 0xffffu || grid.z > 0xffffu) {
+            throw Error(ExitCode::internal,
+                        fmt::format("kernel {}: a grid of {} x {} x {} blocks is not possible",
+                                    kernel, grid.x, grid.y, grid.z));
+        }
+        grid_extent = grid;
+        block_extent = block;
+        for (unsigned i = 0; i < threads_; ++i) {
+            lanes_[i].index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+        }
+        shared_used_ = 0;
+        variables_.clear();
+        poison(shared_, kSharedBytes + kSlack);
+        if (listener != nullptr) {
+            listener->launch_begins();
+        }
+        order_.resize(grid.count());
+        std::iota(order_.begin(), order_.end(), std::size_t{0});
+        if (seed_ != 0) {
+            std::shuffle(order_.begin(), order_.end(), random_);
+        }
+        for (const std::size_t i : order_) {
+            block_index = {static_cast<unsigned>(i % grid.x),
+                           static_cast<unsigned>(i / grid.x % grid.y),
+                           static_cast<unsigned>(i / grid.x / grid.y)};
+            run_block();
+            if (!report_.empty()) {
+                throw Error(ExitCode::internal, report_);
+            }
+        }
+        body_ = nullptr;
+    }
+
+    void set_schedule(std::uint64_t seed) {
+        seed_ = seed;
+        random_.seed(seed);
+    }
+
+    bool in_kernel() const { return running_ != nullptr && running_ != &host_; }
+    Range shared() const { return {shared_, shared_ + kSharedBytes + kSlack}; }
+
+    // --- the threads' side -----------------------------------------------------------------------
+    void sync_block(const Place& place) {
+        Lane& lane = *running_->lane;
+        if (done_ > 0) {
+            report(
+                fmt::format("the barrier at {} is reached after {} of {} threads have left the "
+                            "kernel",
+                            place, done_, threads_));
+        }
+        if (at_barrier_ == 0) {
+            barrier_ = place;
+        } else if (!same(barrier_, place)) {
+            report(fmt::format("divergent barrier: this thread waits at {}, others at {}", place,
+                               barrier_));
+        }
+        lane.place = place;
+        lane.at_barrier = true;
+        if (++at_barrier_ == threads_) {
+            at_barrier_ = 0;
+            for (unsigned i = 0; i < threads_; ++i) {
+                lanes_[i].at_barrier = false;
+            }
+            all_ready();
+            if (listener != nullptr) {
+                listener->block_barrier();
+            }
+        }
+        give_way(lane);
+    }
+
+    void warp_operation(WarpOperation operation, void* operand, const Place& place) {
+        Lane& lane = *running_->lane;
+        Warp& warp = warps_[lane.linear / kWarp];
+        if (warp.arrived == 0) {
+            warp.operation = operation;
+            warp.place = place;
+        } else if (warp.operation != operation || !same(warp.place, place)) {
+            report(fmt::format("divergent warp operation: this lane is at {}, others at {}", place,
+                               warp.place));
+        }
+        lane.place = place;
+        lane.operand = operand;
+        lane.at_warp_operation = true;
+        warp.arrived |= 1u << (lane.linear % kWarp);
+        if (warp.arrived == kAllLanes) {
+            Lane* lanes = &lanes_[lane.linear / kWarp * kWarp];
+            compute(operation, lanes);
+            for (unsigned i = 0; i < kWarp; ++i) {
+                lanes[i].at_warp_operation = false;
+            }
+            warp.arrived = 0;
+            warp.ready = kAllLanes;
+            if (operation == WarpOperation::sync && listener != nullptr) {
+                listener->warp_barrier(lane.linear / kWarp);
+            }
+        }
+        give_way(lane);
+    }
+
+    void* shared_variable(const void* key, const char* name, std::size_t bytes,
+                          std::size_t alignment) {
+        for (const Variable& variable : variables_) {
+            if (variable.key == key) {
+                return variable.at;
+            }
+        }
+        const std::size_t align = std::max<std::size_t>(alignment, 16);
+        const std::size_t begin = (shared_used_ + kRedzone + align - 1) / align * align;
+        declared_ = variables_.empty() ? bytes : declared_ + bytes;
+        if (declared_ > kSharedBytes || begin + bytes + kRedzone > kSharedBytes + kSlack) {
+            report(fmt::format("shared memory '{}': with it the kernel needs {} bytes, but has {}",
+                               name, declared_, kSharedBytes));
+        }
+        shared_used_ = begin + bytes;
+        void* at = shared_ + begin;
+        unpoison(at, bytes);
+        std::memset(at, 0xff, bytes);  // NaN
+        variables_.push_back({key, at, bytes});
+        if (listener != nullptr) {
+            listener->shared_declared(at, bytes);
+        }
+        return at;
+    }
+
+    [[noreturn]] void report(std::string what) {
+        if (!in_kernel()) {
+            throw Error(ExitCode::internal, "emulated GPU: host code: " + what);
+        }
+        const Lane& lane = *running_->lane;
+        report_ =
+            fmt::format("emulated GPU: kernel {}, block ({}, {}, {}), thread ({}, {}, {}): {}",
+                        kernel_, block_index.x, block_index.y, block_index.z, lane.index.x,
+                        lane.index.y, lane.index.z, what);
+        std::string().swap(what);  // nobody comes back to free it
+        Fiber& from = *running_;
+        jump(from, host_, true);
+        std::abort();  // the host never comes back to an abandoned fiber
+    }
+
+ private:
+    struct Variable {
+        const void* key;
+        void* at;
+        std::size_t bytes;
+    };
+
+    static void* map(std::size_t bytes) {
+        void* memory =
+            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+        if (memory == MAP_FAILED) {
+            throw Error(ExitCode::internal,
+                        fmt::format("the emulator could not map {} bytes", bytes));
+        }
+        return memory;
+    }
+
+    void all_ready() {
+        for (unsigned w = 0; w < threads_ / kWarp; ++w) {
+            warps_[w].ready = kAllLanes;
+        }
+    }
+
+    void run_block() {
+        for (const Variable& variable : variables_) {
+            std::memset(variable.at, 0xff, variable.bytes);
+        }
+        for (unsigned i = 0; i < threads_; ++i) {
+            Lane& lane = lanes_[i];
+            lane.fiber = nullptr;
+            lane.at_barrier = lane.at_warp_operation = lane.done = false;
+        }
+        for (unsigned w = 0; w < threads_ / kWarp; ++w) {
+            warps_[w].arrived = 0;
+        }
+        all_ready();
+        at_barrier_ = done_ = 0;
+        warp_now_ = 0;
+        if (seed_ != 0) {
+            // Uniform picks alone seldom let one warp run far ahead of the others.
+            uniform_ = random_() % 4 == 0;
+            warp_order_.resize(threads_ / kWarp);
+            std::iota(warp_order_.begin(), warp_order_.end(), 0u);
+            std::shuffle(warp_order_.begin(), warp_order_.end(), random_);
+        }
+        if (listener != nullptr) {
+            listener->block_begins();
+        }
+        running_ = &host_;
+        Lane* first = pick();
+        Fiber& fiber = free_fiber();
+        fiber.lane = first;
+        jump(host_, fiber, false);
+        running_ = nullptr;
+        if (!report_.empty()) {
+            abandon_fibers();
+        }
+    }
+
+    // The next thread to run, taken from the ready ones; null where there is none.
+    Lane* pick() {
+        const unsigned warps = threads_ / kWarp;
+        if (seed_ == 0) {
+            for (unsigned i = 0; i < warps; ++i) {
+                const unsigned w = warp_now_ + i < warps ? warp_now_ + i : warp_now_ + i - warps;
+                if (warps_[w].ready != 0) {
+                    warp_now_ = w;
+                    return take(w, static_cast<unsigned>(std::countr_zero(warps_[w].ready)));
+                }
+            }
+            return nullptr;
+        }
+        const unsigned start = uniform_ ? static_cast<unsigned>(random_() % warps) : 0;
+        for (unsigned i = 0; i < warps; ++i) {
+            const unsigned w = warp_order_[(start + i) % warps];
+            const std::uint32_t ready = warps_[w].ready;
+            if (ready != 0) {
+                const int turn = static_cast<int>(random_() % kWarp);
+                const int lane = (std::countr_zero(std::rotr(ready, turn)) + turn) % 32;
+                return take(w, static_cast<unsigned>(lane));
+            }
+        }
+        return nullptr;
+    }
+    Lane* take(unsigned warp, unsigned lane) {
+        warps_[warp].ready &= ~(1u << lane);
+        return &lanes_[warp * kWarp + lane];
+    }
+
+    // Called by a thread that waits, possibly not any more.
+    void give_way(Lane& lane) {
+        Lane* next = pick();
+        if (next == nullptr) {
+            report_deadlock();
+        }
+        if (next == &lane) {
+            return;
+        }
+        Fiber& self = *running_;
+        Fiber* target = next->fiber;
+        if (target == nullptr) {
+            target = &free_fiber();
+            target->lane = next;
+        }
+        jump(self, *target, false);
+    }
+
+    [[noreturn]] void report_deadlock() {
+        std::string text = "no thread can go on:";
+        int listed = 0;
+        for (unsigned i = 0; i < threads_ && listed < 4; ++i) {
+            const Lane& lane = lanes_[i];
+            if (lane.at_barrier || lane.at_warp_operation) {
+                text += fmt::format(" thread {} waits in a {} at {};", i,
+                                    lane.at_barrier ? "barrier" : "warp operation", lane.place);
+                ++listed;
+            }
+        }
+        text += fmt::format(" {} of {} threads have left", done_, threads_);
+        report(std::move(text));
+    }
+
+    // The loop of a fiber: runs one thread after another, as long as they do not wait.
+    static void fiber_main(context::transfer_t from) {
+        Machine& machine = instance();
+        machine.arrived(from);
+        Fiber& self = *machine.running_;
+        for (;;) {
+            Lane& lane = *self.lane;
+            lane.fiber = &self;
+            thread = &lane;
+            (*machine.body_)();
+            machine.finished(lane);
+            Lane* next = machine.pick();
+            if (next != nullptr && next->fiber == nullptr) {
+                self.lane = next;
+                continue;
+            }
+            if (next == nullptr && machine.done_ < machine.threads_) {
+                machine.report_deadlock();
+            }
+            machine.free_.push_back(&self);
+            machine.jump(self, next == nullptr ? machine.host_ : *next->fiber, false);
+        }
+    }
+
+    void finished(Lane& lane) {
+        lane.done = true;
+        lane.fiber = nullptr;
+        ++done_;
+        if (at_barrier_ > 0) {
+            report(
+                fmt::format("this thread leaves the kernel while {} others wait in the barrier "
+                            "at {}",
+                            at_barrier_, barrier_));
+        }
+        const Warp& warp = warps_[lane.linear / kWarp];
+        if (warp.arrived != 0) {
+            report(
+                fmt::format("this thread leaves the kernel while others of its warp wait in the "
+                            "warp operation at {}",
+                            warp.place));
+        }
+    }
+
+    Fiber& free_fiber() {
+        if (free_.empty()) {
+            auto fiber = std::make_unique<Fiber>();
+            const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+            auto* memory = static_cast<std::byte*>(map(kStackBytes + page));
+            mprotect(memory, page, PROT_NONE);  // an overflow meets it
+            fiber->stack = memory + page;
+            fibers_.push_back(std::move(fiber));
+            prepare(*fibers_.back(), fibers_.size() - 1);
+            free_.push_back(fibers_.back().get());
+        }
+        Fiber& fiber = *free_.back();
+        free_.pop_back();
+        return fiber;
+    }
+
+    static void prepare(Fiber& fiber, std::size_t i) {
+        unpoison(fiber.stack, kStackBytes);
+        // Stacks that begin at different places of a page do not fight for the same cache lines.
+        const std::size_t offset = i % 61 * 192;
+        fiber.at = context::make_fcontext(fiber.stack + kStackBytes - offset, kStackBytes - offset,
+                                          fiber_main);
+        fiber.sanitizer.set_stack(fiber.stack, kStackBytes);
+    }
+
+    // After a report: what the fibers were doing is forgotten.
+    void abandon_fibers() {
+        free_.clear();
+        for (std::size_t i = 0; i < fibers_.size(); ++i) {
+            prepare(*fibers_[i], i);
+            free_.push_back(fibers_[i].get());
+        }
+    }
+
+    void jump(Fiber& from, Fiber& to, bool for_good) {
+        running_ = &to;
+        from.sanitizer.leave(to.sanitizer, for_good);
+        arrived(context::jump_fcontext(to.at, &from));
+        thread = running_->lane;
+    }
+    void arrived(context::transfer_t from) {
+        auto* source = static_cast<Fiber*>(from.data);
+        source->at = from.fctx;
+        running_->sanitizer.enter(source->sanitizer);
+    }
+
+    static void compute(WarpOperation operation, Lane* lanes) {
+        switch (operation) {
+            case WarpOperation::sync:
+                return;
+            case WarpOperation::sum_float:
+                return butterfly_sum<float>(lanes);
+            case WarpOperation::sum_double:
+                return butterfly_sum<double>(lanes);
+            case WarpOperation::argmax:
+                return argmax(lanes);
+            case WarpOperation::mma_tf32:
+                return mma(lanes);
+        }
+    }
+    template <typename T>
+    static void butterfly_sum(Lane* lanes) {
+        std::array<T, kWarp> value, next;
+        for (unsigned i = 0; i < kWarp; ++i) {
+            value[i] = *static_cast<T*>(lanes[i].operand);
+        }
+        for (unsigned distance = kWarp / 2; distance > 0; distance /= 2) {
+            for (unsigned i = 0; i < kWarp; ++i) {
+                next[i] = value[i] + value[i ^ distance];
+            }
+            value = next;
+        }
+        for (unsigned i = 0; i < kWarp; ++i) {
+            *static_cast<T*>(lanes[i].operand) = value[i];
+        }
+    }
+    static void argmax(Lane* lanes) {
+        ArgMax best = *static_cast<ArgMax*>(lanes[0].operand);
+        for (unsigned i = 1; i < kWarp; ++i) {
+            const ArgMax& other = *static_cast<ArgMax*>(lanes[i].operand);
+            if (other.value > best.value ||
+                (other.value == best.value && other.index < best.index)) {
+                best = other;
+            }
+        }
+        for (unsigned i = 0; i < kWarp; ++i) {
+            *static_cast<ArgMax*>(lanes[i].operand) = best;
+        }
+    }
+    // The layout of the fragments: kernels/cuda/simt.hpp. The hardware ignores the 13 low bits.
+    static void mma(Lane* lanes) {
+        const auto number = [](std::uint32_t bits) {
+            return std::bit_cast<float>(bits & ~0x1fffu);
+        };
+        float a[16][8], b[8][8];
+        for (unsigned i = 0; i < kWarp; ++i) {
+            const Mma& m = *static_cast<Mma*>(lanes[i].operand);
+            const unsigned group = i / 4, at = i % 4;
+            a[group][at] = number(m.a[0]);
+            a[group + 8][at] = number(m.a[1]);
+            a[group][at + 4] = number(m.a[2]);
+            a[group + 8][at + 4] = number(m.a[3]);
+            b[at][group] = number(m.b[0]);
+            b[at + 4][group] = number(m.b[1]);
+        }
+        for (unsigned i = 0; i < kWarp; ++i) {
+            const Mma& m = *static_cast<Mma*>(lanes[i].operand);
+            for (unsigned j = 0; j < 4; ++j) {
+                const unsigned row = i / 4 + (j / 2) * 8, column = i % 4 * 2 + j % 2;
+                float sum = 0.0f;
+                for (unsigned k = 0; k < 8; ++k) {
+                    sum += a[row][k] * b[k][column];
+                }
+                m.d[j] += sum;
+            }
+        }
+    }
+
+ public:
+    static Machine& instance() {
+        // Never destroyed: other statics may still hold emulated memory at exit.
+        static Machine* machine = new Machine;
+        return *machine;
+    }
+
+ private:
+    const char* kernel_ = "";
+    const std::function<void()>* body_ = nullptr;
+    unsigned threads_ = 0, at_barrier_ = 0, done_ = 0, warp_now_ = 0;
+    Place barrier_;
+    std::array<Lane, kMostThreads> lanes_;
+    std::array<Warp, kMostThreads / kWarp> warps_;
+    Fiber host_;
+    Fiber* running_ = nullptr;
+    std::vector<std::unique_ptr<Fiber>> fibers_;
+    std::vector<Fiber*> free_;
+    std::string report_;
+    std::byte* shared_ = nullptr;
+    std::size_t shared_used_ = 0, declared_ = 0;
+    std::vector<Variable> variables_;
+    std::uint64_t seed_ = 0;
+    std::mt19937_64 random_;
+    bool uniform_ = false;
+    std::vector<unsigned> warp_order_;
+    std::vector<std::size_t> order_;
+};
+
+}  // namespace
+
+void sync_block(const Place& place) {
+    Machine::instance().sync_block(place);
+}
+void sync_warp(const Place& place) {
+    Machine::instance().warp_operation(WarpOperation::sync, nullptr, place);
+}
+void warp_operation(WarpOperation operation, void* operand, const Place& place) {
+    Machine::instance().warp_operation(operation, operand, place);
+}
+void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment) {
+    return Machine::instance().shared_variable(key, name, bytes, alignment);
+}
+void run_grid(const char* kernel, dim3 grid, dim3 block, const std::function<void()>& body) {
+    Machine::instance().run_grid(kernel, grid, block, body);
+}
+void set_schedule(std::uint64_t seed) {
+    Machine::instance().set_schedule(seed);
+}
+void report(const std::string& what) {
+    Machine::instance().report(what);
+}
+bool in_kernel() {
+    return Machine::instance().in_kernel();
+}
+Range shared_range() {
+    return Machine::instance().shared();
+}
+
+}  // namespace gyre::emulated::emulator

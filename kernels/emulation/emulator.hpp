@@ -1,0 +1,105 @@
+// Runs kernels on the CPU, a fiber for each CUDA thread, and reports what is wrong with them.
+//
+// The blocks of a grid run one after another; the threads of a block take turns, and change only
+// where a barrier or a warp operation makes them wait. Whatever order a schedule picks is one the
+// GPU might pick as well, so a kernel must give the same result under all of them. Reports:
+//   always: divergent barriers and warp operations, threads that leave while others wait, blocks
+//     whose size is no multiple of 32, too much shared memory;
+//   with AddressSanitizer: accesses outside device and shared memory;
+//   with the checker (checker.hpp): the same, races, uninitialised reads, misaligned accesses, host
+//     code that touches device memory.
+// A report ends the launch with Error (internal) that names kernel, block, thread and source line.
+//
+// There is one emulated GPU in a process, used by one thread at a time, as CUDA's own names such as
+// threadIdx are global too.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <source_location>
+#include <string>
+
+namespace gyre::emulated {
+
+class Stream;
+
+struct uint3 {
+    unsigned x = 0, y = 0, z = 0;
+};
+struct dim3 {
+    unsigned x = 1, y = 1, z = 1;
+    dim3(unsigned x_ = 1, unsigned y_ = 1, unsigned z_ = 1) : x(x_), y(y_), z(z_) {}
+    std::size_t count() const { return std::size_t{x} * y * z; }
+};
+
+namespace emulator {
+
+using Place = std::source_location;
+
+struct Thread {
+    uint3 index;
+    unsigned linear = 0;
+};
+extern Thread* thread;  // the one that runs
+extern uint3 block_index;
+extern dim3 block_extent, grid_extent;
+
+// For all threads of the block, or all 32 lanes of the warp.
+void sync_block(const Place& place);
+void sync_warp(const Place& place);
+enum class WarpOperation { sync, sum_float, sum_double, argmax, mma_tf32 };
+struct ArgMax {
+    float value;
+    int index;
+};
+struct Mma {
+    float (&d)[4];
+    const std::uint32_t (&a)[4];
+    const std::uint32_t (&b)[2];
+};
+// Each lane hands over its operand; the last to arrive computes for all.
+void warp_operation(WarpOperation operation, void* operand, const Place& place);
+
+// Memory of the block for the declaration `key`; filled with NaN when the block starts.
+void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment);
+
+void run_grid(const char* kernel, dim3 grid, dim3 block, const std::function<void()>& body);
+// Appends work to a stream.
+void submit(Stream& stream, std::function<void()> work);
+
+// The order in which blocks and threads run: 0: by index; others: at random, the same for the same
+// seed. Mixes depth-first runs of single warps with uniform picks.
+void set_schedule(std::uint64_t seed);
+// Allocations of device memory so far, to show that a step makes none.
+std::int64_t allocation_count();
+
+// Ends the launch with this report. For the checker.
+[[noreturn]] void report(const std::string& what);
+bool in_kernel();
+
+// Where device and shared memory lie.
+struct Range {
+    std::byte *begin, *end;
+    bool contains(const void* at) const { return at >= begin && at < end; }
+};
+Range device_range();
+Range shared_range();
+
+// What the checker wants to know; without it nobody listens.
+struct Listener {
+    virtual ~Listener() = default;
+    virtual void launch_begins() = 0;
+    virtual void block_begins() = 0;
+    virtual void block_barrier() = 0;
+    virtual void warp_barrier(unsigned warp) = 0;
+    virtual void shared_declared(void* at, std::size_t bytes) = 0;
+    virtual void device_allocated(void* at, std::size_t bytes) = 0;
+    virtual void device_released(void* at, std::size_t bytes) = 0;
+    // Streams copy and fill device memory; source or target may be null where it is the host's.
+    virtual void device_copied(void* to, const void* from, std::size_t bytes) = 0;
+};
+extern Listener* listener;
+
+}  // namespace emulator
+}  // namespace gyre::emulated

@@ -1,0 +1,97 @@
+// The emulator's side of kernels/cuda/simt.hpp: the names of CUDA C++ that gyre's kernels use, for
+// a compiler that knows nothing of CUDA. Include kernels/cuda/simt.hpp, never this.
+#pragma once
+
+#include <cmath>
+#include <cstring>
+#include <source_location>
+#include <tuple>
+
+#include "kernels/emulation/emulator.hpp"
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define SIMT_UNROLL
+
+#define threadIdx (::gyre::emulated::emulator::thread->index)
+#define blockIdx (::gyre::emulated::emulator::block_index)
+#define blockDim (::gyre::emulated::emulator::block_extent)
+#define gridDim (::gyre::emulated::emulator::grid_extent)
+
+// A reference into the block's shared memory, the same for all threads of a block. The key tells one
+// declaration, and one instance of a template, from the others.
+#define SIMT_SHARED(type, name, extents)                                      \
+    using name##_in_shared = type extents;                                    \
+    static const char name##_key = 0;                                         \
+    auto& name = *static_cast<name##_in_shared*>(                             \
+        ::gyre::emulated::emulator::shared_variable(                          \
+            &name##_key, #name, sizeof(name##_in_shared), alignof(name##_in_shared)))
+
+namespace gyre::emulated {
+
+struct alignas(8) float2 {
+    float x, y;
+};
+struct alignas(16) float4 {
+    float x, y, z, w;
+};
+struct alignas(4) uchar4 {
+    unsigned char x, y, z, w;
+};
+struct alignas(16) uint4 {
+    unsigned x, y, z, w;
+};
+inline float4 make_float4(float x, float y, float z, float w) {
+    return {x, y, z, w};
+}
+
+inline int min(int a, int b) {
+    return a < b ? a : b;
+}
+
+using Place = std::source_location;
+
+inline void __syncthreads(Place place = Place::current()) {
+    emulator::sync_block(place);
+}
+inline void __syncwarp(Place place = Place::current()) {
+    emulator::sync_warp(place);
+}
+inline float warp_sum(float value, Place place = Place::current()) {
+    emulator::warp_operation(emulator::WarpOperation::sum_float, &value, place);
+    return value;
+}
+inline double warp_sum(double value, Place place = Place::current()) {
+    emulator::warp_operation(emulator::WarpOperation::sum_double, &value, place);
+    return value;
+}
+inline void warp_argmax(float& value, int& index, Place place = Place::current()) {
+    emulator::ArgMax operand{value, index};
+    emulator::warp_operation(emulator::WarpOperation::argmax, &operand, place);
+    value = operand.value;
+    index = operand.index;
+}
+inline std::uint32_t to_tf32(float value) {
+    std::uint32_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    // Infinities and NaN have no lower bits to round away that would matter here.
+    return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+}
+inline void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                     Place place = Place::current()) {
+    emulator::Mma operand{d, a, b};
+    emulator::warp_operation(emulator::WarpOperation::mma_tf32, &operand, place);
+}
+
+template <typename... P, typename... A>
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Stream& stream,
+            A&&... arguments) {
+    emulator::submit(stream, [=, values = std::tuple<P...>(std::forward<A>(arguments)...)] {
+        emulator::run_grid(name, grid, block, [&] { std::apply(kernel, values); });
+    });
+}
+
+}  // namespace gyre::emulated

@@ -1,0 +1,262 @@
+#include "tests/planted_bugs.hpp"
+
+#include "kernels/cuda/simt.hpp"
+
+namespace gyre::SIMT_NAMESPACE {
+namespace {
+
+template <bool kBug>
+__global__ void dropped_barrier(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [64]);
+    const unsigned i = threadIdx.x;
+    tile[i] = x[i];
+    __syncthreads();
+    const float mirrored = tile[63 - i];  // other: dropped barrier
+    if constexpr (!kBug) {
+        __syncthreads();
+    }
+    tile[i] = 2.0f * mirrored;  // bug: dropped barrier
+    __syncthreads();
+    y[i] = tile[i / 2];
+}
+
+template <bool kBug>
+__global__ void no_fence(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [2][32]);
+    const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    for (int round = 0; round < 3; ++round) {
+        tile[warp][lane] = x[lane];  // other: no fence
+        if constexpr (!kBug) {
+            __syncwarp();
+        }
+        const float sum = warp_sum(x[lane]);
+        y[threadIdx.x] = sum + tile[warp][lane ^ 1];  // bug: no fence
+        __syncwarp();
+    }
+}
+
+template <bool kBug>
+__global__ void lost_update(const float* x, float* y) {
+    if constexpr (kBug) {
+        y[0] += x[threadIdx.x];  // bug: lost update
+    } else if (threadIdx.x == 0) {
+        for (int i = 0; i < 64; ++i) {
+            y[0] += x[i];
+        }
+    }
+}
+
+template <bool kBug>
+__global__ void shared_byte(const float* x, float* y) {
+    SIMT_SHARED(unsigned char, bytes, [64]);
+    const unsigned i = threadIdx.x;
+    if (i < 32) {
+        bytes[2 * i] = 1;
+        bytes[2 * i + 1] = 2;
+    }
+    __syncthreads();
+    const unsigned at = kBug ? i & ~1u : i;
+    bytes[at] = static_cast<unsigned char>(bytes[at] + 1);  // bug: shared byte
+    __syncthreads();
+    y[i] = x[i] + bytes[i];
+}
+
+template <bool kBug>
+__global__ void block_writes(const float* x, float* y) {
+    const unsigned i = kBug ? threadIdx.x : blockIdx.x * 64 + threadIdx.x;
+    y[i] = x[i];  // bug: block writes
+}
+
+// A block overwrites what its neighbour has still to read, or has read.
+template <bool kBug>
+__global__ void in_place(float* x, float* y) {
+    const unsigned i = blockIdx.x * 64 + threadIdx.x;
+    const float sum = x[i] + x[i + 1];
+    __syncthreads();
+    float* to = kBug ? x : y;
+    to[i] = sum;  // bug: in place
+}
+
+template <bool kBug>
+__global__ void shared_bounds(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [64]);
+    const unsigned i = threadIdx.x;
+    tile[kBug ? i + 1 : i] = x[i];  // bug: shared bounds
+    __syncthreads();
+    y[i] = tile[i == 0 ? 1 : i];
+}
+
+template <bool kBug>
+__global__ void global_bounds(const float* x, float* y) {
+    y[threadIdx.x] = x[threadIdx.x + (kBug ? kPlantedFloats - 32 : 0)];  // bug: global bounds
+}
+
+template <bool kBug>
+__global__ void shared_unwritten(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [64]);
+    const unsigned i = threadIdx.x;
+    // The second block finds what the first one wrote; it must not be of use.
+    if (!kBug || blockIdx.x == 0 || i != 5) {
+        tile[i] = x[i];
+    }
+    __syncthreads();
+    y[blockIdx.x * 64 + i] = tile[63 - i];  // bug: shared unwritten
+}
+
+__global__ void global_unwritten(const float* x, float* y) {
+    y[threadIdx.x] = x[threadIdx.x];  // bug: global unwritten
+}
+
+__global__ void released(const float* x, float* y) {
+    y[threadIdx.x] = x[threadIdx.x];  // bug: released
+}
+
+template <bool kBug>
+__global__ void misaligned(const float* x, float* y) {
+    const float* at = x + 4 * threadIdx.x + (kBug ? 1 : 0);
+    const float4 v = *reinterpret_cast<const float4*>(at);  // bug: misaligned
+    y[threadIdx.x] = v.x + v.y + v.z + v.w;
+}
+
+template <bool kBug>
+__global__ void divergent(float* x, float* y) {
+    const unsigned i = threadIdx.x;
+    x[i] += 1.0f;
+    if (kBug && i % 32 < 16) {
+        __syncthreads();  // bug: divergent
+    } else {
+        __syncthreads();  // other: divergent
+    }
+    y[i] = x[63 - i];
+}
+
+template <bool kBug>
+__global__ void leaves(float* x, float* y) {
+    const unsigned i = threadIdx.x;
+    if (kBug && i == 40) {
+        return;
+    }
+    x[i] += 1.0f;
+    __syncthreads();  // bug: leaves
+    y[i] = x[63 - i];
+}
+
+template <unsigned kFloats>
+__global__ void shared_size(const float* x, float* y) {
+    SIMT_SHARED(float, large, [kFloats]);
+    large[kFloats - 1 - threadIdx.x] = x[threadIdx.x];
+    y[threadIdx.x] = large[kFloats - 1 - threadIdx.x];
+}
+
+__global__ void copy(const float* x, float* y) {
+    y[threadIdx.x] = x[threadIdx.x];
+}
+
+__global__ void scale(float factor, const float* x, float* y) {
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    y[i] = factor * x[i];
+}
+
+template <auto kernel_with, auto kernel_without, unsigned kBlocks = 1>
+void start(Stream& stream, bool bug, float* x, float* y) {
+    launch("planted", bug ? kernel_with : kernel_without, dim3(kBlocks), dim3(64), stream, x, y);
+}
+
+void start_released(Stream& stream, bool bug, float*, float* y) {
+    auto* memory = static_cast<float*>(allocate(256));
+    stream.fill_zero(memory, 256);
+    stream.synchronize();
+    launch("planted", released, dim3(1), dim3(64), stream, memory, y);
+    if (!bug) {
+        stream.synchronize();
+    }
+    release(memory);
+}
+
+void start_unwritten(Stream& stream, bool bug, float*, float* y) {
+    auto* memory = static_cast<float*>(allocate(256));
+    if (!bug) {
+        stream.fill_zero(memory, 256);
+    }
+    launch("planted", global_unwritten, dim3(1), dim3(64), stream, memory, y);
+    try {
+        stream.synchronize();
+    } catch (...) {
+        release(memory);
+        throw;
+    }
+    release(memory);
+}
+
+void start_block_size(Stream& stream, bool bug, float* x, float* y) {
+    launch("planted", copy, dim3(1), dim3(bug ? 48 : 64), stream, x, y);
+}
+
+}  // namespace
+
+const std::vector<PlantedBug>& planted_bugs() {
+    using enum Finder;
+    static const std::vector<PlantedBug> bugs = {
+        {"dropped barrier",
+         checker,
+         {"race: ", " with no barrier"},
+         start<dropped_barrier<true>, dropped_barrier<false>>},
+        {"no fence", checker, {"race: ", "__syncwarp"}, start<no_fence<true>, no_fence<false>>},
+        {"lost update",
+         checker,
+         {"race: ", "4 bytes"},
+         start<lost_update<true>, lost_update<false>>},
+        {"shared byte",
+         checker,
+         {"race: ", "1 byte at"},
+         start<shared_byte<true>, shared_byte<false>>},
+        {"block writes",
+         checker,
+         {"race between blocks: "},
+         start<block_writes<true>, block_writes<false>, 2>},
+        {"in place", checker, {"race between blocks: "}, start<in_place<true>, in_place<false>, 2>},
+        {"shared bounds",
+         address_sanitizer,
+         {"out of bounds: ", "0 bytes behind the end", "256"},
+         start<shared_bounds<true>, shared_bounds<false>>},
+        {"global bounds",
+         address_sanitizer,
+         {"out of bounds: ", "behind the end", "2048 bytes"},
+         start<global_bounds<true>, global_bounds<false>>},
+        {"shared unwritten",
+         checker,
+         {"uninitialised: ", "offset 20 of a shared variable"},
+         start<shared_unwritten<true>, shared_unwritten<false>, 2>},
+        {"global unwritten", checker, {"uninitialised: ", "of 256 bytes"}, start_unwritten},
+        {"released",
+         address_sanitizer,
+         {"out of bounds: ", "released device memory of 256"},
+         start_released},
+        {"misaligned",
+         address_sanitizer,
+         {"misaligned: ", "multiple of 16"},
+         start<misaligned<true>, misaligned<false>>},
+        {"divergent", emulator, {"divergent barrier"}, start<divergent<true>, divergent<false>>},
+        {"leaves", emulator, {"the kernel"}, start<leaves<true>, leaves<false>>},
+        {"shared size",
+         emulator,
+         {"'large'", "52000 bytes", "49152"},
+         start<shared_size<13000>, shared_size<12000>>},
+        {"block size", emulator, {"multiple of 32"}, start_block_size},
+    };
+    return bugs;
+}
+
+const char* planted_source() {
+    return __FILE__;
+}
+
+float touch_from_host(const float* x) {
+    return x[1];  // bug: host
+}
+
+void start_scale(Stream& stream, float factor, const float* x, float* y) {
+    launch("scale", scale, dim3(kPlantedFloats / 64), dim3(64), stream, factor, x, y);
+}
+
+}  // namespace gyre::SIMT_NAMESPACE

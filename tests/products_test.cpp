@@ -1,0 +1,195 @@
+// Convolution and linear layers on every backend, against a naive double-precision reference, over
+// odd shapes, with poisoned outputs and guarded buffers.
+#include <algorithm>
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/backends.hpp"
+#include "tests/catch.hpp"
+
+using namespace gyre;
+using namespace gyre::test;
+
+namespace {
+
+const int kBatches[] = {1, 15, 17, 64};
+
+std::string text_of(const Conv2dShape& s, int n) {
+    return "conv " + std::to_string(s.in.channels) + "x" + std::to_string(s.in.height) + "x" +
+           std::to_string(s.in.width) + " -> " + std::to_string(s.out_channels) + " k" +
+           std::to_string(s.kernel) + " s" + std::to_string(s.stride) + " p" +
+           std::to_string(s.padding) + ", n = " + std::to_string(n);
+}
+
+const Conv2dShape kConvs[] = {
+    {{1, 28, 28}, 10, 5, 1, 0},  // net
+    {{10, 12, 12}, 20, 5, 1, 0},
+    {{3, 7, 9}, 5, 3, 1, 1},  // not square
+    {{2, 1, 1}, 3, 1, 1, 0},  // 1 x 1 images
+    {{1, 1, 1}, 2, 3, 1, 1},  // all but one window position in the padding
+    {{3, 8, 8}, 7, 3, 2, 1},  // strides
+    {{2, 9, 7}, 4, 5, 3, 2},
+    {{2, 6, 6}, 3, 2, 3, 0},  // stride > kernel: some pixels are never read
+    {{2, 5, 5}, 6, 3, 1, 3},  // padding > kernel / 2
+    {{1, 4, 5}, 1, 4, 2, 4},  // whole windows in the padding
+    {{13, 5, 3}, 23, 3, 1, 1},
+    {{4, 6, 6}, 64, 1, 2, 0},
+    // 3 x 3 with many channels, which may be computed by Winograd's algorithm
+    {{16, 6, 8}, 17, 3, 1, 1},
+    {{19, 5, 7}, 16, 3, 1, 0},  // odd extents: half tiles
+    {{16, 1, 1}, 16, 3, 1, 1},
+    {{33, 3, 4}, 20, 3, 1, 2},
+};
+
+bool may_be_winograd(const Conv2dShape& s) {
+    return s.kernel == 3 && s.stride == 1 && s.padding <= 2 && s.in.channels >= 16;
+}
+
+}  // namespace
+
+TEST_CASE("conv2d matches the reference in all three directions") {
+    on_every_backend([](Bench& bench) {
+        for (const Conv2dShape& s : kConvs) {
+            for (const int n : kBatches) {
+                if (n == 64 && s.flop_per_image() > 100'000) {
+                    continue;  // 17 images already fill more than one block
+                }
+                INFO(text_of(s, n));
+                const Floats x = random_floats(n * s.in.elems(), 1);
+                const Floats w = random_floats(s.weight_elems(), 2);
+                const Floats b = random_floats(s.out_channels, 3);
+                const Floats dy = random_floats(n * s.out().elems(), 4);
+                const Guarded dev_x = bench.activation(s.in, n, x);
+                const Guarded dev_dy = bench.activation(s.out(), n, dy);
+                const Guarded dev_w = bench.vector(w), dev_b = bench.vector(b);
+
+                const Guarded y = bench.empty_activation(s.out(), n);
+                bench.backend.conv2d_forward(s, n, dev_x.get(), dev_w.get(), dev_b.get(), y.get());
+                Sums expected_y = reference::conv_forward(s, n, x, w, b);
+                Sums expected_dx = reference::conv_backward_data(s, n, dy, w);
+                if (may_be_winograd(s)) {
+                    const auto weight = [&](int o, int c, int kh, int kw) {
+                        return double{w[static_cast<std::size_t>(
+                            ((o * s.in.channels + c) * 3 + kh) * 3 + kw)]};
+                    };
+                    expected_y.other_bound =
+                        reference::winograd_bound(s.in, s.out(), s.padding, n, x, weight);
+                    expected_dx.other_bound = reference::winograd_bound(
+                        s.out(), s.in, 2 - s.padding, n, dy,
+                        [&](int c, int o, int kh, int kw) { return weight(o, c, 2 - kh, 2 - kw); });
+                }
+                bench.check_close(bench.read(s.out(), n, y), expected_y);
+
+                const Guarded dx = bench.empty_activation(s.in, n);
+                bench.backend.conv2d_backward_data(s, n, dev_dy.get(), dev_w.get(), dx.get());
+                bench.check_close(bench.read(s.in, n, dx), expected_dx);
+
+                const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
+                bench.backend.conv2d_backward_weights(s, n, dev_x.get(), dev_dy.get(), dw.get(),
+                                                      db.get());
+                bench.check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy));
+                bench.check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
+            }
+        }
+    });
+}
+
+TEST_CASE("linear matches the reference in all three directions") {
+    const LinearShape shapes[] = {{320, 50}, {50, 10},  {1, 1},     {1, 63},    {7, 5},
+                                  {16, 6},   {65, 129}, {300, 300}, {1030, 11}, {257, 258}};
+    on_every_backend([&](Bench& bench) {
+        for (const LinearShape& shape : shapes) {
+            for (const int n : {1, 15, 17, 64, 100}) {
+                INFO("linear " << shape.in_features << " -> " << shape.out_features
+                               << ", n = " << n);
+                const Conv2dShape s = reference::as_conv(shape);
+                const Floats x = random_floats(n * s.in.elems(), 1);
+                const Floats w = random_floats(s.weight_elems(), 2);
+                const Floats b = random_floats(s.out_channels, 3);
+                const Floats dy = random_floats(n * s.out().elems(), 4);
+                const Guarded dev_x = bench.activation(s.in, n, x);
+                const Guarded dev_dy = bench.activation(s.out(), n, dy);
+                const Guarded dev_w = bench.vector(w), dev_b = bench.vector(b);
+
+                const Guarded y = bench.empty_activation(s.out(), n);
+                bench.backend.linear_forward(shape, n, dev_x.get(), dev_w.get(), dev_b.get(),
+                                             y.get());
+                bench.check_close(bench.read(s.out(), n, y), reference::conv_forward(s, n, x, w, b));
+
+                const Guarded dx = bench.empty_activation(s.in, n);
+                bench.backend.linear_backward_data(shape, n, dev_dy.get(), dev_w.get(), dx.get());
+                bench.check_close(bench.read(s.in, n, dx), reference::conv_backward_data(s, n, dy, w));
+
+                const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
+                bench.backend.linear_backward_weights(shape, n, dev_x.get(), dev_dy.get(), dw.get(),
+                                                      db.get());
+                bench.check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy));
+                bench.check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
+            }
+        }
+    });
+}
+
+TEST_CASE("gradients of weights are zero for an empty batch") {
+    on_every_backend([](Bench& bench) {
+        const Conv2dShape conv{{2, 5, 5}, 3, 3, 1, 1};
+        const LinearShape linear{20, 9};
+        const Guarded x = bench.empty(4096), dy = bench.empty(4096);
+        const Guarded dw = bench.empty(conv.weight_elems()), db = bench.empty(3);
+        bench.backend.conv2d_backward_weights(conv, 0, x.get(), dy.get(), dw.get(), db.get());
+        CHECK(dw.download() == Floats(static_cast<std::size_t>(conv.weight_elems())));
+        CHECK(db.download() == Floats(3));
+        const Guarded lw = bench.empty(linear.weight_elems()), lb = bench.empty(9);
+        bench.backend.linear_backward_weights(linear, 0, x.get(), dy.get(), lw.get(), lb.get());
+        CHECK(lw.download() == Floats(static_cast<std::size_t>(linear.weight_elems())));
+        CHECK(lb.download() == Floats(9));
+    });
+}
+
+// Convolution and linear layers are linear in each operand, so the central difference is exact but
+// for rounding: <dy, f(x + v) - f(x - v)> / 2 = <dx, v>.
+TEST_CASE("conv2d gradients agree with finite differences of the forward kernel") {
+    on_every_backend([](Bench& bench) {
+        for (const Conv2dShape& s : kConvs) {
+            const int n = 17;
+            INFO(text_of(s, n));
+            const Floats x = random_floats(n * s.in.elems(), 5),
+                         w = random_floats(s.weight_elems(), 6);
+            const Floats b = random_floats(s.out_channels, 7);
+            const Floats dy = random_floats(n * s.out().elems(), 8);
+            const auto forward = [&](const Floats& at_x, const Floats& at_w) {
+                const Guarded dev_x = bench.activation(s.in, n, at_x);
+                const Guarded dev_w = bench.vector(at_w), dev_b = bench.vector(b);
+                const Guarded y = bench.empty_activation(s.out(), n);
+                bench.backend.conv2d_forward(s, n, dev_x.get(), dev_w.get(), dev_b.get(), y.get());
+                return bench.read(s.out(), n, y);
+            };
+            const auto shifted = [](Floats values, const Floats& v, float sign) {
+                for (std::size_t i = 0; i < values.size(); ++i) {
+                    values[i] += sign * v[i];
+                }
+                return values;
+            };
+            const Guarded dev_dy = bench.activation(s.out(), n, dy);
+            const Guarded dev_x = bench.activation(s.in, n, x), dev_w = bench.vector(w);
+            const Guarded dx = bench.empty_activation(s.in, n);
+            const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
+            bench.backend.conv2d_backward_data(s, n, dev_dy.get(), dev_w.get(), dx.get());
+            bench.backend.conv2d_backward_weights(s, n, dev_x.get(), dev_dy.get(), dw.get(),
+                                                  db.get());
+            // Rounding of the outputs: u times their norm, a factor for the sums within.
+            const double slack =
+                64 * (0x1p-24 + bench.product_error) * norm(dy) * (may_be_winograd(s) ? 4 : 1);
+            const Floats vx = random_floats(n * s.in.elems(), 9);
+            const Floats up = forward(shifted(x, vx, 1), w), down = forward(shifted(x, vx, -1), w);
+            CHECK(std::abs((dot(dy, up) - dot(dy, down)) / 2 - dot(bench.read(s.in, n, dx), vx)) <=
+                  slack * (norm(up) + norm(down)));
+            const Floats vw = random_floats(s.weight_elems(), 10);
+            const Floats more = forward(x, shifted(w, vw, 1)),
+                         less = forward(x, shifted(w, vw, -1));
+            CHECK(std::abs((dot(dy, more) - dot(dy, less)) / 2 - dot(dw.download(), vw)) <=
+                  slack * (norm(more) + norm(less)));
+        }
+    });
+}
