@@ -42,9 +42,9 @@ void Reducer::ready(std::int64_t begin) {
     for (; ready_ < buckets_.size() && buckets_[ready_].begin >= begin; ++ready_) {
         const Bucket& bucket = buckets_[ready_];
         if (staged()) {
-            transfers_.push_back(backend_.download_beside(
-                staging_.get() + bucket.begin, gradients_ + bucket.begin,
-                static_cast<std::size_t>(bucket.bytes())));
+            transfers_.push_back(
+                backend_.download_beside(staging_.get() + bucket.begin, gradients_ + bucket.begin,
+                                         static_cast<std::size_t>(bucket.bytes())));
         } else {
             start(bucket, gradients_);
         }

@@ -168,9 +168,9 @@ class BackendBuffer {
  public:
     BackendBuffer() = default;
     BackendBuffer(Backend& backend, std::int64_t elems)
-        : memory_(static_cast<T*>((backend.*kAllocate)(static_cast<std::size_t>(elems) *
-                                                       sizeof(T))),
-                  Release{&backend}),
+        : memory_(
+              static_cast<T*>((backend.*kAllocate)(static_cast<std::size_t>(elems) * sizeof(T))),
+              Release{&backend}),
           elems_(elems) {}
 
     T* get() const { return memory_.get(); }

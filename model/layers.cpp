@@ -136,8 +136,8 @@ class Dropout final : public Layer {
             apply(backend, pass, y);
         }
     }
-    void backward_data(Backend& backend, const Pass& pass, const float*, const float*,
-                       const float*, float* dx) override {
+    void backward_data(Backend& backend, const Pass& pass, const float*, const float*, const float*,
+                       float* dx) override {
         apply(backend, pass, dx);
     }
     bool in_place() const override { return true; }

@@ -57,8 +57,7 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
         }
         offsets.push_back(train_elems);
         train_elems += train;
-        eval_elems[turn] =
-            std::max(eval_elems[turn], output_elems(layer->out, options.eval_batch));
+        eval_elems[turn] = std::max(eval_elems[turn], output_elems(layer->out, options.eval_batch));
         turn = 1 - turn;
     }
     arena_ = {backend, std::max(train_elems, eval_elems[0] + eval_elems[1])};

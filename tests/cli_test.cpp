@@ -4,6 +4,7 @@
 #include <fstream>
 #include <sstream>
 
+#include "kernels/backend.hpp"
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
@@ -130,10 +131,22 @@ TEST_CASE("wrong flags are refused with exit code 2, once") {
     refuse("--mean 0.1,0.2 --std 1,1", {"2 values", "1 channels"});
     refuse("--nesterov --momentum 0", {"--nesterov"});
     refuse("--momentum 1", {"--momentum"});
-    refuse("--device cuda", {"--device cpu"});
+    refuse("--device cpu --tf32", {"--tf32", "uses the CPU"});
+    refuse("--device emulated --kernels cudnn", {"--kernels ours"});
+    refuse("--device emulated --kernels mine", {"--kernels", "mine"});
     const Outcome outcome = run_gyre(3, set.base + "--optimizer lion");
     CHECK(count_of(outcome.output, "lion") == 1);
     expect_exit(run_gyre(0, ""), 2, {"subcommand"});
+}
+
+TEST_CASE("a GPU that is not there is refused with a hint") {
+    if (cuda_device_count() > 0) {
+        WARN("skipped: there is a GPU");
+        return;
+    }
+    const Set set(20, 4, 1, 28, 28, 2);
+    expect_exit(run_gyre(0, set.base + "--device cuda"), 2, {"--device cpu"});
+    expect_exit(run_gyre(0, set.base + "--epochs 1 --device auto"), 0, {"CPU"});
 }
 
 TEST_CASE("wrong input is refused with exit code 3, once, on all ranks") {

@@ -8,7 +8,8 @@ if(NOT version MATCHES "version 14")
   return()
 endif()
 file(GLOB_RECURSE sources ${ROOT}/kernels/*.?pp ${ROOT}/comm/*.?pp ${ROOT}/data/*.?pp
-  ${ROOT}/model/*.?pp ${ROOT}/train/*.?pp ${ROOT}/tests/*.?pp ${ROOT}/bench/*.?pp)
+  ${ROOT}/model/*.?pp ${ROOT}/train/*.?pp ${ROOT}/tests/*.?pp ${ROOT}/bench/*.?pp
+  ${ROOT}/kernels/*.cu ${ROOT}/kernels/*.cuh ${ROOT}/tests/*.cu ${ROOT}/bench/*.cu)
 execute_process(COMMAND ${CLANG_FORMAT} --dry-run --Werror ${sources} RESULT_VARIABLE result)
 if(NOT result EQUAL 0)
   message(FATAL_ERROR "run clang-format-14 -i on the files above")

@@ -268,10 +268,9 @@ TEST_CASE("gather picks, normalises and pads") {
             const auto dev_samples = bench.array(samples);
             const Guarded x = bench.empty_activation(shape, n);
             DeviceBuffer<std::int32_t> y(bench.backend, n);
-            bench.backend.gather(
-                {dev_pixels.get(), dev_labels.get(), dev_samples.get(), shape, dev_scale.get(),
-                 dev_shift.get()},
-                n, x.get(), y.get());
+            bench.backend.gather({dev_pixels.get(), dev_labels.get(), dev_samples.get(), shape,
+                                  dev_scale.get(), dev_shift.get()},
+                                 n, x.get(), y.get());
             CHECK(bench.read(shape, n, x) == expected);
             std::vector<std::int32_t> found(static_cast<std::size_t>(n));
             bench.backend.download(found.data(), y.get(), y.bytes());

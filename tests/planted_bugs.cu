@@ -46,19 +46,37 @@ __global__ void lost_update(const float* x, float* y) {
     }
 }
 
+// The first lane overwrites what the others have read; nobody reads it later.
+template <bool kBug>
+__global__ void overwritten(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [32]);
+    const unsigned lane = threadIdx.x;
+    if (lane < 32) {
+        tile[lane] = x[lane];
+        __syncwarp();
+        const float sum = warp_sum(tile[0]);
+        if constexpr (!kBug) {
+            __syncwarp();
+        }
+        if (lane == 0) {
+            tile[0] += sum;  // bug: overwritten
+            y[0] = tile[0];
+        }
+    }
+}
+
 template <bool kBug>
 __global__ void shared_byte(const float* x, float* y) {
     SIMT_SHARED(unsigned char, bytes, [64]);
     const unsigned i = threadIdx.x;
-    if (i < 32) {
-        bytes[2 * i] = 1;
-        bytes[2 * i + 1] = 2;
+    bytes[i] = static_cast<unsigned char>(i);
+    bytes[i] = static_cast<unsigned char>(bytes[i] + 1);
+    __syncthreads();
+    if (i % 2 == 0) {
+        y[i] = x[i] + bytes[i];  // other: shared byte
+    } else {
+        bytes[kBug ? i - 1 : i] = 3;  // bug: shared byte
     }
-    __syncthreads();
-    const unsigned at = kBug ? i & ~1u : i;
-    bytes[at] = static_cast<unsigned char>(bytes[at] + 1);  // bug: shared byte
-    __syncthreads();
-    y[i] = x[i] + bytes[i];
 }
 
 template <bool kBug>
@@ -206,6 +224,10 @@ const std::vector<PlantedBug>& planted_bugs() {
          checker,
          {"race: ", "4 bytes"},
          start<lost_update<true>, lost_update<false>>},
+        {"overwritten",
+         checker,
+         {"race: ", "__syncwarp"},
+         start<overwritten<true>, overwritten<false>>},
         {"shared byte",
          checker,
          {"race: ", "1 byte at"},

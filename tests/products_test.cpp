@@ -115,11 +115,13 @@ TEST_CASE("linear matches the reference in all three directions") {
                 const Guarded y = bench.empty_activation(s.out(), n);
                 bench.backend.linear_forward(shape, n, dev_x.get(), dev_w.get(), dev_b.get(),
                                              y.get());
-                bench.check_close(bench.read(s.out(), n, y), reference::conv_forward(s, n, x, w, b));
+                bench.check_close(bench.read(s.out(), n, y),
+                                  reference::conv_forward(s, n, x, w, b));
 
                 const Guarded dx = bench.empty_activation(s.in, n);
                 bench.backend.linear_backward_data(shape, n, dev_dy.get(), dev_w.get(), dx.get());
-                bench.check_close(bench.read(s.in, n, dx), reference::conv_backward_data(s, n, dy, w));
+                bench.check_close(bench.read(s.in, n, dx),
+                                  reference::conv_backward_data(s, n, dy, w));
 
                 const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
                 bench.backend.linear_backward_weights(shape, n, dev_x.get(), dev_dy.get(), dw.get(),

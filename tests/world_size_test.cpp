@@ -9,6 +9,16 @@ using namespace gyre::test;
 
 namespace {
 
+// The largest relative difference of two series of losses.
+double largest_difference(const std::vector<double>& a, const std::vector<double>& b) {
+    REQUIRE(a.size() == b.size());
+    double worst = 0.0;
+    for (std::size_t i = 0; i < a.size(); ++i) {
+        worst = std::max(worst, std::abs(a[i] - b[i]) / std::abs(b[i]));
+    }
+    return worst;
+}
+
 // The losses of all steps of a training with `ranks` ranks.
 std::vector<double> losses(const std::filesystem::path& dir, int ranks, const std::string& flags) {
     const auto json = dir / ("ranks-" + std::to_string(ranks) + ".jsonl");
@@ -34,11 +44,7 @@ void check_invariance(const std::string& flags, std::size_t steps) {
     CHECK(one.back() < 0.9 * one.front());  // it does learn, so the losses are worth comparing
     for (const int ranks : {2, 3, 4}) {
         const std::vector<double> several = losses(dir.path(), ranks, flags);
-        REQUIRE(several.size() == steps);
-        double worst = 0.0;
-        for (std::size_t i = 0; i < steps; ++i) {
-            worst = std::max(worst, std::abs(several[i] - one[i]) / std::abs(one[i]));
-        }
+        const double worst = largest_difference(several, one);
         INFO(ranks << " ranks: largest relative difference " << worst);
         CHECK(worst <= 1e-5);
     }
@@ -58,4 +64,23 @@ TEST_CASE("a last batch smaller than the number of ranks leaves ranks without im
 
 TEST_CASE("several buckets and Adam change nothing either") {
     check_invariance("--global-batch 60 --epochs 4 --optimizer adam --bucket-kib 1 --seed 7", 52);
+}
+
+TEST_CASE("20 steps on emulated CUDA give the CPU's losses, on 1 and 2 ranks") {
+    const TempDir dir;
+    make_dataset(dir.path() / "set", 743, 100, 1, 28, 28, 10);
+    for (const std::string& flags : {std::string("--seed 7 --lr 0.05"),
+                                     std::string("--seed 8 --optimizer adam --bucket-kib 1")}) {
+        const std::string common = "--limit 630 --global-batch 32 --epochs 1 " + flags;
+        const std::vector<double> cpu = losses(dir.path(), 1, common);
+        REQUIRE(cpu.size() == 20);
+        for (const int ranks : {1, 2}) {
+            const auto emulated = losses(dir.path(), ranks, "--device emulated " + common);
+            const double worst = largest_difference(emulated, cpu);
+            INFO(ranks << " ranks, " << flags << ": largest relative difference " << worst);
+            CHECK(worst <= 1e-4);
+            // The same again, to the last bit.
+            CHECK(losses(dir.path(), ranks, "--device emulated " + common) == emulated);
+        }
+    }
 }

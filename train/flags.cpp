@@ -35,9 +35,10 @@ void add_common_flags(CLI::App& app, CommonOptions& o) {
     app.add_option("--test-batch-size", o.test_batch_size, "Images per rank in an evaluation pass")
         ->capture_default_str()
         ->check(at_least(1));
-    app.add_option("--device", o.device,
-                   "auto (a GPU where there is one), cpu, cuda, or emulated: the CUDA kernels run on "
-                   "the CPU, slowly")
+    app.add_option(
+           "--device", o.device,
+           "auto (a GPU where there is one), cpu, cuda, or emulated: the CUDA kernels run on "
+           "the CPU, slowly")
         ->capture_default_str()
         ->check(CLI::IsMember({"auto", "cpu", "cuda", "emulated"}));
     app.add_flag_callback(
@@ -140,7 +141,7 @@ void add_eval_flags(CLI::App& app, EvalOptions& o) {
 }
 
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {
-    const std::vector<std::string> local = {"--help", "--threads", "--json",    "--save",
+    const std::vector<std::string> local = {"--help", "--threads", "--json", "--save",
                                             "--init", "--verbose", "--data", "--kernels-cache"};
     std::vector<ManifestEntry> entries;
     for (const CLI::Option* option : app.get_options()) {

@@ -15,12 +15,12 @@ struct CommonOptions {
     std::optional<int> classes;
     std::vector<float> mean, stddev;  // per channel, or one for all; empty: measured
     int test_batch_size = 1000;       // images per rank and evaluation pass
-    std::string device = "auto";     // auto, cpu, cuda, emulated
-    std::string kernels = "ours";    // on GPUs: ours, cudnn, auto
-    std::string kernels_cache;       // auto: a file of timings; empty: none
-    bool deterministic = false;      // on GPUs: restricts the libraries
-    bool tf32 = false;               // on GPUs
-    int threads = 0;  // per rank; 0: the processors this rank may use
+    std::string device = "auto";      // auto, cpu, cuda, emulated
+    std::string kernels = "ours";     // on GPUs: ours, cudnn, auto
+    std::string kernels_cache;        // auto: a file of timings; empty: none
+    bool deterministic = false;       // on GPUs: restricts the libraries
+    bool tf32 = false;                // on GPUs
+    int threads = 0;                  // per rank; 0: the processors this rank may use
 };
 
 struct TrainOptions : CommonOptions {

@@ -54,9 +54,10 @@ std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Commun
     const bool gpu = options.device == "cuda" || (automatic && cuda_device_count() > 0);
     if (!gpu && options.device != "emulated") {
         if (options.kernels != "ours" || options.tf32 || options.deterministic) {
-            throw usage_error("--kernels, --tf32 and --deterministic are about GPUs, but this run "
-                              "uses the CPU" +
-                              std::string(automatic ? ", as no GPU was found" : ""));
+            throw usage_error(
+                "--kernels, --tf32 and --deterministic are about GPUs, but this run "
+                "uses the CPU" +
+                std::string(automatic ? ", as no GPU was found" : ""));
         }
         return make_cpu_backend(choose_threads(options.threads, comm));
     }

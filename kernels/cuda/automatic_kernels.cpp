@@ -7,6 +7,8 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <string>
+#include <vector>
 
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/choices.hpp"

@@ -4,13 +4,12 @@
 // Forward. y[i][o][h][w] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] x[i][c][h+kh-p][w+kw-p].
 // The data gradient is the same sum over dy, with the kernel turned by 180 degrees, in and out
 // channels exchanged, and padding K-1-p.
-//   Block: 256 threads; grid (groups of images, groups of output channels). A block keeps the padded
-//   inputs of its images and the weights of its channels, [tap][channel], in shared memory. A thread
-//   computes 4 neighbours of a row for kOut channels: for each input row under the kernel it reads
-//   8 pixels (two 16-byte accesses), then K times the weights of its channels (the same for most of
-//   its warp) for 4 kOut multiply-adds each.
-//   FLOPs 2 n O C K K OH OW; bytes 4 n (C H W + O OH OW), each pixel and output once for each group
-//   of output channels.
+//   Block: 256 threads; grid (groups of images, groups of output channels). A block keeps the
+//   padded inputs of its images and the weights of its channels, [tap][channel], in shared memory.
+//   A thread computes 4 neighbours of a row for kOut channels: for each input row under the kernel
+//   it reads 8 pixels (two 16-byte accesses), then K times the weights of its channels (the same
+//   for most of its warp) for 4 kOut multiply-adds each. FLOPs 2 n O C K K OH OW; bytes 4 n (C H W
+//   + O OH OW), each pixel and output once for each group of output channels.
 //
 // Weight gradient. dw[o][c][kh][kw] = sum over i, h, w of dy[i][o][h][w] x[i][c][h+kh-p][w+kw-p];
 // db[o] = sum of dy[i][o].
@@ -28,9 +27,9 @@ namespace gyre::SIMT_NAMESPACE::direct {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int kPixels = 4;           // neighbours of a row that a thread computes
-constexpr int kInputElems = 5120;    // of shared memory, 20 KiB
-constexpr int kWeightElems = 5120;   // 20 KiB
+constexpr int kPixels = 4;            // neighbours of a row that a thread computes
+constexpr int kInputElems = 5120;     // of shared memory, 20 KiB
+constexpr int kWeightElems = 5120;    // 20 KiB
 constexpr int kGradientElems = 6144;  // 24 KiB
 
 int round_up(int value, int step) {
@@ -49,7 +48,7 @@ struct Window {
 };
 
 Window make_window(const Shape& in, const Shape& out, int padding) {
-    return {in.channels,  in.height,  in.width,   padding,
+    return {in.channels,  in.height,  in.width,  padding,
             out.channels, out.height, out.width, round_up(out.width, kPixels) + kPixels};
 }
 
@@ -118,8 +117,8 @@ __global__ void __launch_bounds__(kBlock)
     const int first_out = static_cast<int>(blockIdx.y) * plan.out_channels;
 
     read_padded(window, x, first_image, images, input);
-    for (int i = static_cast<int>(threadIdx.x);
-         i < window.channels * kTaps * plan.out_channels; i += kBlock) {
+    for (int i = static_cast<int>(threadIdx.x); i < window.channels * kTaps * plan.out_channels;
+         i += kBlock) {
         const int out = i % plan.out_channels, at = i / plan.out_channels;
         const int in = at / kTaps, tap = at % kTaps;
         const int from = (first_out + out) * plan.layout.out_stride + in * plan.layout.in_stride +
@@ -148,8 +147,8 @@ __global__ void __launch_bounds__(kBlock)
                 if constexpr (kKernel > 1) {
                     read4(from + kPixels, pixel + kPixels);
                 }
-                const float* tap = weights + (in * kTaps + kh * kKernel) * plan.out_channels +
-                                   group * kOut;
+                const float* tap =
+                    weights + (in * kTaps + kh * kKernel) * plan.out_channels + group * kOut;
                 SIMT_UNROLL
                 for (int kw = 0; kw < kKernel; ++kw) {
                     SIMT_UNROLL
@@ -367,16 +366,14 @@ WeightsPlan plan_weights(const Context& context, const Conv2dShape& shape, int n
     const int pair_threads = window.channels * shape.kernel;
     const int pair_elems = kPair * window.out_height * plan.dy_pitch;
     const int all_pairs = (window.out_channels + kPair - 1) / kPair;
-    const int pairs =
-        std::min({kBlock / pair_threads, kGradientElems / pair_elems, all_pairs});
+    const int pairs = std::min({kBlock / pair_threads, kGradientElems / pair_elems, all_pairs});
     if (pairs == 0) {
         return plan;  // out_channels = 0: impossible
     }
     plan.out_channels = pairs * kPair;
     plan.strips = std::min(kBlock / (pairs * pair_threads), window.out_height);
     const int out_groups = (all_pairs + pairs - 1) / pairs;
-    plan.image_groups =
-        std::clamp(context.multiprocessors * 4 / out_groups, 1, std::max(1, n));
+    plan.image_groups = std::clamp(context.multiprocessors * 4 / out_groups, 1, std::max(1, n));
     return plan;
 }
 

@@ -78,7 +78,8 @@ struct PatchOperand {
     }
 };
 
-// The same matrix turned round: row: a tap, or the row of ones after the last. k: an output position.
+// The same matrix turned round: row: a tap, or the row of ones after the last. k: an output
+// position.
 template <int kKernel>
 struct TurnedPatchOperand {
     static constexpr bool kAlongK = true;
@@ -223,8 +224,9 @@ void require_countable(const Conv2dShape& shape, int n) {
     const std::int64_t positions =
         std::max(shape.in.plane_elems(), shape.out().plane_elems()) * std::int64_t{n};
     if (positions > 0x7fffffff - 128) {
-        throw usage_error("a convolution over more than 2^31 pixels in a batch; use a smaller "
-                          "--batch-size and --test-batch-size");
+        throw usage_error(
+            "a convolution over more than 2^31 pixels in a batch; use a smaller "
+            "--batch-size and --test-batch-size");
     }
 }
 

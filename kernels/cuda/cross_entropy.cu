@@ -10,31 +10,12 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/cuda/kernels.hpp"
-#include "kernels/cuda/simt.hpp"
+#include "kernels/cuda/elementwise.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-constexpr int kWarps = 8;
-
-// The sum over the block, on thread 0.
-__device__ __forceinline__ double block_sum(double value) {
-    SIMT_SHARED(double, of_warp, [kWarps]);
-    value = warp_sum(value);
-    __syncthreads();  // an earlier sum has been read
-    if (threadIdx.x % 32 == 0) {
-        of_warp[threadIdx.x / 32] = value;
-    }
-    __syncthreads();
-    double sum = 0.0;
-    if (threadIdx.x == 0) {
-        for (int w = 0; w < kWarps; ++w) {
-            sum += of_warp[w];
-        }
-    }
-    return sum;
-}
+constexpr int kWarps = kElementwiseBlock / 32;
 
 // partial: [2][blocks], losses and numbers of correct images
 __global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, double* partial) {
@@ -83,7 +64,8 @@ __global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, double* parti
 __global__ void cross_entropy_sums_kernel(int blocks, float scale, const double* partial,
                                           float* sums) {
     double loss = 0.0, correct = 0.0;
-    for (int b = static_cast<int>(threadIdx.x); b < blocks; b += kWarps * 32) {
+    for (int b = static_cast<int>(threadIdx.x); b < blocks;
+         b += static_cast<int>(kElementwiseBlock)) {
         loss += partial[b];
         correct += partial[blocks + b];
     }
@@ -103,8 +85,8 @@ void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n) 
     auto* partial = static_cast<double*>(
         context.workspace.bytes(2 * sizeof(double) * static_cast<std::size_t>(blocks)));
     launch("cross_entropy", cross_entropy_kernel, dim3(static_cast<unsigned>(blocks)),
-           dim3(kWarps * 32), context.stream, args, n, partial);
-    launch("cross_entropy_sums", cross_entropy_sums_kernel, dim3(1), dim3(kWarps * 32),
+           dim3(kElementwiseBlock), context.stream, args, n, partial);
+    launch("cross_entropy_sums", cross_entropy_sums_kernel, dim3(1), dim3(kElementwiseBlock),
            context.stream, blocks, args.scale, partial, args.sums);
 }
 

@@ -4,9 +4,9 @@
 // not depend on where in the batch, or on which rank, the image is.
 //
 // Memory-bound: 8 bytes an element; about 60 integer instructions for four words. 256 threads a
-// block. Element by element: one thread to a group of 4 words and their 4 elements
-// (16-byte accesses where images are multiples of 4 elements). By channel: one warp to a group of 4
-// words and their 4 planes, which lie one after another.
+// block. Element by element: one thread to a group of 4 words and their 4 elements (16-byte
+// accesses where images are multiples of 4 elements). By channel: one warp to a group of 4 words
+// and their 4 planes, which lie one after another.
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"

@@ -23,34 +23,57 @@ __device__ __forceinline__ void read4(const float* from, float* values) {
     values[3] = four.w;
 }
 
-// The first element, and the distance to the next, of this thread in a grid-stride loop over
-// quads: threads take consecutive quads, so that a warp's accesses are coalesced.
+// Calls quad(i) for the thread's four elements i .. i + 3, or single(i) for one of the up to three
+// that remain at the end. One quad a thread: a loop over more would only be unrolled, and its loads
+// cannot pass the stores before them.
 template <typename Quad, typename Single>
-__device__ __forceinline__ void for_each_quad(std::int64_t elems, Quad quad, Single single) {
+__device__ __forceinline__ void for_my_quad(std::int64_t elems, Quad quad, Single single) {
     const std::int64_t thread = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    const std::int64_t threads = std::int64_t{gridDim.x} * blockDim.x;
     const std::int64_t whole = elems / 4 * 4;
-    for (std::int64_t i = thread * 4; i < whole; i += threads * 4) {
-        quad(i);
-    }
-    if (whole + thread < elems) {
-        single(whole + thread);
+    if (thread * 4 < whole) {
+        quad(thread * 4);
+    } else if (thread * 4 == whole) {
+        for (std::int64_t i = whole; i < elems; ++i) {
+            single(i);
+        }
     }
 }
 
 constexpr unsigned kElementwiseBlock = 256;
 
-// Starts kernel(elems, arguments...) with enough blocks to fill the GPU several times over.
+// Blocks for a kernel that uses for_my_quad; at least one.
+inline unsigned elementwise_blocks(std::int64_t elems) {
+    const std::int64_t quads = elems / 4 + 1;  // the last may be less than a quad, or nothing
+    return static_cast<unsigned>((quads + kElementwiseBlock - 1) / kElementwiseBlock);
+}
+
+// Starts kernel(elems, arguments...).
 template <typename... P, typename... A>
 void launch_elementwise(const char* name, void (*kernel)(std::int64_t, P...),
                         const Context& context, std::int64_t elems, A... arguments) {
-    if (elems == 0) {
-        return;
+    if (elems > 0) {
+        launch(name, kernel, dim3(elementwise_blocks(elems)), dim3(kElementwiseBlock),
+               context.stream, elems, arguments...);
     }
-    const std::int64_t blocks = (elems + 4 * kElementwiseBlock - 1) / (4 * kElementwiseBlock);
-    const std::int64_t most = std::int64_t{context.multiprocessors} * 32;
-    launch(name, kernel, dim3(static_cast<unsigned>(std::min(blocks, most))),
-           dim3(kElementwiseBlock), context.stream, elems, arguments...);
+}
+
+// The sum over a block of kElementwiseBlock threads, on thread 0, in a fixed order.
+__device__ __forceinline__ double block_sum(double value) {
+    constexpr int kWarps = kElementwiseBlock / 32;
+    SIMT_SHARED(double, of_warp, [kWarps]);
+    value = warp_sum(value);
+    __syncthreads();  // an earlier sum has been read
+    if (threadIdx.x % 32 == 0) {
+        of_warp[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    double sum = 0.0;
+    if (threadIdx.x == 0) {
+        for (int w = 0; w < kWarps; ++w) {
+            sum += of_warp[w];
+        }
+    }
+    return sum;
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

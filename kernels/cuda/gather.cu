@@ -2,8 +2,8 @@
 // labels[samples[i]].
 //
 // Memory-bound: 5 bytes an element (a byte read, a float written), 2 FLOPs. One thread to 4
-// elements of a plane (4 bytes in, 16 out), 256 threads a block; planes that are no
-// multiple of 4 go element by element. An image has fewer than 2^31 elements.
+// elements of a plane (4 bytes in, 16 out), 256 threads a block; planes that are no multiple of 4
+// go element by element. An image has fewer than 2^31 elements.
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/kernels.hpp"
 

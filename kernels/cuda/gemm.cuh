@@ -36,6 +36,8 @@ struct GemmTile {
     // Keeps accesses of a warp in different banks: FMA reads 16 bytes a thread along m and n, a
     // fragment is 4 slices of k by 8 of m or n.
     static constexpr int kPad = kTensorCores ? 8 : 4;
+    // Of a multiprocessor at a time; more would leave a thread too few registers for its sums.
+    static constexpr int kBlocks = BM * BN > 64 * 128 ? 1 : BM * BN > 32 * 32 ? 2 : 3;
 };
 
 struct GemmExtents {
@@ -64,12 +66,12 @@ class SliceLoader {
     __device__ __forceinline__ void fetch(int k, int end) {
         if constexpr (Operand::kAlongK) {
             const auto slice = operand_.slice(k + k_ < end ? k + k_ : -1);
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int i = 0; i < kEach; ++i) {
                 value_[i] = operand_.at(rows_[i], slice);
             }
         } else {
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int i = 0; i < kEach; ++i) {
                 const int at = k + k_ + i * kStep;
                 value_[i] = operand_.at(rows_[0], operand_.slice(at < end ? at : -1));
@@ -78,7 +80,7 @@ SIMT_UNROLL
     }
     template <typename Tile, int kPitch>
     __device__ __forceinline__ void store(float (&slice)[kGemmDepth][kPitch]) const {
-SIMT_UNROLL
+        SIMT_UNROLL
         for (int i = 0; i < kEach; ++i) {
             const int row = Operand::kAlongK ? row_ + i * kStep : row_;
             const int k = Operand::kAlongK ? k_ : k_ + i * kStep;
@@ -108,14 +110,14 @@ class FmaSums {
     template <int kPitchM, int kPitchN>
     __device__ __forceinline__ void add(const float (&a)[kGemmDepth][kPitchM],
                                         const float (&b)[kGemmDepth][kPitchN]) {
-SIMT_UNROLL
+        SIMT_UNROLL
         for (int k = 0; k < kGemmDepth; ++k) {
             float row[kM], column[kN];
             read<kM>(a[k], static_cast<int>(threadIdx.x) / 16, row);
             read<kN>(b[k], static_cast<int>(threadIdx.x) % 16, column);
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int i = 0; i < kM; ++i) {
-SIMT_UNROLL
+                SIMT_UNROLL
                 for (int j = 0; j < kN; ++j) {
                     sum_[i][j] += row[i] * column[j];
                 }
@@ -125,9 +127,9 @@ SIMT_UNROLL
     // Calls body(m, n, sum) for each, m and n counted from the tile's corner.
     template <typename Body>
     __device__ __forceinline__ void for_each(Body body) const {
-SIMT_UNROLL
+        SIMT_UNROLL
         for (int i = 0; i < kM; ++i) {
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int j = 0; j < kN; ++j) {
                 body(place<kM>(static_cast<int>(threadIdx.x) / 16, i),
                      place<kN>(static_cast<int>(threadIdx.x) % 16, j), sum_[i][j]);
@@ -146,12 +148,12 @@ SIMT_UNROLL
     static __device__ __forceinline__ void read(const float* from, int thread,
                                                 float (&values)[kCount]) {
         if constexpr (kCount < 4) {
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int i = 0; i < kCount; ++i) {
                 values[i] = from[place<kCount>(thread, i)];
             }
         } else {
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int i = 0; i < kCount; i += 4) {
                 read4(from + place<kCount>(thread, i), values + i);
             }
@@ -171,10 +173,10 @@ class MmaSums {
     __device__ __forceinline__ void add(const float (&a)[kGemmDepth][kPitchM],
                                         const float (&b)[kGemmDepth][kPitchN]) {
         const int group = lane() / 4, at = lane() % 4;
-SIMT_UNROLL
+        SIMT_UNROLL
         for (int k = 0; k < kGemmDepth; k += 8) {
             std::uint32_t fragment_a[kM][4], fragment_b[kN][2];
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int i = 0; i < kM; ++i) {
                 const int m = first_m() + i * 16 + group;
                 fragment_a[i][0] = bits(a[k + at][m]);
@@ -182,15 +184,15 @@ SIMT_UNROLL
                 fragment_a[i][2] = bits(a[k + at + 4][m]);
                 fragment_a[i][3] = bits(a[k + at + 4][m + 8]);
             }
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int j = 0; j < kN; ++j) {
                 const int n = first_n() + j * 8 + group;
                 fragment_b[j][0] = bits(b[k + at][n]);
                 fragment_b[j][1] = bits(b[k + at + 4][n]);
             }
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int i = 0; i < kM; ++i) {
-SIMT_UNROLL
+                SIMT_UNROLL
                 for (int j = 0; j < kN; ++j) {
                     mma_tf32(sum_[i][j], fragment_a[i], fragment_b[j]);
                 }
@@ -199,11 +201,11 @@ SIMT_UNROLL
     }
     template <typename Body>
     __device__ __forceinline__ void for_each(Body body) const {
-SIMT_UNROLL
+        SIMT_UNROLL
         for (int i = 0; i < kM; ++i) {
-SIMT_UNROLL
+            SIMT_UNROLL
             for (int j = 0; j < kN; ++j) {
-SIMT_UNROLL
+                SIMT_UNROLL
                 for (int e = 0; e < 4; ++e) {
                     body(first_m() + i * 16 + lane() / 4 + e / 2 * 8,
                          first_n() + j * 8 + lane() % 4 * 2 + e % 2, sum_[i][j][e]);
@@ -231,7 +233,7 @@ SIMT_UNROLL
 
 // partial [parts][m][n], or null where the epilogue gets the sums at once.
 template <typename Tile, typename A, typename B, typename Epilogue>
-__global__ void __launch_bounds__(kGemmBlock)
+__global__ void __launch_bounds__(kGemmBlock, Tile::kBlocks)
     gemm_kernel(GemmExtents extents, A a, B b, Epilogue epilogue, float* partial) {
     SIMT_SHARED(float, slice_a, [2][kGemmDepth][Tile::BM + Tile::kPad]);
     SIMT_SHARED(float, slice_b, [2][kGemmDepth][Tile::BN + Tile::kPad]);
@@ -315,9 +317,8 @@ void run_gemm(const Context& context, const char* name, int m, int n, int k, con
     GemmExtents extents{m, n, k, 0, static_cast<int>(std::min(most_parts, wanted))};
     extents.part_k = tiles(tiles(k, extents.parts), kGemmDepth) * kGemmDepth;
     extents.parts = std::max(1, tiles(k, extents.part_k));
-    float* partial = extents.parts > 1 ? context.workspace.floats(std::int64_t{extents.parts} * m *
-                                                                  n)
-                                       : nullptr;
+    float* partial =
+        extents.parts > 1 ? context.workspace.floats(std::int64_t{extents.parts} * m * n) : nullptr;
     launch(name, gemm_kernel<Tile, A, B, Epilogue>,
            dim3(static_cast<unsigned>(tiles_n), static_cast<unsigned>(tiles_m),
                 static_cast<unsigned>(extents.parts)),

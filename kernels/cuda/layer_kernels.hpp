@@ -17,7 +17,8 @@ class LayerKernels {
 
     // Reserves memory, and chooses algorithms, for batches of up to n images; see Backend.
     virtual void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n) = 0;
-    virtual void prepare_maxpool2d(const std::string& layer, const MaxPool2dShape& shape, int n) = 0;
+    virtual void prepare_maxpool2d(const std::string& layer, const MaxPool2dShape& shape,
+                                   int n) = 0;
     virtual void prepare_linear(const std::string& layer, const LinearShape& shape, int n) = 0;
     virtual std::string choices() const { return {}; }
 

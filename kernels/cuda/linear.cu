@@ -1,8 +1,8 @@
 // Linear layers: y = x w^T + b, dx = dy w, dw = dy^T x, db = the sum of dy over the images.
 // x [n][in], y [n][out], w [out][in], b [out].
 //
-// All three are tiled matrix products (gemm.cuh: block and grid, bytes and FLOPs). The bias is added
-// as sums are stored; its gradient is one more column of dw's product, against a row of ones.
+// All three are tiled matrix products (gemm.cuh: block and grid, bytes and FLOPs). The bias is
+// added as sums are stored; its gradient is one more column of dw's product, against a row of ones.
 #include "kernels/cuda/gemm.cuh"
 
 namespace gyre::SIMT_NAMESPACE {

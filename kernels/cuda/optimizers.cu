@@ -5,8 +5,8 @@
 //         1 - lr decay and has no decay in d
 //
 // Memory-bound. Bytes an element: SGD 12 (read p, g; write p), with momentum 20; Adam 28. FLOPs: 4,
-// 8 and 14. One thread to 4 elements (16-byte accesses), grid-stride; the last elems % 4 are one
-// thread's each. What is the same for all elements is computed on the host.
+// 8 and 14. One thread to 4 elements (16-byte accesses). What is the same for all elements is
+// computed on the host.
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ void sgd(const SgdArgs& a, float& p, float g, float& 
 }
 
 __global__ void sgd_kernel(std::int64_t elems, SgdArgs a, float* p, const float* g) {
-    for_each_quad(
+    for_my_quad(
         elems,
         [=](std::int64_t i) {
             float4 p4 = load4(p + i);
@@ -42,7 +42,7 @@ __global__ void sgd_kernel(std::int64_t elems, SgdArgs a, float* p, const float*
 
 __global__ void sgd_momentum_kernel(std::int64_t elems, SgdArgs a, float* p, const float* g,
                                     float* velocity) {
-    for_each_quad(
+    for_my_quad(
         elems,
         [=](std::int64_t i) {
             float4 p4 = load4(p + i), v4 = load4(velocity + i);
@@ -75,7 +75,7 @@ __device__ __forceinline__ void adam(const Adam& a, float& p, float g, float& m,
 
 __global__ void adam_kernel(std::int64_t elems, Adam a, float* p, const float* g, float* m,
                             float* v) {
-    for_each_quad(
+    for_my_quad(
         elems,
         [=](std::int64_t i) {
             float4 p4 = load4(p + i), m4 = load4(m + i), v4 = load4(v + i);

@@ -21,7 +21,8 @@ std::string host_name() {
 const char* remedy(cudaError_t result) {
     switch (result) {
         case cudaErrorInsufficientDriver:
-            return "; the driver is too old for this CUDA runtime: update it, or build gyre with an "
+            return "; the driver is too old for this CUDA runtime: update it, or build gyre with "
+                   "an "
                    "older toolkit (`gyre info` prints both versions)";
         case cudaErrorNoDevice:
             return "; no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
@@ -47,10 +48,10 @@ const char* remedy(cudaError_t result) {
 
 void check(cudaError_t result, const char* expression, const char* file, int line) {
     if (result != cudaSuccess) {
-        throw Error(ExitCode::internal,
-                    fmt::format("{} failed: {} ({}, {}:{} on {}){}", expression,
-                                cudaGetErrorString(result), cudaGetErrorName(result), file, line,
-                                host_name(), remedy(result)));
+        throw Error(
+            ExitCode::internal,
+            fmt::format("{} failed: {} ({}, {}:{} on {}){}", expression, cudaGetErrorString(result),
+                        cudaGetErrorName(result), file, line, host_name(), remedy(result)));
     }
 }
 
@@ -124,8 +125,7 @@ void* allocate(std::size_t bytes) {
         GYRE_CUDA_CHECK(cudaMemGetInfo(&free, &total));
         throw Error(ExitCode::internal,
                     fmt::format("out of GPU memory on {}: {} MiB asked for, {} of {} MiB free{}",
-                                host_name(), bytes >> 20, free >> 20, total >> 20,
-                                remedy(result)));
+                                host_name(), bytes >> 20, free >> 20, total >> 20, remedy(result)));
     }
     GYRE_CUDA_CHECK(result);
     return memory;
@@ -143,8 +143,16 @@ void release_pinned(void* memory) noexcept {
 }
 
 DeviceProperties select_device(int index) {
-    int count = 0;
-    GYRE_CUDA_CHECK(cudaGetDeviceCount(&count));
+    int driver = 0, count = 0;
+    GYRE_CUDA_CHECK(cudaDriverGetVersion(&driver));
+    const cudaError_t found = driver == 0 ? cudaErrorNoDevice : cudaGetDeviceCount(&count);
+    if (driver == 0 || found == cudaErrorNoDevice) {
+        throw usage_error(fmt::format(
+            "{} has no usable GPU: {}; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device "
+            "cpu",
+            host_name(), driver == 0 ? "no NVIDIA driver is loaded" : cudaGetErrorString(found)));
+    }
+    GYRE_CUDA_CHECK(found);
     if (index >= count) {
         throw usage_error(
             fmt::format("this rank would use GPU {}, but {} has {} (CUDA_VISIBLE_DEVICES may hide "

@@ -2,7 +2,8 @@
 //
 // The rules for kernel sources (docs/kernels.md explains them):
 //   - shared memory is declared with SIMT_SHARED, kernels are started with launch();
-//   - blocks have a multiple of 32 threads, and no thread leaves a kernel before a barrier or a warp
+//   - blocks have a multiple of 32 threads, and no thread leaves a kernel before a barrier or a
+//   warp
 //     operation that the others still reach;
 //   - warp operations are those below, and all 32 lanes take part in each;
 //   - no float atomics: every sum has a fixed order, so that results are the same in every run.

@@ -1,8 +1,8 @@
 // Vectors: x = value, x *= factor, and the sum of squares in double precision.
 //
-// Memory-bound: 4, 8 and 4 bytes an element. One thread to 4 elements (16-byte accesses),
-// grid-stride; the last elems % 4 are one thread's each. The sum has a fixed order: the elements of
-// a thread, the threads of a block, then one block adds the blocks.
+// Memory-bound: 4, 8 and 4 bytes an element. One thread to 4 elements (16-byte accesses).
+// The sum has a fixed order: the elements of a thread, the threads of a block, then one block adds
+// the blocks.
 #include <algorithm>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -12,13 +12,13 @@ namespace gyre::SIMT_NAMESPACE {
 namespace {
 
 __global__ void fill_kernel(std::int64_t elems, float value, float* x) {
-    for_each_quad(
+    for_my_quad(
         elems, [=](std::int64_t i) { store4(x + i, make_float4(value, value, value, value)); },
         [=](std::int64_t i) { x[i] = value; });
 }
 
 __global__ void scale_kernel(std::int64_t elems, float factor, float* x) {
-    for_each_quad(
+    for_my_quad(
         elems,
         [=](std::int64_t i) {
             const float4 v = load4(x + i);
@@ -27,30 +27,11 @@ __global__ void scale_kernel(std::int64_t elems, float factor, float* x) {
         [=](std::int64_t i) { x[i] *= factor; });
 }
 
-constexpr int kWarps = kElementwiseBlock / 32;
-
-// The sum over the block, on thread 0.
-__device__ __forceinline__ double block_sum(double value) {
-    SIMT_SHARED(double, of_warp, [kWarps]);
-    value = warp_sum(value);
-    if (threadIdx.x % 32 == 0) {
-        of_warp[threadIdx.x / 32] = value;
-    }
-    __syncthreads();
-    double sum = 0.0;
-    if (threadIdx.x == 0) {
-        for (int w = 0; w < kWarps; ++w) {
-            sum += of_warp[w];
-        }
-    }
-    return sum;
-}
-
 // partial: [blocks]
 __global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, double* partial) {
     double sum = 0.0;
     const auto add = [&](float v) { sum += static_cast<double>(v) * static_cast<double>(v); };
-    for_each_quad(
+    for_my_quad(
         elems,
         [&](std::int64_t i) {
             const float4 v = load4(x + i);
@@ -69,7 +50,8 @@ __global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, double
 // One block.
 __global__ void sum_kernel(int elems, const double* x, double* result) {
     double sum = 0.0;
-    for (int i = static_cast<int>(threadIdx.x); i < elems; i += kWarps * 32) {
+    for (int i = static_cast<int>(threadIdx.x); i < elems;
+         i += static_cast<int>(kElementwiseBlock)) {
         sum += x[i];
     }
     sum = block_sum(sum);
@@ -89,10 +71,7 @@ void scale(const Context& context, std::int64_t elems, float factor, float* x) {
 }
 
 void sum_of_squares(const Context& context, std::int64_t elems, const float* x, double* result) {
-    // Enough to fill the GPU once; at least one, which gives the zero of an empty vector.
-    const auto blocks = static_cast<int>(
-        std::clamp<std::int64_t>((elems + 4 * kElementwiseBlock - 1) / (4 * kElementwiseBlock), 1,
-                                 std::int64_t{context.multiprocessors} * 8));
+    const auto blocks = static_cast<int>(elementwise_blocks(elems));
     auto* partial = static_cast<double*>(
         context.workspace.bytes(sizeof(double) * static_cast<std::size_t>(blocks)));
     launch("sum_of_squares", sum_of_squares_kernel, dim3(static_cast<unsigned>(blocks)),

@@ -99,39 +99,43 @@ std::string place_of(std::uint32_t pc) {
     return listed > 0 ? places : fmt::format("{:#x} of the program", pc);
 }
 
+std::string behind_at(std::uint32_t pc) {
+    return pc == 0 ? "" : " at " + place_of(pc);
+}
+
 std::string name_of(unsigned thread) {
     const unsigned x = emulator::block_extent.x, y = emulator::block_extent.y;
     return fmt::format("thread ({}, {}, {})", thread % x, thread / x % y, thread / x / y);
 }
 
-// Where an address lies, in words that fit behind "which is".
+// Where an address lies: in a range, or how far from the nearest one.
 std::string location(const Region& region, std::uintptr_t at) {
     const auto before = [at](const auto& ranges) {
         const auto next = ranges.upper_bound(at);
         return next == ranges.begin() ? ranges.end() : std::prev(next);
     };
-    const auto text = [at](const auto& range, const char* what) {
-        const std::size_t offset = at - range.first;
-        return offset < range.second
-                   ? fmt::format("at offset {} of {} of {} bytes", offset, what, range.second)
-                   : fmt::format("{} bytes behind the end of {} of {} bytes (offset {})",
-                                 offset - range.second, what, range.second, offset);
-    };
-    const auto& live = region.shared ? variables : allocations;
-    const auto found = before(live);
+    const char* kind = region.shared ? "a shared variable" : "device memory";
     if (!region.shared) {
         const auto old = before(released);
         if (old != released.end() && at - old->first < old->second) {
-            return text(*old, "released device memory");
+            return fmt::format("at offset {} of released device memory of {} bytes",
+                               at - old->first, old->second);
         }
     }
-    if (found == live.end()) {
-        const auto next = live.upper_bound(at);
-        return next == live.end()
-                   ? "in none"
-                   : fmt::format("{} bytes before one of {} bytes", next->first - at, next->second);
+    const auto& ranges = region.shared ? variables : allocations;
+    const auto last = before(ranges), next = ranges.upper_bound(at);
+    const std::size_t offset = last == ranges.end() ? SIZE_MAX : at - last->first;
+    if (last != ranges.end() && offset < last->second) {
+        return fmt::format("at offset {} of {} of {} bytes", offset, kind, last->second);
     }
-    return text(*found, region.shared ? "a shared variable" : "device memory");
+    if (next != ranges.end() &&
+        (last == ranges.end() || next->first - at < offset - last->second)) {
+        return fmt::format("{} bytes before {} of {} bytes", next->first - at, kind, next->second);
+    }
+    return last == ranges.end()
+               ? std::string("where nothing was allocated or declared")
+               : fmt::format("{} bytes behind the end of {} of {} bytes (offset {})",
+                             offset - last->second, kind, last->second, offset);
 }
 
 // What the hooks hand on; only reports read it.
@@ -166,16 +170,12 @@ struct What {
                                  what.region.shared ? "no thread of the block" : "nobody",
                                  location(what.region, what.at)));
 }
-[[noreturn, gnu::noinline, gnu::cold]] void report_misaligned(const What& what) {
-    emulator::report(fmt::format("misaligned: {}, {}; it must be a multiple of {}", what.text(),
-                                 location(what.region, what.at), what.bytes));
-}
 [[noreturn, gnu::noinline, gnu::cold]] void report_race(const What& what, unsigned thread,
                                                         std::uint32_t pc, bool wrote) {
     const bool warp = thread / 32 == emulator::thread->linear / 32;
     emulator::report(
-        fmt::format("race: {}; {} of the same block {} them at {}, with no barrier{} between ({})",
-                    what.text(), name_of(thread), wrote ? "wrote" : "read", place_of(pc),
+        fmt::format("race: {}; {} of the same block {} them{}, with no barrier{} between ({})",
+                    what.text(), name_of(thread), wrote ? "wrote" : "read", behind_at(pc),
                     warp ? " or __syncwarp" : "", location(what.region, what.at)));
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_block_race(const What& what, bool wrote,
@@ -183,8 +183,7 @@ struct What {
     emulator::report(fmt::format(
         "race between blocks: {}; another block of the launch {} them{}, and blocks run in any "
         "order ({})",
-        what.text(), wrote ? "wrote" : "read", pc != 0 ? " at " + place_of(pc) : "",
-        location(what.region, what.at)));
+        what.text(), wrote ? "wrote" : "read", behind_at(pc), location(what.region, what.at)));
 }
 
 // --- the rules -----------------------------------------------------------------------------------
@@ -265,7 +264,7 @@ void write_word(Cell& cell, unsigned mask, const What& what) {
                 report_race(what, read.thread, read.pc, false);
             }
             if (cell.other != kNone && unordered(cell.other, read)) {
-                report_race(what, cell.other, read.pc, false);
+                report_race(what, cell.other, 0, false);
             }
         }
     }
@@ -276,7 +275,7 @@ void write_word(Cell& cell, unsigned mask, const What& what) {
     cell.write_mask = mask & 15u;
 }
 
-// kBytes is what an aligned access has, or 0.
+// kBytes is what an aligned access has (-fsanitize=alignment finds those that are not), or 0.
 template <bool kWrite, std::size_t kBytes>
 void check(const Region& region, std::uintptr_t at, std::size_t bytes, const void* pc) {
     const What what{
@@ -298,9 +297,6 @@ void check(const Region& region, std::uintptr_t at, std::size_t bytes, const voi
     if constexpr (kBytes == 0) {
         each_word(region, reinterpret_cast<const void*>(at), bytes, word);
     } else {
-        if (at % kBytes != 0) {
-            report_misaligned(what);
-        }
         if constexpr (kBytes < 4) {
             word(region.cell(at), ((1u << kBytes) - 1u) << at % 4);
         } else {
@@ -450,35 +446,6 @@ using gyre::emulated::access;
     void __tsan_unaligned_write##bytes(void* at) {             \
         access<true>(at, __builtin_return_address(0), bytes);  \
     }
-// Kernels have no atomics; these are the standard library's, in host code.
-#define GYRE_FETCH(bits, type, name)                                              \
-    type __tsan_atomic##bits##_fetch_##name(volatile void* at, type value, int) { \
-        return __atomic_fetch_##name(static_cast<volatile type*>(at), value, 5);  \
-    }
-#define GYRE_COMPARE(bits, type, name)                                                             \
-    bool __tsan_atomic##bits##_compare_exchange_##name(volatile void* at, void* expected, type to, \
-                                                       int, int) {                                 \
-        return __atomic_compare_exchange_n(static_cast<volatile type*>(at),                        \
-                                           static_cast<type*>(expected), to, false, 5, 5);         \
-    }
-#define GYRE_ATOMICS(bits, type)                                               \
-    type __tsan_atomic##bits##_load(const volatile void* at, int) {            \
-        return __atomic_load_n(static_cast<const volatile type*>(at), 5);      \
-    }                                                                          \
-    void __tsan_atomic##bits##_store(volatile void* at, type value, int) {     \
-        __atomic_store_n(static_cast<volatile type*>(at), value, 5);           \
-    }                                                                          \
-    type __tsan_atomic##bits##_exchange(volatile void* at, type value, int) {  \
-        return __atomic_exchange_n(static_cast<volatile type*>(at), value, 5); \
-    }                                                                          \
-    GYRE_FETCH(bits, type, add)                                                \
-    GYRE_FETCH(bits, type, sub)                                                \
-    GYRE_FETCH(bits, type, and)                                                \
-    GYRE_FETCH(bits, type, or)                                                 \
-    GYRE_FETCH(bits, type, xor)                                                \
-    GYRE_COMPARE(bits, type, strong)                                           \
-    GYRE_COMPARE(bits, type, weak)
-
 // What -fsanitize=alignment hands over.
 struct TypeMismatch {
     struct {
@@ -507,10 +474,14 @@ void __tsan_read_range(void* at, long bytes) {
 void __tsan_write_range(void* at, long bytes) {
     access<true>(at, __builtin_return_address(0), static_cast<std::size_t>(bytes));
 }
-GYRE_ATOMICS(8, std::uint8_t)
-GYRE_ATOMICS(16, std::uint16_t)
-GYRE_ATOMICS(32, std::uint32_t)
-GYRE_ATOMICS(64, std::uint64_t)
+
+// Kernels have no atomics; these belong to the guards of static variables and to shared_ptr.
+std::uint8_t __tsan_atomic8_load(const volatile void* at, int) {
+    return __atomic_load_n(static_cast<const volatile std::uint8_t*>(at), __ATOMIC_SEQ_CST);
+}
+std::uint32_t __tsan_atomic32_fetch_add(volatile void* at, std::uint32_t value, int) {
+    return __atomic_fetch_add(static_cast<volatile std::uint32_t*>(at), value, __ATOMIC_SEQ_CST);
+}
 
 // A vector of 16 bytes may reach memory as four accesses of 4, so the hooks alone do not see where
 // it should have been.

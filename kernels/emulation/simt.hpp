@@ -21,14 +21,13 @@
 #define blockDim (::gyre::emulated::emulator::block_extent)
 #define gridDim (::gyre::emulated::emulator::grid_extent)
 
-// A reference into the block's shared memory, the same for all threads of a block. The key tells one
-// declaration, and one instance of a template, from the others.
-#define SIMT_SHARED(type, name, extents)                                      \
-    using name##_in_shared = type extents;                                    \
-    static const char name##_key = 0;                                         \
-    auto& name = *static_cast<name##_in_shared*>(                             \
-        ::gyre::emulated::emulator::shared_variable(                          \
-            &name##_key, #name, sizeof(name##_in_shared), alignof(name##_in_shared)))
+// A reference into the block's shared memory, the same for all threads of a block. The key tells
+// one declaration, and one instance of a template, from the others.
+#define SIMT_SHARED(type, name, extents)                                                      \
+    using name##_in_shared = type extents;                                                    \
+    static const char name##_key = 0;                                                         \
+    auto& name = *static_cast<name##_in_shared*>(::gyre::emulated::emulator::shared_variable( \
+        &name##_key, #name, sizeof(name##_in_shared), alignof(name##_in_shared)))
 
 namespace gyre::emulated {
 
