@@ -144,6 +144,9 @@ class Backend {
 
     virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;
 
+    // x *= min(1, most / (||x|| + 1e-6)), as torch.nn.utils.clip_grad_norm_.
+    virtual void clip_norm(std::int64_t elems, float most, float* x) = 0;
+
     // velocity may be null when momentum is 0; it starts as zeros.
     virtual void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                           float* velocity) = 0;

@@ -140,7 +140,7 @@ TEST_CASE("wrong flags are refused with exit code 2, once") {
 }
 
 TEST_CASE("a GPU that is not there is refused with a hint") {
-    if (cuda_device_count() > 0) {
+    if (gyre::cuda_device_count() > 0) {
         WARN("skipped: there is a GPU");
         return;
     }

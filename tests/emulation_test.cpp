@@ -18,9 +18,6 @@
 #include "kernels/error.hpp"
 #include "tests/catch.hpp"
 #include "tests/planted_bugs.hpp"
-#if defined(GYRE_CHECKER)
-#include "kernels/emulation/checker.hpp"
-#endif
 
 namespace gyre::emulated {
 namespace {
@@ -37,9 +34,6 @@ constexpr std::uint64_t kSeeds = 10;
 
 struct Device {
     Device() {
-#if defined(GYRE_CHECKER)
-        enable_checker();
-#endif
         x = static_cast<float*>(allocate(kBytes));
         y = static_cast<float*>(allocate(kBytes));
         std::vector<float> host(kPlantedFloats);

@@ -279,6 +279,31 @@ TEST_CASE("gather picks, normalises and pads") {
     });
 }
 
+TEST_CASE("gradients are clipped to a norm") {
+    on_every_backend([](Bench& bench) {
+        for (const std::int64_t elems : {1, 31, 100'003}) {
+            const Floats g = random_floats(elems, 18);
+            const double length = norm(g);
+            for (const double most : {0.0, 0.5 * length, 2.0 * length}) {
+                const Guarded dev_g = bench.vector(g);
+                bench.backend.clip_norm(elems, static_cast<float>(most), dev_g.get());
+                const Floats found = dev_g.download();
+                const double factor =
+                    std::min(1.0, double{static_cast<float>(most)} / (length + 1e-6));
+                double worst = 0.0;
+                for (std::size_t i = 0; i < g.size(); ++i) {
+                    worst = std::max(worst, std::abs(double{found[i]} - factor * double{g[i]}));
+                }
+                // The factor and the product are rounded; the norm is summed in double.
+                CHECK(worst <= 2 * 0x1p-24);
+            }
+        }
+        const Guarded bad = bench.vector({1.0f, std::numeric_limits<float>::quiet_NaN()});
+        bench.backend.clip_norm(2, 1.0f, bad.get());
+        CHECK(std::isnan(bad.download()[0]));
+    });
+}
+
 TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
     on_every_backend([](Bench& bench) {
         const std::int64_t elems = 100'003;  // more than one range of the thread pool

@@ -4,6 +4,7 @@
 #include <fstream>
 #include <numeric>
 
+#include "kernels/emulation/emulator.hpp"
 #include "kernels/error.hpp"
 #include "model/net.hpp"
 #include "model/spec.hpp"
@@ -214,6 +215,30 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
             }
         }
     }
+}
+
+TEST_CASE("a step on a GPU allocates nothing") {
+    const auto backend = make_emulated_backend({});
+    Net net(*backend, load_model("net"), {1, 28, 28}, 10, {33, 50, true});
+    const DeviceBuffer<std::int32_t> samples(*backend, 50);
+    std::int64_t before = 0;
+    for (const int n : {33, 1, 33, 20}) {
+        before = before == 0 ? emulated::emulator::allocation_count() : before;
+        Pass pass;
+        pass.n = n;
+        pass.samples = samples.get();
+        pass.training = true;
+        net.forward(pass);
+        net.loss(pass, 1.0f, net.gradient_data() + net.tail_offset());
+        net.backward(pass, [](std::int64_t) {});
+        backend->sgd_step({}, net.flat_elems(), net.parameter_data(), net.gradient_data(), nullptr);
+        backend->clip_norm(net.flat_elems(), 1.0f, net.gradient_data());
+    }
+    Pass evaluation;
+    evaluation.n = 50;
+    net.forward(evaluation);
+    backend->synchronize();
+    CHECK(emulated::emulator::allocation_count() == before);
 }
 
 TEST_CASE("weights go to disk and back, and only whole files count") {

@@ -97,6 +97,9 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
     app.add_option("--eps", o.epsilon, "Epsilon of adam and adamw")
         ->capture_default_str()
         ->check(at_least(0.0f));
+    app.add_option("--max-grad-norm", o.max_grad_norm,
+                   "Scale the gradients down to this norm where theirs is larger")
+        ->check(at_least(0.0f));
     app.add_flag_callback(
         "--no-shuffle", [&o] { o.shuffle = false; }, "Keep the file's order in every epoch");
     app.add_flag_callback(

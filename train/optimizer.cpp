@@ -3,7 +3,10 @@
 namespace gyre {
 
 Optimizer::Optimizer(Backend& backend, Net& net, const TrainOptions& options)
-    : rule_(options.optimizer == "sgd" ? Rule::sgd : Rule::adam), backend_(backend), net_(net) {
+    : rule_(options.optimizer == "sgd" ? Rule::sgd : Rule::adam),
+      backend_(backend),
+      net_(net),
+      max_grad_norm_(options.max_grad_norm) {
     const bool adamw = options.optimizer == "adamw";
     if (rule_ == Rule::sgd) {
         sgd_ = {options.learning_rate.value_or(0.01f), options.momentum,
@@ -25,6 +28,9 @@ Optimizer::Optimizer(Backend& backend, Net& net, const TrainOptions& options)
 }
 
 void Optimizer::step() {
+    if (max_grad_norm_) {
+        backend_.clip_norm(net_.flat_elems(), *max_grad_norm_, net_.gradient_data());
+    }
     if (rule_ == Rule::sgd) {
         backend_.sgd_step(sgd_, net_.flat_elems(), net_.parameter_data(), net_.gradient_data(),
                           first_.get());

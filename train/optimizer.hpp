@@ -10,13 +10,14 @@ class Optimizer {
  public:
     // Throws Error(usage) for options that make no sense.
     Optimizer(Backend& backend, Net& net, const TrainOptions& options);
-    // Updates all parameters from the (reduced) gradients.
+    // Updates all parameters from the (reduced) gradients, which it may clip.
     void step();
 
  private:
     enum class Rule { sgd, adam } rule_;
     Backend& backend_;
     Net& net_;
+    const std::optional<float> max_grad_norm_;
     SgdArgs sgd_;
     AdamArgs adam_;
     DeviceBuffer<float> first_, second_;  // velocity; or the moments m and v

@@ -37,6 +37,7 @@ struct TrainOptions : CommonOptions {
     bool nesterov = false;
     std::vector<float> betas = {0.9f, 0.999f};
     float epsilon = 1e-8f;
+    std::optional<float> max_grad_norm;  // empty: gradients are not clipped
 
     bool shuffle = true;
     bool dropout = true;

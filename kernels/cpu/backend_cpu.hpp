@@ -87,6 +87,7 @@ class CpuBackend final : public Backend {
                                  float* dw, float* db) override;
     void dropout(const DropoutArgs& args, int n, float* x) override;
     void cross_entropy(const CrossEntropyArgs& args, int n) override;
+    void clip_norm(std::int64_t elems, float most, float* x) override;
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* velocity) override;
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,

@@ -6,9 +6,12 @@
 
 namespace gyre::cpu {
 
+namespace {
+constexpr std::int64_t kRange = 1 << 15;  // small enough to share out, large enough to be cheap
+}
+
 template <typename Body>
 void CpuBackend::for_ranges(std::int64_t elems, Body&& body) {
-    constexpr std::int64_t kRange = 1 << 15;  // small enough to share out, large enough to be cheap
     pool_.parallel_for((elems + kRange - 1) / kRange, [&](std::int64_t i, int) {
         body(i * kRange, std::min(elems, (i + 1) * kRange));
     });
@@ -120,6 +123,31 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
     }
     args.sums[0] = static_cast<float>(loss * static_cast<double>(args.scale));
     args.sums[1] = static_cast<float>(correct);
+}
+
+void CpuBackend::clip_norm(std::int64_t elems, float most, float* x) {
+    // One sum for each range, added in order: the same for any number of threads.
+    std::vector<double> sums(static_cast<std::size_t>((elems + kRange - 1) / kRange));
+    for_ranges(elems, [&](std::int64_t begin, std::int64_t end) {
+        double sum = 0.0;
+        for (std::int64_t i = begin; i < end; ++i) {
+            sum += double{x[i]} * double{x[i]};
+        }
+        sums[static_cast<std::size_t>(begin / kRange)] = sum;
+    });
+    double total = 0.0;
+    for (const double sum : sums) {
+        total += sum;
+    }
+    const double ratio = double{most} / (std::sqrt(total) + 1e-6);
+    if (ratio < 1.0 || std::isnan(ratio)) {
+        const auto factor = static_cast<float>(ratio);
+        for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                x[i] *= factor;
+            }
+        });
+    }
 }
 
 void CpuBackend::sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,

@@ -200,6 +200,9 @@ class GpuBackend final : public Backend {
             zero(args.sums, 2);
         }
     }
+    void clip_norm(std::int64_t elems, float most, float* x) override {
+        own::clip_norm(context_, elems, most, x);
+    }
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* velocity) override {
         own::sgd_step(context_, args, elems, p, g, velocity);
@@ -232,7 +235,7 @@ class GpuBackend final : public Backend {
         return ours;
     }
     void zero(float* x, std::int64_t elems) {
-        compute_.fill_zero(x, static_cast<std::size_t>(elems) * sizeof(float));
+        own::fill(context_, elems, 0.0f, x);
     }
     // Events are used in turn; one that is recorded anew stands for a later point of its stream, so
     // waiting for an old transfer waits too long, never too short.

@@ -85,8 +85,6 @@ void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems,
 
 // vector.cu; elems floats
 void fill(const Context& context, std::int64_t elems, float value, float* x);
-void scale(const Context& context, std::int64_t elems, float factor, float* x);
-// result [1] on the device: the sum of squares of x, summed in double precision in a fixed order.
-void sum_of_squares(const Context& context, std::int64_t elems, const float* x, double* result);
+void clip_norm(const Context& context, std::int64_t elems, float most, float* x);
 
 }  // namespace gyre::SIMT_NAMESPACE

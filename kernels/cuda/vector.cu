@@ -1,9 +1,10 @@
-// Vectors: x = value, x *= factor, and the sum of squares in double precision.
+// Vectors: x = value; ||x||^2 in double precision; x *= min(1, most / (||x|| + 1e-6)), the rule of
+// torch.nn.utils.clip_grad_norm_, with the norm read on the device.
 //
-// Memory-bound: 4, 8 and 4 bytes an element. One thread to 4 elements (16-byte accesses).
+// Memory-bound: 4, 4 and 8 bytes an element. One thread to 4 elements (16-byte accesses).
 // The sum has a fixed order: the elements of a thread, the threads of a block, then one block adds
 // the blocks.
-#include <algorithm>
+#include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/kernels.hpp"
@@ -17,7 +18,10 @@ __global__ void fill_kernel(std::int64_t elems, float value, float* x) {
         [=](std::int64_t i) { x[i] = value; });
 }
 
-__global__ void scale_kernel(std::int64_t elems, float factor, float* x) {
+__global__ void clip_norm_kernel(std::int64_t elems, float most, const double* sum_of_squares,
+                                 float* x) {
+    const double ratio = static_cast<double>(most) / (sqrt(*sum_of_squares) + 1e-6);
+    const float factor = ratio >= 1.0 ? 1.0f : static_cast<float>(ratio);  // NaN stays NaN
     for_my_quad(
         elems,
         [=](std::int64_t i) {
@@ -66,18 +70,17 @@ void fill(const Context& context, std::int64_t elems, float value, float* x) {
     launch_elementwise("fill", fill_kernel, context, elems, value, x);
 }
 
-void scale(const Context& context, std::int64_t elems, float factor, float* x) {
-    launch_elementwise("scale", scale_kernel, context, elems, factor, x);
-}
-
-void sum_of_squares(const Context& context, std::int64_t elems, const float* x, double* result) {
-    const auto blocks = static_cast<int>(elementwise_blocks(elems));
-    auto* partial = static_cast<double*>(
-        context.workspace.bytes(sizeof(double) * static_cast<std::size_t>(blocks)));
-    launch("sum_of_squares", sum_of_squares_kernel, dim3(static_cast<unsigned>(blocks)),
-           dim3(kElementwiseBlock), context.stream, elems, x, partial);
-    launch("sum", sum_kernel, dim3(1), dim3(kElementwiseBlock), context.stream, blocks, partial,
-           result);
+void clip_norm(const Context& context, std::int64_t elems, float most, float* x) {
+    const unsigned blocks = elementwise_blocks(elems);
+    auto* sums =
+        static_cast<double*>(context.workspace.bytes(sizeof(double) * (std::size_t{blocks} + 1)));
+    const dim3 block(kElementwiseBlock);
+    launch("sum_of_squares", sum_of_squares_kernel, dim3(blocks), block, context.stream, elems, x,
+           sums + 1);
+    launch("sum", sum_kernel, dim3(1), block, context.stream, static_cast<int>(blocks), sums + 1,
+           sums);
+    launch_elementwise("clip_norm", clip_norm_kernel, context, elems, most,
+                       static_cast<const double*>(sums), x);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE
