@@ -9,7 +9,6 @@
 // MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
 #include <fmt/format.h>
 #include <mpi.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +20,7 @@
 #include <thread>
 
 #include "comm/communicator.hpp"
+#include "kernels/host_name.hpp"
 
 namespace gyre {
 namespace {
@@ -30,11 +30,6 @@ constexpr std::size_t kPiecesUnderWay = 2;
 constexpr std::int64_t kBackgroundBytes = 1 << 20;  // left to reduce before the thread helps
 constexpr std::chrono::microseconds kPollInterval{100};
 constexpr std::size_t kMostBytes = 1 << 30;  // in one MPI call: counts are ints
-
-std::string host_name() {
-    std::array<char, 256> name{};
-    return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unnamed host";
-}
 
 void check(int result, const char* expression, const char* file, int line) {
     if (result == MPI_SUCCESS) {

@@ -133,6 +133,8 @@ TEST_CASE("wrong flags are refused with exit code 2, once") {
     refuse("--momentum 1", {"--momentum"});
     refuse("--device cpu --tf32", {"--tf32", "uses the CPU"});
     refuse("--device emulated --kernels cudnn", {"--kernels ours"});
+    refuse("--device emulated --kernels auto --deterministic", {"--deterministic", "timings"});
+    refuse("--max-grad-norm=-1", {"--max-grad-norm"});
     refuse("--device emulated --kernels mine", {"--kernels", "mine"});
     const Outcome outcome = run_gyre(3, set.base + "--optimizer lion");
     CHECK(count_of(outcome.output, "lion") == 1);

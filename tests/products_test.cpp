@@ -13,8 +13,6 @@ using namespace gyre::test;
 
 namespace {
 
-const int kBatches[] = {1, 15, 17, 64};
-
 std::string text_of(const Conv2dShape& s, int n) {
     return "conv " + std::to_string(s.in.channels) + "x" + std::to_string(s.in.height) + "x" +
            std::to_string(s.in.width) + " -> " + std::to_string(s.out_channels) + " k" +
@@ -40,7 +38,17 @@ const Conv2dShape kConvs[] = {
     {{19, 5, 7}, 16, 3, 1, 0},  // odd extents: half tiles
     {{16, 1, 1}, 16, 3, 1, 1},
     {{33, 3, 4}, 20, 3, 1, 2},
+    {{64, 5, 6}, 128, 3, 1, 1},  // wide's channels
+    {{128, 3, 3}, 64, 1, 1, 0},
 };
+
+// Fewer images where they are large: a few already fill more than one block, or tile.
+std::vector<int> batches_for(const Conv2dShape& s) {
+    const std::int64_t flop = s.flop_per_image();
+    return flop <= 100'000     ? std::vector{1, 15, 17, 64}
+           : flop <= 1'000'000 ? std::vector{1, 15, 17}
+                               : std::vector{1, 3};
+}
 
 bool may_be_winograd(const Conv2dShape& s) {
     return s.kernel == 3 && s.stride == 1 && s.padding <= 2 && s.in.channels >= 16;
@@ -51,10 +59,7 @@ bool may_be_winograd(const Conv2dShape& s) {
 TEST_CASE("conv2d matches the reference in all three directions") {
     on_every_backend([](Bench& bench) {
         for (const Conv2dShape& s : kConvs) {
-            for (const int n : kBatches) {
-                if (n == 64 && s.flop_per_image() > 100'000) {
-                    continue;  // 17 images already fill more than one block
-                }
+            for (const int n : batches_for(s)) {
                 INFO(text_of(s, n));
                 const Floats x = random_floats(n * s.in.elems(), 1);
                 const Floats w = random_floats(s.weight_elems(), 2);
@@ -154,7 +159,7 @@ TEST_CASE("gradients of weights are zero for an empty batch") {
 TEST_CASE("conv2d gradients agree with finite differences of the forward kernel") {
     on_every_backend([](Bench& bench) {
         for (const Conv2dShape& s : kConvs) {
-            const int n = 17;
+            const int n = batches_for(s).back();
             INFO(text_of(s, n));
             const Floats x = random_floats(n * s.in.elems(), 5),
                          w = random_floats(s.weight_elems(), 6);

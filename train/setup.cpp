@@ -61,6 +61,12 @@ std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Commun
         }
         return make_cpu_backend(choose_threads(options.threads, comm));
     }
+    if (options.deterministic && options.kernels == "auto") {
+        throw usage_error(
+            "--deterministic and --kernels auto exclude each other: timings choose the kernels, "
+            "and "
+            "differ from run to run; use --kernels ours or cudnn");
+    }
     GpuOptions gpu_options;
     gpu_options.device = comm.local_rank();
     gpu_options.kernels = options.kernels == "ours"    ? KernelSet::ours

@@ -7,7 +7,6 @@
 
 #include <dlfcn.h>
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -21,6 +20,7 @@
 #include "kernels/cuda/layer_kernels.hpp"
 #include "kernels/cuda/native.hpp"
 #include "kernels/error.hpp"
+#include "kernels/host_name.hpp"
 
 #if __has_include(<cudnn.h>) && __has_include(<cublasLt.h>)
 #include <cublasLt.h>
@@ -70,11 +70,6 @@ constexpr float kOne = 1.0f, kZero = 0.0f;
 // For convolutions, at most; and what NVIDIA advises for cuBLAS on Hopper.
 constexpr std::size_t kConvolutionWorkspace = std::size_t{256} << 20;
 constexpr std::size_t kMatmulWorkspace = std::size_t{32} << 20;
-
-std::string host_name() {
-    std::array<char, 256> name{};
-    return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unnamed host";
-}
 
 // Stays loaded: the libraries have threads and handlers of their own at the program's end.
 class SharedLibrary {

@@ -2,21 +2,14 @@
 #include "kernels/cuda/runtime.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
-
-#include <array>
 
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/native.hpp"
 #include "kernels/error.hpp"
+#include "kernels/host_name.hpp"
 
 namespace gyre::cuda {
 namespace {
-
-std::string host_name() {
-    std::array<char, 256> name{};
-    return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unnamed host";
-}
 
 const char* remedy(cudaError_t result) {
     switch (result) {
