@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <exception>
 #include <limits>
 
 #include "kernels/emulation/emulator.hpp"
@@ -29,8 +30,8 @@ Guarded::Guarded(Backend& backend, std::int64_t elems)
 }
 
 Guarded::~Guarded() {
-    if (buffer_.get() == nullptr) {
-        return;  // moved from
+    if (buffer_.get() == nullptr || std::uncaught_exceptions() > 0) {
+        return;  // moved from; or the test has failed already, and the device may be unusable
     }
     std::vector<float> all(static_cast<std::size_t>(buffer_.elems()));
     backend_.download(all.data(), buffer_.get(), buffer_.bytes());

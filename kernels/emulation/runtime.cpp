@@ -36,7 +36,12 @@ struct Stream::State {
     void run_one() {
         const auto work = std::move(queue.front());
         queue.pop_front();
-        work();
+        try {
+            work();
+        } catch (...) {
+            queue.clear();  // as after an error on a GPU; the host's buffers may be gone soon
+            throw;
+        }
     }
     void run_until(const Event::State::Record& record) {
         while (!record.passed && !queue.empty()) {

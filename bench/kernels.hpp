@@ -1,0 +1,73 @@
+// What the kernel benchmarks of the CPU and of GPUs share: the layers, and what the user asked for.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "kernels/shapes.hpp"
+
+namespace gyre::bench {
+
+struct GatherWork {
+    Shape shape;
+};
+struct ConvWork {
+    Conv2dShape shape;
+    bool input_gradient = true;
+};
+struct PoolWork {
+    MaxPool2dShape shape;
+};
+struct ReluWork {
+    Shape shape;
+};
+struct DropoutWork {
+    Shape shape;
+    bool by_channel = false;
+};
+struct LinearWork {
+    LinearShape shape;
+};
+struct LossWork {
+    int classes = 10;
+};
+// All parameters at once: optimisers and the like, whatever the batch.
+struct ParameterWork {
+    std::int64_t elems = 0;
+};
+using Work = std::variant<GatherWork, ConvWork, PoolWork, ReluWork, DropoutWork, LinearWork,
+                          LossWork, ParameterWork>;
+
+struct Layer {
+    std::string name;
+    Work work;
+};
+struct Net {
+    std::string name;
+    std::vector<Layer> layers;
+};
+// The built-in nets (model/spec.cpp) on images of 28 x 28.
+const std::vector<Net>& nets();
+
+struct Options {
+    std::string device = "auto";
+    std::vector<int> batches;  // empty: the device's usual ones
+    bool tf32 = false;
+    bool graph = true;   // GPU: time replays of a CUDA graph, or else plain calls
+    bool check = false;  // exit with 3 where a goal is missed
+};
+
+// All return the program's exit code.
+int run_on_cpu(const Options& options);
+
+}  // namespace gyre::bench
+
+// bench/kernels_gpu.cpp, for a GPU and for the emulator
+namespace gyre::cuda {
+int run_benchmarks(const bench::Options& options);
+}
+namespace gyre::emulated {
+int run_benchmarks(const bench::Options& options);
+}
