@@ -375,3 +375,40 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
         }
     });
 }
+
+TEST_CASE("transfers beside the computation keep their place in it") {
+    on_every_backend([](Bench& bench) {
+        Backend& backend = bench.backend;
+        const int elems = 1000;
+        const Shape shape{elems, 1, 1};
+        const std::size_t bytes = elems * sizeof(float);
+        const HostBuffer<float> sent(backend, elems), received(backend, elems);
+        const auto received_is = [&](float value) {
+            return std::count(received.get(), received.get() + elems, value) == elems;
+        };
+        const Guarded x = bench.empty(elems);
+        std::fill_n(sent.get(), elems, -2.0f);
+
+        // An upload comes after the calls before it, even if it is waited for first.
+        backend.fill_zero(x.get(), bytes);
+        backend.wait_transfer(backend.upload_beside(x.get(), sent.get(), bytes));
+        CHECK(x.download() == Floats(elems, -2.0f));
+        // The calls after an upload see its data.
+        backend.upload_beside(x.get(), sent.get(), bytes);
+        if (backend.activation_elems(shape, 1) == elems) {  // else x is no activation
+            backend.relu_forward(shape, 1, x.get());
+            // A download sees the calls before it ...
+            const auto transfer = backend.download_beside(received.get(), x.get(), bytes);
+            backend.wait_transfer(transfer);
+            CHECK(received_is(0.0f));
+        }
+        // ... and one in order not those after it.
+        backend.wait_transfer(backend.upload_beside(x.get(), sent.get(), bytes));
+        const auto transfer = backend.download_in_order(received.get(), x.get(), bytes);
+        backend.fill_zero(x.get(), bytes);
+        backend.synchronize();
+        backend.wait_transfer(transfer);
+        CHECK(received_is(-2.0f));
+        CHECK(x.download() == Floats(elems));
+    });
+}

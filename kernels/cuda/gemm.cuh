@@ -37,7 +37,7 @@ struct GemmTile {
     // fragment is 4 slices of k by 8 of m or n.
     static constexpr int kPad = kTensorCores ? 8 : 4;
     // Of a multiprocessor at a time; more would leave a thread too few registers for its sums.
-    static constexpr int kBlocks = BM * BN > 64 * 128 ? 1 : BM * BN > 32 * 32 ? 2 : 3;
+    static constexpr int kBlocks = BM * BN > 64 * 128 ? 1 : BM* BN > 32 * 32 ? 2 : 3;
 };
 
 struct GemmExtents {
