@@ -54,6 +54,42 @@ bool may_be_winograd(const Conv2dShape& s) {
     return s.kernel == 3 && s.stride == 1 && s.padding <= 2 && s.in.channels >= 16;
 }
 
+// One layer's three directions on random operands. `s` is the layer as a convolution, for the
+// reference; each function takes its operands' device pointers in the Backend's order.
+template <typename Forward, typename BackwardData, typename BackwardWeights>
+void check_directions(Bench& bench, const Conv2dShape& s, int n, Forward forward,
+                      BackwardData backward_data, BackwardWeights backward_weights) {
+    const Floats x = random_floats(n * s.in.elems(), 1);
+    const Floats w = random_floats(s.weight_elems(), 2);
+    const Floats b = random_floats(s.out_channels, 3);
+    const Floats dy = random_floats(n * s.out().elems(), 4);
+    const Guarded dev_x = bench.activation(s.in, n, x);
+    const Guarded dev_dy = bench.activation(s.out(), n, dy);
+    const Guarded dev_w = bench.vector(w), dev_b = bench.vector(b);
+    Sums expected_y = reference::conv_forward(s, n, x, w, b);
+    Sums expected_dx = reference::conv_backward_data(s, n, dy, w);
+    if (may_be_winograd(s)) {
+        const auto weight = [&](int o, int c, int kh, int kw) {
+            return double{w[static_cast<std::size_t>(((o * s.in.channels + c) * 3 + kh) * 3 + kw)]};
+        };
+        expected_y.other_bound = reference::winograd_bound(s.in, s.out(), s.padding, n, x, weight);
+        expected_dx.other_bound = reference::winograd_bound(
+            s.out(), s.in, 2 - s.padding, n, dy,
+            [&](int c, int o, int kh, int kw) { return weight(o, c, 2 - kh, 2 - kw); });
+    }
+
+    const Guarded y = bench.empty_activation(s.out(), n);
+    forward(dev_x.get(), dev_w.get(), dev_b.get(), y.get());
+    bench.check_close(bench.read(s.out(), n, y), expected_y);
+    const Guarded dx = bench.empty_activation(s.in, n);
+    backward_data(dev_dy.get(), dev_w.get(), dx.get());
+    bench.check_close(bench.read(s.in, n, dx), expected_dx);
+    const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
+    backward_weights(dev_x.get(), dev_dy.get(), dw.get(), db.get());
+    bench.check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy));
+    bench.check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
+}
+
 }  // namespace
 
 TEST_CASE("conv2d matches the reference in all three directions") {
@@ -61,40 +97,10 @@ TEST_CASE("conv2d matches the reference in all three directions") {
         for (const Conv2dShape& s : kConvs) {
             for (const int n : batches_for(s)) {
                 INFO(text_of(s, n));
-                const Floats x = random_floats(n * s.in.elems(), 1);
-                const Floats w = random_floats(s.weight_elems(), 2);
-                const Floats b = random_floats(s.out_channels, 3);
-                const Floats dy = random_floats(n * s.out().elems(), 4);
-                const Guarded dev_x = bench.activation(s.in, n, x);
-                const Guarded dev_dy = bench.activation(s.out(), n, dy);
-                const Guarded dev_w = bench.vector(w), dev_b = bench.vector(b);
-
-                const Guarded y = bench.empty_activation(s.out(), n);
-                bench.backend.conv2d_forward(s, n, dev_x.get(), dev_w.get(), dev_b.get(), y.get());
-                Sums expected_y = reference::conv_forward(s, n, x, w, b);
-                Sums expected_dx = reference::conv_backward_data(s, n, dy, w);
-                if (may_be_winograd(s)) {
-                    const auto weight = [&](int o, int c, int kh, int kw) {
-                        return double{w[static_cast<std::size_t>(
-                            ((o * s.in.channels + c) * 3 + kh) * 3 + kw)]};
-                    };
-                    expected_y.other_bound =
-                        reference::winograd_bound(s.in, s.out(), s.padding, n, x, weight);
-                    expected_dx.other_bound = reference::winograd_bound(
-                        s.out(), s.in, 2 - s.padding, n, dy,
-                        [&](int c, int o, int kh, int kw) { return weight(o, c, 2 - kh, 2 - kw); });
-                }
-                bench.check_close(bench.read(s.out(), n, y), expected_y);
-
-                const Guarded dx = bench.empty_activation(s.in, n);
-                bench.backend.conv2d_backward_data(s, n, dev_dy.get(), dev_w.get(), dx.get());
-                bench.check_close(bench.read(s.in, n, dx), expected_dx);
-
-                const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
-                bench.backend.conv2d_backward_weights(s, n, dev_x.get(), dev_dy.get(), dw.get(),
-                                                      db.get());
-                bench.check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy));
-                bench.check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
+                check_directions(
+                    bench, s, n, [&](auto... p) { bench.backend.conv2d_forward(s, n, p...); },
+                    [&](auto... p) { bench.backend.conv2d_backward_data(s, n, p...); },
+                    [&](auto... p) { bench.backend.conv2d_backward_weights(s, n, p...); });
             }
         }
     });
@@ -104,35 +110,14 @@ TEST_CASE("linear matches the reference in all three directions") {
     const LinearShape shapes[] = {{320, 50}, {50, 10},  {1, 1},     {1, 63},    {7, 5},
                                   {16, 6},   {65, 129}, {300, 300}, {1030, 11}, {257, 258}};
     on_every_backend([&](Bench& bench) {
-        for (const LinearShape& shape : shapes) {
+        for (const LinearShape& s : shapes) {
             for (const int n : {1, 15, 17, 64, 100}) {
-                INFO("linear " << shape.in_features << " -> " << shape.out_features
-                               << ", n = " << n);
-                const Conv2dShape s = reference::as_conv(shape);
-                const Floats x = random_floats(n * s.in.elems(), 1);
-                const Floats w = random_floats(s.weight_elems(), 2);
-                const Floats b = random_floats(s.out_channels, 3);
-                const Floats dy = random_floats(n * s.out().elems(), 4);
-                const Guarded dev_x = bench.activation(s.in, n, x);
-                const Guarded dev_dy = bench.activation(s.out(), n, dy);
-                const Guarded dev_w = bench.vector(w), dev_b = bench.vector(b);
-
-                const Guarded y = bench.empty_activation(s.out(), n);
-                bench.backend.linear_forward(shape, n, dev_x.get(), dev_w.get(), dev_b.get(),
-                                             y.get());
-                bench.check_close(bench.read(s.out(), n, y),
-                                  reference::conv_forward(s, n, x, w, b));
-
-                const Guarded dx = bench.empty_activation(s.in, n);
-                bench.backend.linear_backward_data(shape, n, dev_dy.get(), dev_w.get(), dx.get());
-                bench.check_close(bench.read(s.in, n, dx),
-                                  reference::conv_backward_data(s, n, dy, w));
-
-                const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
-                bench.backend.linear_backward_weights(shape, n, dev_x.get(), dev_dy.get(), dw.get(),
-                                                      db.get());
-                bench.check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy));
-                bench.check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
+                INFO("linear " << s.in_features << " -> " << s.out_features << ", n = " << n);
+                check_directions(
+                    bench, reference::as_conv(s), n,
+                    [&](auto... p) { bench.backend.linear_forward(s, n, p...); },
+                    [&](auto... p) { bench.backend.linear_backward_data(s, n, p...); },
+                    [&](auto... p) { bench.backend.linear_backward_weights(s, n, p...); });
             }
         }
     });

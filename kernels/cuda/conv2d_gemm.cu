@@ -207,18 +207,6 @@ struct StorePlanes {
     }
 };
 
-struct StoreWeightGradients {
-    float *dw, *db;
-    int taps;
-    __device__ __forceinline__ void operator()(int m, int n, float sum) const {
-        if (n < taps) {
-            dw[std::int64_t{m} * taps + n] = sum;
-        } else {
-            db[m] = sum;
-        }
-    }
-};
-
 // n counts positions over all images, in 32 bits.
 void require_countable(const Conv2dShape& shape, int n) {
     const std::int64_t positions =
@@ -260,7 +248,7 @@ void backward_weights(const Context& context, const Conv2dShape& shape, int n, c
     gemm(context, "conv2d_backward_weights", shape.out_channels, taps + 1, n * plane,
          GradientOperand{dy, shape.out_channels, plane},
          TurnedPatchOperand<kKernel>{{x, Geometry<kKernel>(shape), n * plane}, taps},
-         StoreWeightGradients{dw, db, taps});
+         StoreGradients{dw, db, taps});
 }
 
 }  // namespace

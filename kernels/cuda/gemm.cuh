@@ -382,4 +382,17 @@ struct DenseOperand {
     }
 };
 
+// The epilogue of a weight gradient: column `columns`, against the ones, is the bias' gradient.
+struct StoreGradients {
+    float *dw, *db;
+    int columns;
+    __device__ __forceinline__ void operator()(int m, int n, float sum) const {
+        if (n < columns) {
+            dw[std::int64_t{m} * columns + n] = sum;
+        } else {
+            db[m] = sum;
+        }
+    }
+};
+
 }  // namespace gyre::SIMT_NAMESPACE

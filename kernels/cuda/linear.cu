@@ -25,19 +25,6 @@ struct Store {
     }
 };
 
-// Column `columns` is the bias' gradient.
-struct StoreGradients {
-    float *dw, *db;
-    int columns;
-    __device__ __forceinline__ void operator()(int m, int n, float sum) const {
-        if (n < columns) {
-            dw[std::int64_t{m} * columns + n] = sum;
-        } else {
-            db[m] = sum;
-        }
-    }
-};
-
 }  // namespace
 
 std::int64_t linear_workspace_elems(const Context& context, const LinearShape&, int) {
