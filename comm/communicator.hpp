@@ -32,6 +32,9 @@ class Communicator {
     virtual int local_rank() const = 0;  // among the ranks of this host
     virtual int local_size() const = 0;
 
+    // What the next reduction belongs to, for reports.
+    virtual void annotate(std::int64_t /*step*/, int /*bucket*/) {}
+
     // In place: data[i] = sum over ranks of data[i]. All ranks start the same reductions in the
     // same order. The memory must stay untouched until wait() returns.
     virtual std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) = 0;

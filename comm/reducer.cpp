@@ -32,6 +32,7 @@ Reducer::Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> bucke
 }
 
 void Reducer::start(const Bucket& bucket, float* gradients) {
+    comm_.annotate(step_, static_cast<int>(under_way_.size()));
     under_way_.push_back(comm_.allreduce_sum_async(gradients + bucket.begin, bucket.elems()));
 }
 
@@ -70,6 +71,7 @@ double Reducer::wait() {
     under_way_.clear();
     transfers_.clear();
     ready_ = 0;
+    ++step_;
     return std::chrono::duration<double>(end - begin).count();
 }
 

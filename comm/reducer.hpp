@@ -57,6 +57,7 @@ class Reducer {
     float* gradients_;
     HostBuffer<float> staging_;  // as large as the gradients, where they are staged
     std::size_t ready_ = 0;      // buckets of this step that are final
+    std::int64_t step_ = 0;      // since the reducer was made
     std::vector<Backend::Transfer> transfers_;
     std::vector<std::unique_ptr<Request>> under_way_;
 };

@@ -2,11 +2,14 @@
 #define CATCH_CONFIG_RUNNER
 #include "comm/communicator.hpp"
 
+#include <cmath>
 #include <cstdio>
 #include <numeric>
 
+#include "comm/watchdog.hpp"
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
+#include "train/sync_check.hpp"
 
 using namespace gyre;
 using gyre::test::expect_error;
@@ -103,8 +106,27 @@ TEST_CASE("ranks that differ are refused, saying what differs") {
                  [&] { require_same_manifest(*world, entries); });
 }
 
+TEST_CASE("ranks whose parameters have drifted apart are found") {
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, load_model("net"), {1, 28, 28}, 10, {1, 1, true});
+    net.initialise(5);
+    require_same_parameters(*world, net, "step 1");
+    if (world->size() == 1) {
+        return;
+    }
+    // The last bit of one weight of fc1, on the last rank.
+    if (world->rank() == world->size() - 1) {
+        float* weight = net.parameter_data() + net.parameters().at(4).offset_elems + 77;
+        *weight = std::nextafter(*weight, 1.0f);
+    }
+    expect_error(ExitCode::communication,
+                 {"step 2", "fc1.weight", "on rank " + std::to_string(world->size() - 1)},
+                 [&] { require_same_parameters(*world, net, "step 2"); });
+}
+
 int main(int argc, char** argv) {
-    const auto comm = make_communicator();
+    // As the program does: everything goes through the watchdog.
+    const auto comm = make_watched_communicator(make_communicator(), {});
     world = comm.get();
     std::printf("rank %d of %d over %s\n", world->rank(), world->size(),
                 world->description().c_str());

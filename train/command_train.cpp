@@ -14,6 +14,7 @@
 #include "train/interrupt.hpp"
 #include "train/report.hpp"
 #include "train/setup.hpp"
+#include "train/sync_check.hpp"
 #include "train/trainer.hpp"
 
 namespace gyre {
@@ -186,6 +187,7 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
 
     double best_accuracy = -1.0;
     bool stopped = false;
+    std::int64_t steps_done = 0;
     for (int epoch = 1; epoch <= options.epochs && !stopped; ++epoch) {
         const Clock::time_point epoch_start = Clock::now();
         EpochFacts result;
@@ -209,6 +211,10 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         for (std::int64_t step = 0; step < sharding.steps() && !stopped; ++step) {
             if (const auto done = trainer.step(step, interrupt_requested())) {
                 account(*done);
+            }
+            if (options.check_sync > 0 && ++steps_done % options.check_sync == 0) {
+                require_same_parameters(comm, *net,
+                                        fmt::format("epoch {}, step {}", epoch, step + 1));
             }
         }
         while (const auto done = trainer.next_result()) {

@@ -57,6 +57,13 @@ void add_common_flags(CLI::App& app, CommonOptions& o) {
                    "Threads per rank; 0: this rank's share of the processors")
         ->capture_default_str()
         ->check(CLI::Range(0, 1024));
+    app.add_option("--timeout", o.timeout,
+                   "Seconds that a rank waits for the others before the job is ended")
+        ->capture_default_str()
+        ->check(at_least(1.0));
+    app.add_option(
+        "--flight-record", o.flight_record,
+        "On failure each rank writes its last collectives to this path plus .rankN.json");
 }
 
 }  // namespace
@@ -121,6 +128,10 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
            },
            "Size of a gradient bucket in KiB, or auto")
         ->default_str("auto");
+    app.add_option("--check-sync", o.check_sync,
+                   "Compare the parameters of all ranks every N steps; 0: never")
+        ->capture_default_str()
+        ->check(at_least<std::int64_t>(0));
     app.add_option("--log-interval", o.log_interval, "Steps between two lines of progress")
         ->capture_default_str()
         ->check(at_least(1));
@@ -144,8 +155,9 @@ void add_eval_flags(CLI::App& app, EvalOptions& o) {
 }
 
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {
-    const std::vector<std::string> local = {"--help", "--threads", "--json", "--save",
-                                            "--init", "--verbose", "--data", "--kernels-cache"};
+    const std::vector<std::string> local = {"--help", "--threads",       "--json",
+                                            "--save", "--init",          "--verbose",
+                                            "--data", "--kernels-cache", "--flight-record"};
     std::vector<ManifestEntry> entries;
     for (const CLI::Option* option : app.get_options()) {
         const std::string name = option->get_name();

@@ -2,8 +2,10 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 
 #include "comm/communicator.hpp"
+#include "comm/watchdog.hpp"
 #include "train/commands.hpp"
 #include "train/flags.hpp"
 #include "train/setup.hpp"
@@ -63,6 +65,11 @@ int main(int argc, char** argv) {
         if (info->parsed()) {
             return static_cast<int>(comm->is_root() ? run_info() : ExitCode::success);
         }
+        const CommonOptions& common =
+            train->parsed() ? static_cast<const CommonOptions&>(train_options) : eval_options;
+        comm = make_watched_communicator(
+            std::move(comm),
+            {common.timeout, std::min(5.0, common.timeout / 2), common.flight_record});
         return static_cast<int>(train->parsed()
                                     ? run_train(*comm, train_options, flag_manifest(*train))
                                     : run_eval(*comm, eval_options, flag_manifest(*eval)));

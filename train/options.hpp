@@ -21,6 +21,8 @@ struct CommonOptions {
     bool deterministic = false;       // on GPUs: restricts the libraries
     bool tf32 = false;                // on GPUs
     int threads = 0;                  // per rank; 0: the processors this rank may use
+    double timeout = 60.0;            // seconds that a rank waits for the others at most
+    std::string flight_record;        // path of what each rank writes on failure; empty: none
 };
 
 struct TrainOptions : CommonOptions {
@@ -43,6 +45,7 @@ struct TrainOptions : CommonOptions {
     bool dropout = true;
     bool evaluate = true;
     std::optional<std::int64_t> bucket_kib;  // empty: auto
+    std::int64_t check_sync = 0;             // steps between comparisons of parameters; 0: none
     int log_interval = 100;                  // steps
     std::string save, init, json;            // paths; empty: none
     bool verbose = false;

@@ -26,6 +26,7 @@ class Hash {
         mix(rest);
     }
     std::string text() const { return fmt::format("{:016x}", state_); }
+    std::uint64_t value() const { return state_; }
 
  private:
     void mix(std::uint64_t word) {
@@ -116,6 +117,12 @@ std::string hash_dataset(const Dataset& dataset) {
         hash.add(set->labels.data(), set->labels.size() * sizeof(std::int32_t));
     }
     return hash.text();
+}
+
+std::uint64_t hash_bytes(const void* data, std::size_t bytes) {
+    Hash hash;
+    hash.add(data, bytes);
+    return hash.value();
 }
 
 std::string hash_text(const std::string& text) {

@@ -1,6 +1,7 @@
 // What `gyre train` and `gyre eval` set up alike, and the choices made on the way.
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -23,6 +24,7 @@ Normalisation choose_normalisation(const CommonOptions& options, const ImageSet&
 // A hash of everything in the set that training depends on.
 std::string hash_dataset(const Dataset& dataset);
 std::string hash_text(const std::string& text);
+std::uint64_t hash_bytes(const void* data, std::size_t bytes);
 
 // The version of gyre, and how it was built.
 std::string version_text();

@@ -1,0 +1,541 @@
+#include "comm/watchdog.hpp"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <ifaddrs.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <fstream>
+#include <optional>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "comm/flight_recorder.hpp"
+#include "kernels/host_name.hpp"
+
+namespace gyre {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr std::chrono::milliseconds kPulse{200};  // between two messages of a rank
+constexpr double kConnectSeconds = 5.0;
+constexpr double kSilentSeconds = 3.0;  // after which a rank counts as not answering
+constexpr double kGoneSeconds = 1.0;    // that the launcher gets to end the job of a dead rank
+constexpr unsigned kAbortSeconds = 5;   // that the library's abort gets
+
+double seconds_since(Clock::time_point start) {
+    return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+// How far a rank is. Sent as it is: all ranks run the same program on the same kind of machine.
+struct Status {
+    std::int32_t rank = 0;
+    std::int32_t bucket = -1;
+    std::int64_t started = 0, finished = 0;  // collectives
+    std::int64_t step = -1;
+    float waiting = -1.0f;  // seconds; < 0: the rank does not wait
+    float silent = 0.0f;    // seconds that rank 0 has not heard of it
+    enum Flag : std::int32_t { kLeaving = 1, kClosed = 2, kReporting = 4 };
+    std::int32_t flags = 0;
+    std::int32_t padding = 0;
+};
+
+class Socket {
+ public:
+    Socket() = default;
+    explicit Socket(int fd) : fd_(fd) {}
+    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+    Socket& operator=(Socket&& other) noexcept {
+        std::swap(fd_, other.fd_);
+        return *this;
+    }
+    ~Socket() { close(); }
+    void close() {
+        if (fd_ >= 0) {
+            ::close(fd_);
+            fd_ = -1;
+        }
+    }
+    int fd() const { return fd_; }
+    bool open() const { return fd_ >= 0; }
+
+ private:
+    int fd_ = -1;
+};
+
+// A connection that carries messages of a fixed size. Closes itself when the other side is gone.
+class Link {
+ public:
+    Link() = default;
+    explicit Link(Socket socket) : socket_(std::move(socket)) {
+        const int on = 1;
+        setsockopt(socket_.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        fcntl(socket_.fd(), F_SETFL, fcntl(socket_.fd(), F_GETFL) | O_NONBLOCK);
+    }
+    bool open() const { return socket_.open(); }
+    int fd() const { return socket_.fd(); }
+    void close() { socket_.close(); }
+
+    // Sends what fits: a message is dropped, never half sent twice, when the other side is slow.
+    void send(const void* data, std::size_t bytes) {
+        if (!open()) {
+            return;
+        }
+        if (unsent_.empty()) {
+            const auto* begin = static_cast<const char*>(data);
+            unsent_.assign(begin, begin + bytes);
+        }
+        const ssize_t sent = ::send(fd(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
+        if (sent > 0) {
+            unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
+        } else if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
+            close();
+        }
+    }
+    // The oldest message that has arrived, of this size, if it is whole.
+    bool receive(void* data, std::size_t bytes) {
+        while (open()) {
+            char buffer[4096];
+            const ssize_t got = ::recv(fd(), buffer, sizeof buffer, 0);
+            if (got == 0 ||
+                (got < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+                close();
+            }
+            if (got <= 0) {
+                break;
+            }
+            received_.insert(received_.end(), buffer, buffer + got);
+        }
+        if (received_.size() < bytes) {
+            return false;
+        }
+        std::memcpy(data, received_.data(), bytes);
+        received_.erase(received_.begin(), received_.begin() + static_cast<std::ptrdiff_t>(bytes));
+        return true;
+    }
+
+ private:
+    Socket socket_;
+    std::vector<char> unsent_, received_;
+};
+
+struct Hello {
+    std::uint64_t token = 0;
+    std::int64_t rank = 0;
+};
+
+// Listens on any port; of this host alone where the whole job is there.
+Socket listen_anywhere(bool this_host_only, std::uint16_t& port) {
+    Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(this_host_only ? INADDR_LOOPBACK : INADDR_ANY);
+    socklen_t length = sizeof address;
+    if (!socket.open() ||
+        bind(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
+        listen(socket.fd(), SOMAXCONN) != 0 ||
+        getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
+        return {};
+    }
+    port = ntohs(address.sin_port);
+    return socket;
+}
+
+// This host's IPv4 addresses, blank-separated.
+std::string own_addresses(bool this_host_only) {
+    if (this_host_only) {
+        return "127.0.0.1";
+    }
+    std::string text;
+    ifaddrs* all = nullptr;
+    if (getifaddrs(&all) != 0) {
+        return text;
+    }
+    for (const ifaddrs* at = all; at != nullptr; at = at->ifa_next) {
+        if (at->ifa_addr != nullptr && at->ifa_addr->sa_family == AF_INET) {
+            char name[INET_ADDRSTRLEN] = {};
+            inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr, name,
+                      sizeof name);
+            if (std::strcmp(name, "127.0.0.1") != 0) {
+                text.append(text.empty() ? "" : " ").append(name);
+            }
+        }
+    }
+    freeifaddrs(all);
+    return text;
+}
+
+Socket connect_to(const std::string& host, std::uint16_t port, int timeout_ms) {
+    Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(port);
+    if (!socket.open() || inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) {
+        return {};
+    }
+    if (connect(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+        pollfd wait{socket.fd(), POLLOUT, 0};
+        int error = 0;
+        socklen_t length = sizeof error;
+        if (errno != EINPROGRESS || poll(&wait, 1, timeout_ms) != 1 ||
+            getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) {
+            return {};
+        }
+    }
+    return socket;
+}
+
+class WatchedCommunicator final : public Communicator {
+ public:
+    WatchedCommunicator(std::unique_ptr<Communicator> inner, const WatchOptions& options)
+        : inner_(std::move(inner)), options_(options), host_(host_name()) {
+        for (int r = 0; r < size(); ++r) {
+            hosts_.push_back(broadcast_string(*inner_, host_, r));
+        }
+        table_.resize(static_cast<std::size_t>(size()));
+        heard_.resize(table_.size(), Clock::now());
+        for (int r = 0; r < size(); ++r) {
+            table_[static_cast<std::size_t>(r)].rank = r;
+        }
+        connect();
+        thread_ = std::thread([this] { watch(); });
+    }
+    ~WatchedCommunicator() override {
+        leaving_ = true;
+        thread_.join();
+    }
+
+    std::string description() const override { return inner_->description(); }
+    int rank() const override { return inner_->rank(); }
+    int size() const override { return inner_->size(); }
+    int local_rank() const override { return inner_->local_rank(); }
+    int local_size() const override { return inner_->local_size(); }
+    void annotate(std::int64_t step, int bucket) override {
+        step_ = step;
+        bucket_ = bucket;
+    }
+
+    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) override {
+        const std::int64_t number = recorder_.start(
+            "allreduce(float)", elems * std::int64_t{sizeof(float)}, step_, bucket_);
+        return std::make_unique<WatchedRequest>(*this, number,
+                                                inner_->allreduce_sum_async(data, elems));
+    }
+    void allreduce_sum(std::span<double> data) override {
+        watched("allreduce(double)", data.size_bytes(), [&] { inner_->allreduce_sum(data); });
+    }
+    void broadcast(void* data, std::size_t bytes, int root) override {
+        watched("broadcast", bytes, [&] { inner_->broadcast(data, bytes, root); });
+    }
+    void barrier() override {
+        watched("barrier", 0, [&] { inner_->barrier(); });
+    }
+    [[noreturn]] void abort(int exit_code) noexcept override {
+        inner_->abort(exit_code);
+        std::_Exit(exit_code);
+    }
+
+ private:
+    class WatchedRequest final : public Request {
+     public:
+        WatchedRequest(WatchedCommunicator& comm, std::int64_t number,
+                       std::unique_ptr<Request> inner)
+            : comm_(comm), number_(number), inner_(std::move(inner)) {}
+        void wait() override {
+            comm_.recorder_.wait(number_);
+            inner_->wait();
+            comm_.recorder_.finish(number_);
+        }
+
+     private:
+        WatchedCommunicator& comm_;
+        const std::int64_t number_;
+        std::unique_ptr<Request> inner_;
+    };
+
+    template <typename Work>
+    void watched(const char* kind, std::size_t bytes, Work work) {
+        const std::int64_t number = recorder_.start(kind, static_cast<std::int64_t>(bytes), -1, -1);
+        recorder_.wait(number);
+        work();
+        recorder_.finish(number);
+    }
+
+    // Collective: everybody's link to rank 0.
+    void connect() {
+        std::string where;
+        std::uint16_t port = 0;
+        Hello hello;
+        const bool one_host = std::all_of(hosts_.begin(), hosts_.end(),
+                                          [&](const std::string& h) { return h == hosts_[0]; });
+        if (is_root()) {
+            listener_ = listen_anywhere(one_host, port);
+            std::random_device random;
+            hello.token = std::uint64_t{random()} << 32 | random();
+            where = own_addresses(one_host);
+        }
+        where = broadcast_string(*inner_, where, 0);
+        inner_->broadcast(&port, sizeof port, 0);
+        inner_->broadcast(&hello.token, sizeof hello.token, 0);
+        hello.rank = rank();
+        joined_.resize(table_.size());
+        if (is_root()) {
+            links_.resize(table_.size());
+            accept_all(hello.token);
+            return;
+        }
+        links_.resize(1);
+        for (std::size_t at = 0; port != 0 && at < where.size() && !links_[0].open();) {
+            const std::size_t end = std::min(where.find(' ', at), where.size());
+            Socket socket = connect_to(where.substr(at, end - at), port, 2000);
+            at = end + 1;
+            if (socket.open()) {
+                links_[0] = Link(std::move(socket));
+                links_[0].send(&hello, sizeof hello);
+                joined_[0] = true;
+            }
+        }
+        if (!links_[0].open()) {
+            fmt::print(stderr,
+                       "gyre: rank {} on {}: no connection to rank 0's watchdog on {} (port {}); "
+                       "waits still end after --timeout, but cannot name who is late\n",
+                       rank(), host_, hosts_[0], port);
+        }
+    }
+
+    void accept_all(std::uint64_t token) {
+        const auto begin = Clock::now();
+        std::vector<Link> strangers;
+        int missing = size() - 1;
+        while (missing > 0 && listener_.open() && seconds_since(begin) < kConnectSeconds) {
+            pollfd wait{listener_.fd(), POLLIN, 0};
+            if (poll(&wait, 1, 10) == 1) {
+                strangers.emplace_back(
+                    Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)));
+            }
+            for (Link& link : strangers) {
+                Hello hello;
+                if (link.open() && link.receive(&hello, sizeof hello)) {
+                    if (hello.token == token && hello.rank > 0 && hello.rank < size()) {
+                        links_[static_cast<std::size_t>(hello.rank)] = std::move(link);
+                        joined_[static_cast<std::size_t>(hello.rank)] = true;
+                        --missing;
+                    }
+                    link.close();
+                }
+            }
+        }
+        listener_.close();
+    }
+
+    Status own_status() const {
+        Status status;
+        status.rank = rank();
+        status.started = recorder_.started();
+        status.finished = recorder_.finished();
+        status.step = step_;
+        status.bucket = bucket_;
+        status.flags = (leaving_ ? Status::kLeaving : 0) | (reporting_ ? Status::kReporting : 0);
+        if (const auto waiting = recorder_.waiting()) {
+            status.waiting = static_cast<float>(waiting->seconds);
+        }
+        return status;
+    }
+
+    void exchange() {
+        const Status own = own_status();
+        table_[static_cast<std::size_t>(rank())] = own;
+        heard_[static_cast<std::size_t>(rank())] = Clock::now();
+        const std::size_t bytes = table_.size() * sizeof(Status);
+        if (!is_root()) {
+            links_[0].send(&own, sizeof own);
+            std::vector<Status> news(table_.size());
+            while (links_[0].receive(news.data(), bytes)) {
+                table_ = news;
+                table_[static_cast<std::size_t>(rank())] = own;
+                heard_[0] = Clock::now();
+            }
+            table_[0].silent = static_cast<float>(seconds_since(heard_[0]));
+            if (joined_[0] && !links_[0].open()) {
+                table_[0].flags |= Status::kClosed;
+            }
+            return;
+        }
+        for (std::size_t r = 1; r < table_.size(); ++r) {
+            Status news;
+            while (links_[r].receive(&news, sizeof news)) {
+                table_[r] = news;
+                heard_[r] = Clock::now();
+            }
+            table_[r].silent = static_cast<float>(seconds_since(heard_[r]));
+            if (joined_[r] && !links_[r].open()) {
+                table_[r].flags |= Status::kClosed;
+            }
+        }
+        for (std::size_t r = 1; r < table_.size(); ++r) {
+            links_[r].send(table_.data(), bytes);
+        }
+    }
+
+    void watch() {
+        std::int64_t warned_of = -1;
+        Clock::time_point last_whole = Clock::now();  // when nobody was gone, or nobody waited
+        for (;; pause()) {
+            exchange();
+            if (leaving_) {
+                return;
+            }
+            const auto waiting = recorder_.waiting();
+            // A process that has ended without taking its leave will never arrive.
+            if (!waiting || std::none_of(table_.begin(), table_.end(), gone)) {
+                last_whole = Clock::now();
+            }
+            if (!waiting) {
+                continue;
+            }
+            if (waiting->seconds >= options_.timeout_seconds ||
+                seconds_since(last_whole) >= kGoneSeconds) {
+                fail(*waiting);
+            }
+            if (waiting->seconds >= options_.warning_seconds &&
+                warned_of != waiting->collective.number) {
+                warned_of = waiting->collective.number;
+                if (speaks()) {
+                    fmt::print(stderr, "gyre: waiting for {:.0f} s in {}; {}\n", waiting->seconds,
+                               describe(waiting->collective), late_ranks(waiting->collective));
+                }
+            }
+        }
+    }
+    void pause() const {
+        for (auto end = Clock::now() + kPulse; Clock::now() < end && !leaving_;) {
+            std::this_thread::sleep_for(kPulse / 10);
+        }
+    }
+
+    static bool gone(const Status& s) {
+        return (s.flags & Status::kClosed) != 0 && (s.flags & Status::kLeaving) == 0;
+    }
+
+    // One rank speaks for the job: the lowest that waits and is heard.
+    bool speaks() const {
+        if (std::any_of(table_.begin(), table_.end(), [&](const Status& s) {
+                return s.rank != rank() && (s.flags & Status::kReporting) != 0;
+            })) {
+            return false;
+        }
+        for (const Status& s : table_) {
+            if (s.rank == rank()) {
+                return true;
+            }
+            if (s.waiting >= 0.0f && s.silent < kSilentSeconds && !gone(s)) {
+                return false;
+            }
+        }
+        return true;
+    }
+
+    std::string name(const Status& s) const {
+        return fmt::format("rank {} on {}", s.rank, hosts_[static_cast<std::size_t>(s.rank)]);
+    }
+    static std::string describe(const Collective& c) {
+        return fmt::format(
+            "collective {}, {} of {} bytes{}", c.number, c.kind, c.bytes,
+            c.step < 0 ? "" : fmt::format(" (step {}, bucket {})", c.step + 1, c.bucket));
+    }
+    std::string late_ranks(const Collective& c) const {
+        std::string late, arrived;
+        for (const Status& s : table_) {
+            if (s.started > c.number) {
+                arrived += fmt::format("{}{}", arrived.empty() ? "" : ", ", s.rank);
+                if (!gone(s) && s.silent < kSilentSeconds) {
+                    continue;
+                }
+            }
+            late +=
+                fmt::format("{}{} ({})", late.empty() ? "" : "; ", name(s),
+                            gone(s) ? "its process has ended"
+                            : s.silent >= kSilentSeconds
+                                ? fmt::format("silent for {:.0f} s: stopped, or its "
+                                              "host or network is gone",
+                                              s.silent)
+                                : fmt::format("heard of {:.0f} s ago, at collective {}, step {}",
+                                              s.silent, s.started, s.step + 1));
+        }
+        return fmt::format("arrived: rank{} {}; not answering or not arrived: {}",
+                           arrived.find(',') == std::string::npos ? "" : "s",
+                           arrived.empty() ? "none" : arrived,
+                           late.empty() ? "none: the library is stuck" : late);
+    }
+
+    // Reports, keeps the flight record, and ends the job.
+    [[noreturn]] void fail(const FlightRecorder::Waiting& waiting) {
+        const std::string reason =
+            fmt::format("no progress for {:.0f} s in {}; {}", waiting.seconds,
+                        describe(waiting.collective), late_ranks(waiting.collective));
+        if (!options_.flight_record.empty()) {
+            std::ofstream(fmt::format("{}.rank{}.json", options_.flight_record, rank()))
+                << recorder_.json(rank(), size(), host_, reason) << "\n";
+        }
+        if (speaks()) {
+            reporting_ = true;
+            exchange();  // the others then hold their tongues, even when this process is gone
+            fmt::print(stderr,
+                       "gyre: rank {} on {}: {}. Look at the late rank first (is it running? its "
+                       "host's log, memory, network); --timeout sets how long a wait may last. "
+                       "Ending the job with exit code {}\n",
+                       rank(), host_, reason, static_cast<int>(ExitCode::communication));
+            std::fflush(stderr);
+        } else {
+            // The one that speaks may still be writing; its abort would cut it off.
+            std::this_thread::sleep_for(std::chrono::milliseconds(500));
+        }
+        // The library's abort may itself hang on the very rank that is gone.
+        std::thread([] {
+            std::this_thread::sleep_for(std::chrono::seconds(kAbortSeconds));
+            std::_Exit(static_cast<int>(ExitCode::communication));
+        }).detach();
+        abort(static_cast<int>(ExitCode::communication));
+    }
+
+    std::unique_ptr<Communicator> inner_;
+    const WatchOptions options_;
+    const std::string host_;
+    std::vector<std::string> hosts_;  // [rank]
+    FlightRecorder recorder_;
+    std::atomic<std::int64_t> step_{-1};
+    std::atomic<int> bucket_{-1};
+    std::atomic<bool> leaving_{false};
+    // The thread's.
+    bool reporting_ = false;
+    Socket listener_;
+    std::vector<Link> links_;    // rank 0: to each rank; others: [0], to rank 0
+    std::vector<bool> joined_;   // [rank]: the link was made, so that its end means something
+    std::vector<Status> table_;  // [rank]
+    std::vector<Clock::time_point> heard_;
+    std::thread thread_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_watched_communicator(std::unique_ptr<Communicator> inner,
+                                                        const WatchOptions& options) {
+    if (inner->size() == 1) {
+        return inner;
+    }
+    return std::make_unique<WatchedCommunicator>(std::move(inner), options);
+}
+
+}  // namespace gyre

@@ -1,0 +1,46 @@
+#include "train/sync_check.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "train/setup.hpp"
+
+namespace gyre {
+
+void require_same_parameters(Communicator& comm, const Net& net, const std::string& when) {
+    const std::vector<Tensor> tensors = net.export_parameters();
+    std::vector<std::uint64_t> own;
+    for (const Tensor& tensor : tensors) {
+        own.push_back(hash_bytes(tensor.values.data(), tensor.values.size() * sizeof(float)));
+    }
+    std::vector<std::uint64_t> roots = own;
+    comm.broadcast(roots.data(), roots.size() * sizeof(std::uint64_t), 0);
+    // [tensor][rank]: 1 where the rank differs.
+    const auto ranks = static_cast<std::size_t>(comm.size());
+    std::vector<double> differs(tensors.size() * ranks);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        differs[i * ranks + static_cast<std::size_t>(comm.rank())] = own[i] != roots[i];
+    }
+    comm.allreduce_sum(differs);
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        std::string where;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            if (differs[i * ranks + r] != 0.0) {
+                where += fmt::format("{}{}", where.empty() ? "" : ", ", r);
+            }
+        }
+        if (!where.empty()) {
+            throw AgreedError(
+                ExitCode::communication,
+                fmt::format("{}: parameter {} differs from rank 0's on rank {}; the ranks have "
+                            "drifted apart, so nothing they learn from here on is right: look for "
+                            "faulty memory or a changed binary there, and start again from saved "
+                            "weights",
+                            when, tensors[i].name, where));
+        }
+    }
+}
+
+}  // namespace gyre
