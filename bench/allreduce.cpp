@@ -1,17 +1,24 @@
 // Time and bandwidth of gyre's gradient reduction, in the manner of nccl-tests: warm-up, barrier,
-// in place, verified in the same run.
+// in place, verified.
 //
-//   mpirun -np N build/bench-allreduce [largest MiB]
+//   mpirun -np N build/bench-allreduce -b 8 -e 256M -f 2
 //
-// Beside it, what MPI does with the same data in one call: blocking, and non-blocking as a whole.
-//   algbw = bytes / time; busbw = algbw * 2 (n-1)/n, what a ring puts through each link.
-// Exits with 1 if any result is wrong.
+//   time    of one reduction: the median over the iterations, the slowest rank counting
+//   algbw   bytes / time
+//   busbw   algbw * 2 (n-1)/n, what a ring puts through each link; nccl-tests' PERFORMANCE.md
+//   #wrong  elements, over all ranks and iterations, that are not the exact sum, or that changed
+//           although they lie before or behind the data
+// Every iteration, warm-ups included, starts from fresh input and is checked in full, so in-place
+// sums neither grow nor hide an error of an earlier iteration behind a later one. The inputs are
+// integers whose sums float32 represents. Under MPI a last column has the time of one plain
+// MPI_Iallreduce of the same data. Exit code: 1 for wrong values or too little bandwidth, 2 for
+// wrong flags.
 #include <fmt/format.h>
 #include <mpi.h>
 
+#include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -20,83 +27,208 @@ namespace {
 
 using namespace gyre;
 
-constexpr int kWarmUps = 2, kRuns = 7;
+constexpr std::int64_t kGuardElems = 16;  // on either side of the data
+constexpr float kGuard = -1.0f;           // no sum
+constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
 
-// Median seconds of `reduce`, the slowest rank counting, and the number of wrong elements.
-struct Measured {
-    double seconds;
-    double wrong;
+struct Options {
+    std::int64_t begin = 8, end = 256 << 20, at_bytes = 0;
+    int factor = 2, iterations = 20, warm_ups = 5;
+    double min_busbw = 0.0;
+    bool peer = true;
 };
 
-template <typename Reduce>
-Measured measure(Communicator& comm, std::vector<float>& data, Reduce reduce) {
-    std::vector<double> times;
+struct Measured {
+    double seconds = 0.0;
     double wrong = 0.0;
-    const int n = comm.size();
-    for (int run = -kWarmUps; run < kRuns; ++run) {
-        for (std::size_t i = 0; i < data.size(); ++i) {
-            data[i] = static_cast<float>(static_cast<int>(i % 1000) + comm.rank());  // exact sums
+};
+
+float input(std::int64_t i, int rank) {
+    return static_cast<float>(static_cast<int>(i % 1000) + rank);
+}
+float expected(std::int64_t i, int ranks) {
+    return static_cast<float>(ranks * static_cast<int>(i % 1000) + ranks * (ranks - 1) / 2);
+}
+
+template <typename Reduce>
+Measured measure(Communicator& comm, std::int64_t elems, const Options& options, Reduce reduce) {
+    std::vector<float> memory(static_cast<std::size_t>(elems + 2 * kGuardElems), kGuard);
+    float* data = memory.data() + kGuardElems;
+    std::vector<double> times;
+    Measured result;
+    for (int iteration = -options.warm_ups; iteration < options.iterations; ++iteration) {
+        for (std::int64_t i = 0; i < elems; ++i) {
+            data[i] = input(i, comm.rank());
         }
         comm.barrier();
         const auto start = std::chrono::steady_clock::now();
-        reduce();
+        reduce(data);
         const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-        std::vector<double> all(static_cast<std::size_t>(n));
+        std::vector<double> all(static_cast<std::size_t>(comm.size()));
         all[static_cast<std::size_t>(comm.rank())] = taken.count();
         comm.allreduce_sum(all);
-        if (run >= 0) {
+        if (iteration >= 0) {
             times.push_back(*std::max_element(all.begin(), all.end()));
         }
-        for (std::size_t i = 0; i < data.size(); ++i) {
-            wrong +=
-                data[i] != static_cast<float>(n * static_cast<int>(i % 1000) + n * (n - 1) / 2);
+        for (std::int64_t i = 0; i < elems; ++i) {
+            result.wrong += data[i] != expected(i, comm.size());
+        }
+        for (std::int64_t i = 0; i < kGuardElems; ++i) {
+            result.wrong +=
+                (memory[static_cast<std::size_t>(i)] != kGuard) + (data[elems + i] != kGuard);
         }
     }
     std::sort(times.begin(), times.end());
-    comm.allreduce_sum({&wrong, 1});
-    return {times[times.size() / 2], wrong};
+    result.seconds = times[times.size() / 2];
+    comm.allreduce_sum({&result.wrong, 1});
+    return result;
+}
+
+void add_flags(CLI::App& app, Options& o) {
+    const CLI::AsSizeValue size(false);  // K, M and G are powers of 1024, as in nccl-tests
+    app.add_option("-b,--begin", o.begin, "Smallest message in bytes")
+        ->transform(size)
+        ->check(CLI::Range(std::int64_t{4}, kMostBytes))
+        ->default_str("8");
+    app.add_option("-e,--end", o.end, "Largest message in bytes")
+        ->transform(size)
+        ->check(CLI::Range(std::int64_t{4}, kMostBytes))
+        ->default_str("256M");
+    app.add_option("-f,--factor", o.factor, "Between two sizes")
+        ->check(CLI::Range(2, 1 << 20))
+        ->capture_default_str();
+    app.add_option("-n,--iters", o.iterations, "Timed iterations of a size")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("-w,--warmup-iters", o.warm_ups, "Iterations before, not timed")
+        ->check(CLI::Range(0, 1 << 20))
+        ->capture_default_str();
+    auto* minimum =
+        app.add_option("--min-busbw", o.min_busbw, "Fail if busbw is below so many GB/s ...")
+            ->check(CLI::PositiveNumber);
+    auto* at = app.add_option("--at-bytes", o.at_bytes, "... at this size, one of those measured")
+                   ->transform(size)
+                   ->needs(minimum);
+    minimum->needs(at);
+    app.add_flag_callback(
+        "--no-peer", [&o] { o.peer = false; }, "Leave the plain MPI_Iallreduce out");
+}
+
+std::vector<std::int64_t> sizes(const Options& options) {
+    std::vector<std::int64_t> list;
+    for (std::int64_t bytes = options.begin; bytes <= options.end; bytes *= options.factor) {
+        list.push_back(bytes / 4 * 4);
+    }
+    if (list.empty()) {
+        throw usage_error("--begin is larger than --end");
+    }
+    if (options.at_bytes != 0 &&
+        std::find(list.begin(), list.end(), options.at_bytes) == list.end()) {
+        throw usage_error(fmt::format(
+            "--at-bytes {} is not among the sizes that --begin, --end and --factor give",
+            options.at_bytes));
+    }
+    return list;
+}
+
+int run(Communicator& comm, int argc, char** argv) {
+    CLI::App app("bench-allreduce: time and bandwidth of gradient reductions, like nccl-tests");
+    Options options;
+    add_flags(app, options);
+    std::vector<std::int64_t> list;
+    bool answered = false;
+    agree(comm, [&] {
+        try {
+            app.parse(argc, argv);
+        } catch (const CLI::Success& request) {
+            answered = true;
+            if (comm.is_root()) {
+                app.exit(request);
+            }
+            return;
+        } catch (const CLI::ParseError& error) {
+            throw usage_error(error.what());
+        }
+        if (comm.size() == 1) {
+            throw usage_error("there is nothing to reduce: run it with mpirun -np 2 or more");
+        }
+        list = sizes(options);
+    });
+    if (answered) {
+        return 0;
+    }
+    int mpi = 0;
+    MPI_Initialized(&mpi);
+    const bool peer = options.peer && mpi != 0;
+    if (comm.is_root()) {
+        fmt::print("# {} ranks, {}; {} warm-ups, median of {} iterations, slowest rank\n",
+                   comm.size(), comm.description(), options.warm_ups, options.iterations);
+        fmt::print("#{:>11} {:>12} {:>7} {:>6} {:>11} {:>8} {:>8} {:>7}{}\n", "size", "count",
+                   "type", "redop", "time", "algbw", "busbw", "#wrong",
+                   peer ? "  MPI_Iallreduce" : "");
+        fmt::print("#{:>11} {:>12} {:>7} {:>6} {:>11} {:>8} {:>8} {:>7}{}\n", "(B)", "(elements)",
+                   "", "", "(us)", "(GB/s)", "(GB/s)", "", peer ? "            (us)" : "");
+    }
+    double wrong = 0.0, busbw_sum = 0.0, busbw_at = 0.0;
+    for (const std::int64_t bytes : list) {
+        const std::int64_t elems = bytes / std::int64_t{sizeof(float)};
+        const Measured ours = measure(comm, elems, options, [&](float* data) {
+            comm.allreduce_sum_async(data, elems)->wait();
+        });
+        wrong += ours.wrong;
+        const double algbw = static_cast<double>(bytes) / ours.seconds / 1e9;
+        const double busbw = algbw * 2.0 * (comm.size() - 1) / comm.size();
+        busbw_sum += busbw;
+        busbw_at = bytes == options.at_bytes ? busbw : busbw_at;
+        std::string peer_us;
+        if (peer) {
+            const Measured whole = measure(comm, elems, options, [&](float* data) {
+                MPI_Request request = MPI_REQUEST_NULL;
+                MPI_Iallreduce(MPI_IN_PLACE, data, static_cast<int>(elems), MPI_FLOAT, MPI_SUM,
+                               MPI_COMM_WORLD, &request);
+                MPI_Wait(&request, MPI_STATUS_IGNORE);
+            });
+            peer_us = fmt::format(" {:>15.1f}", whole.seconds * 1e6);
+        }
+        if (comm.is_root()) {
+            fmt::print("{:>12} {:>12} {:>7} {:>6} {:>11.1f} {:>8.3f} {:>8.3f} {:>7}{}\n", bytes,
+                       elems, "float", "sum", ours.seconds * 1e6, algbw, busbw, ours.wrong,
+                       peer_us);
+            std::fflush(stdout);
+        }
+    }
+    const bool slow = busbw_at < options.min_busbw;
+    if (comm.is_root()) {
+        fmt::print("# Out of bounds values : {} {}\n", wrong, wrong == 0.0 ? "OK" : "FAILED");
+        fmt::print("# Avg bus bandwidth    : {:.4g}\n",
+                   busbw_sum / static_cast<double>(list.size()));
+        if (options.at_bytes != 0) {
+            fmt::print("# busbw at {} bytes: {:.4g} GB/s, {} the least, {:.4g}: {}\n",
+                       options.at_bytes, busbw_at, slow ? "below" : "at or above",
+                       options.min_busbw, slow ? "FAILED" : "OK");
+        }
+    }
+    return wrong == 0.0 && !slow ? 0 : 1;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    const std::int64_t largest = (argc > 1 ? std::atoll(argv[1]) : 128) << 20;
-    const auto comm = make_communicator();
-    if (comm->size() == 1) {
-        fmt::print(stderr, "bench-allreduce: run it with mpirun -np 2 or more\n");
-        return 2;
-    }
-    if (comm->is_root()) {
-        fmt::print("{} ranks, {}; median of {} runs, float32, sum, in place\n", comm->size(),
-                   comm->description(), kRuns);
-        fmt::print("{:>12} {:>12} | {:>10} {:>8} {:>8} | {:>12} | {:>12} | {:>6}\n", "bytes",
-                   "elems", "gyre us", "algbw", "busbw", "Allreduce us", "Iallreduce us", "wrong");
-    }
-    double wrong = 0.0;
-    for (std::int64_t bytes = 8; bytes <= largest; bytes *= 4) {
-        const std::int64_t elems = bytes / std::int64_t{sizeof(float)};
-        std::vector<float> data(static_cast<std::size_t>(elems));
-        const int count = static_cast<int>(elems);
-        const Measured ours =
-            measure(*comm, data, [&] { comm->allreduce_sum_async(data.data(), elems)->wait(); });
-        const Measured blocking = measure(*comm, data, [&] {
-            MPI_Allreduce(MPI_IN_PLACE, data.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
-        });
-        const Measured whole = measure(*comm, data, [&] {
-            MPI_Request request = MPI_REQUEST_NULL;
-            MPI_Iallreduce(MPI_IN_PLACE, data.data(), count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD,
-                           &request);
-            MPI_Wait(&request, MPI_STATUS_IGNORE);
-        });
-        wrong += ours.wrong + blocking.wrong + whole.wrong;
+    std::unique_ptr<Communicator> comm;
+    try {
+        comm = make_communicator();
+        // Every rank has the same times, so all end with the same code.
+        return run(*comm, argc, argv);
+    } catch (const AgreedError& error) {
         if (comm->is_root()) {
-            const double algbw = static_cast<double>(bytes) / ours.seconds / 1e9;
-            fmt::print(
-                "{:>12} {:>12} | {:>10.1f} {:>8.3f} {:>8.3f} | {:>12.1f} | {:>12.1f} | {:>6}\n",
-                bytes, elems, ours.seconds * 1e6, algbw,
-                algbw * 2.0 * (comm->size() - 1) / comm->size(), blocking.seconds * 1e6,
-                whole.seconds * 1e6, ours.wrong);
+            fmt::print(stderr, "bench-allreduce: {}\n", error.what());
         }
+        return static_cast<int>(error.code());
+    } catch (const Error& error) {
+        fmt::print(stderr, "bench-allreduce: {}\n", error.what());
+        if (comm != nullptr) {
+            comm->abort(static_cast<int>(error.code()));
+        }
+        return static_cast<int>(error.code());
     }
-    return wrong == 0.0 ? 0 : 1;
 }

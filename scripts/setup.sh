@@ -6,6 +6,7 @@ set -euo pipefail
 packages=(
     g++ cmake ninja-build                                       # build
     openmpi-bin libopenmpi-dev                                  # ranks
+    libgloo-dev                                                 # ranks without MPI
     libcli11-dev libfmt-dev nlohmann-json3-dev                  # command line, text, JSON
     zlib1g-dev liblzma-dev                                      # compressed data files
     libboost-context-dev                                        # fibers of the GPU emulator

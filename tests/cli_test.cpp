@@ -186,14 +186,23 @@ TEST_CASE("ranks started alike must be alike") {
                 {"differs"});
 }
 
-TEST_CASE("a launcher that MPI knows nothing of is refused with a hint") {
+TEST_CASE("a launcher whose ranks cannot find each other is refused with a hint") {
     const Set set(20, 4, 1, 28, 28, 2);
-    for (const auto& [variable, hint] :
-         {std::pair{"PMI_SIZE", "Open MPI"}, std::pair{"SLURM_STEP_NUM_TASKS", "--mpi=pmix"},
-          std::pair{"WORLD_SIZE", "mpirun"}}) {
-        expect_exit(run_shell(std::string(variable) + "=4 " + gyre_command(0, set.base)), 4,
-                    {variable, "4 ranks", hint});
-    }
+    const auto refuse = [&](const std::string& environment, const std::string& flags,
+                            std::initializer_list<std::string> parts) {
+        INFO(environment << flags);
+        expect_exit(run_shell(environment + " " + gyre_command(0, set.base + flags)), 4, parts);
+    };
+    // MPI knows nothing of them.
+    refuse("PMI_SIZE=4", "", {"MPICH", "4 ranks", "Open MPI"});
+    refuse("SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 PMIX_RANK=0", "",
+           {"srun", "4 ranks", "--mpi=pmix"});
+    refuse("WORLD_SIZE=4 RANK=0", "--comm mpi", {"WORLD_SIZE=4", "4 ranks", "mpirun"});
+    // They say too little. (tests/launch_test.cpp has those that say enough.)
+    refuse("WORLD_SIZE=4", "", {"its rank", "--rank", "mpirun"});
+    refuse("RANK=0 WORLD_SIZE=4", "", {"MASTER_ADDR is not set", "--init-method"});
+    refuse("RANK=0 WORLD_SIZE=4 MASTER_ADDR=localhost", "", {"MASTER_PORT is not set"});
+    refuse("SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0", "", {"srun", "MASTER_ADDR", "--mpi=pmix"});
     expect_exit(run_shell("WORLD_SIZE=1 " + gyre_command(0, set.base + "--epochs 1")), 0, {});
 }
 

@@ -13,6 +13,9 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
                    const std::vector<ManifestEntry>& flags);
 ExitCode run_eval(Communicator& comm, const EvalOptions& options,
                   const std::vector<ManifestEntry>& flags);
+// Collective: the ranks measure together, rank 0 reports.
+ExitCode run_plan(Communicator& comm, const PlanOptions& options,
+                  const std::vector<ManifestEntry>& flags);
 ExitCode run_info();
 
 }  // namespace gyre

@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstdio>
+#include <map>
 
 namespace gyre {
 namespace {
@@ -19,6 +21,38 @@ CLI::Validator at_least(T least) {
                        : fmt::format("'{}' must be a number >= {}", text, least);
         },
         fmt::format(">={}", least));
+}
+
+void add_launch_flags(CLI::App& app, LaunchOptions& o) {
+    app.add_option("--comm", o.comm,
+                   "What the ranks reduce over: mpi, gloo (without mpirun), or auto: as started")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "mpi", "gloo"}));
+    app.add_option("--init-method", o.init_method,
+                   "Where the ranks meet: mpi, env:// (MASTER_ADDR, MASTER_PORT), tcp://HOST:PORT "
+                   "(rank 0 listens there), or file:///PATH (a new folder that all see) [as the "
+                   "launcher says]")
+        ->check(CLI::Validator(
+            [](const std::string& text) {
+                const bool known = text == "mpi" || text == "env://" ||
+                                   text.starts_with("tcp://") || text.starts_with("file://");
+                return known ? std::string{}
+                             : fmt::format(
+                                   "'{}' must be mpi, env://, tcp://HOST:PORT or "
+                                   "file:///PATH",
+                                   text);
+            },
+            "METHOD"));
+    app.add_option("--rank", o.rank, "This process among the ranks, from 0, if no launcher says it")
+        ->check(at_least(0));
+    app.add_option("--world-size", o.world_size, "Number of ranks, if no launcher says it")
+        ->check(at_least(1));
+    app.add_option("--job-id", o.job_id,
+                   "Any text, the same on all ranks: keeps jobs apart that meet at one place");
+    app.add_option("--init-timeout", o.init_timeout,
+                   "Seconds until all ranks must have met (not with MPI)")
+        ->capture_default_str()
+        ->check(at_least(0.1));
 }
 
 void add_common_flags(CLI::App& app, CommonOptions& o) {
@@ -57,6 +91,7 @@ void add_common_flags(CLI::App& app, CommonOptions& o) {
                    "Threads per rank; 0: this rank's share of the processors")
         ->capture_default_str()
         ->check(CLI::Range(0, 1024));
+    add_launch_flags(app, o.launch);
     app.add_option("--timeout", o.timeout,
                    "Seconds that a rank waits for the others before the job is ended")
         ->capture_default_str()
@@ -64,6 +99,24 @@ void add_common_flags(CLI::App& app, CommonOptions& o) {
     app.add_option(
         "--flight-record", o.flight_record,
         "On failure each rank writes its last collectives to this path plus .rankN.json");
+}
+
+void add_bucket_flag(CLI::App& app, std::optional<std::int64_t>& bucket_kib) {
+    app.add_option_function<std::string>(
+           "--bucket-kib",
+           [&bucket_kib](const std::string& text) {
+               std::int64_t kib = 0;
+               if (text == "auto") {
+                   bucket_kib.reset();
+               } else if (CLI::detail::lexical_cast(text, kib) && kib >= 1) {
+                   bucket_kib = kib;
+               } else {
+                   throw CLI::ValidationError("--bucket-kib",
+                                              fmt::format("'{}' must be auto or >= 1", text));
+               }
+           },
+           "Size of a gradient bucket in KiB, or auto")
+        ->default_str("auto");
 }
 
 }  // namespace
@@ -113,21 +166,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
         "--no-dropout", [&o] { o.dropout = false; }, "Leave the dropout layers out");
     app.add_flag_callback(
         "--no-eval", [&o] { o.evaluate = false; }, "Do not evaluate on the test set");
-    app.add_option_function<std::string>(
-           "--bucket-kib",
-           [&o](const std::string& text) {
-               std::int64_t kib = 0;
-               if (text == "auto") {
-                   o.bucket_kib.reset();
-               } else if (CLI::detail::lexical_cast(text, kib) && kib >= 1) {
-                   o.bucket_kib = kib;
-               } else {
-                   throw CLI::ValidationError("--bucket-kib",
-                                              fmt::format("'{}' must be auto or >= 1", text));
-               }
-           },
-           "Size of a gradient bucket in KiB, or auto")
-        ->default_str("auto");
+    add_bucket_flag(app, o.bucket_kib);
     app.add_option("--check-sync", o.check_sync,
                    "Compare the parameters of all ranks every N steps; 0: never")
         ->capture_default_str()
@@ -154,10 +193,79 @@ void add_eval_flags(CLI::App& app, EvalOptions& o) {
         "Model, if the weights file does not hold it [net]");
 }
 
+void add_plan_flags(CLI::App& app, PlanOptions& o) {
+    app.add_option("--model", o.model, "A built-in net (net, wide) or a model file")
+        ->capture_default_str();
+    app.add_option("--batch,--batch-size", o.batch_size, "Images per rank in a step")
+        ->capture_default_str()
+        ->check(at_least(1));
+    app.add_option("--ranks", o.ranks, "Numbers of ranks to plan for, such as 8,64,1024")
+        ->delimiter(',')
+        ->required()
+        ->check(at_least(1));
+    app.add_option_function<std::string>(
+           "--bandwidth",
+           [&o](const std::string& text) { o.link.bytes_per_second = parse_bandwidth(text); },
+           "Payload of a rank's link, each way: 400Gb (bits a second) or 50GB (bytes a second); "
+           "TCP carries 95 % of an Ethernet's")
+        ->required();
+    app.add_option_function<std::string>(
+           "--latency",
+           [&o](const std::string& text) { o.link.latency_seconds = parse_latency(text); },
+           "Time of an empty message between two ranks, such as 5us")
+        ->required();
+    app.add_option_function<std::string>(
+           "--image",
+           [&o](const std::string& text) {
+               Shape& image = o.image;
+               char end = 0;
+               if (std::sscanf(text.c_str(), "%dx%dx%d%c", &image.channels, &image.height,
+                               &image.width, &end) != 3 ||
+                   std::min({image.channels, image.height, image.width}) < 1 ||
+                   std::max({image.channels, image.height, image.width}) > 1 << 14) {
+                   throw CLI::ValidationError(
+                       "--image",
+                       fmt::format("'{}' must be channels, rows and columns such as 3x32x32",
+                                   text));
+               }
+           },
+           "Channels, rows and columns of the images")
+        ->default_str("1x28x28");
+    app.add_option("--classes", o.classes, "Number of classes")
+        ->default_str("10")
+        ->check(at_least(2));
+    app.add_option("--compute-ms", o.compute_ms,
+                   "Milliseconds of the forward and backward pass and, optionally, of the update, "
+                   "in place of measuring them here")
+        ->delimiter(',')
+        ->expected(2, 3)
+        ->check(CLI::PositiveNumber);
+    app.add_option("--optimizer", o.optimizer, "Whose update is measured: sgd, adam or adamw")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"sgd", "adam", "adamw"}));
+    app.add_option("--device", o.device, "What is measured: auto, cpu, cuda or emulated")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "cpu", "cuda", "emulated"}));
+    app.add_option("--threads", o.threads,
+                   "Threads per rank; 0: this rank's share of the processors")
+        ->capture_default_str()
+        ->check(CLI::Range(0, 1024));
+    app.add_option("--algorithm", o.algorithm,
+                   "ring, tree (double binary) or auto: the faster of both for each bucket")
+        ->default_str("auto")
+        ->transform(CLI::Transformer(
+            std::map<std::string, AllreduceAlgorithm>{{"ring", AllreduceAlgorithm::ring},
+                                                      {"tree", AllreduceAlgorithm::tree},
+                                                      {"auto", AllreduceAlgorithm::fastest}}));
+    add_bucket_flag(app, o.bucket_kib);
+    app.add_option("--json", o.json, "Write the plan to this file");
+}
+
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {
     const std::vector<std::string> local = {"--help", "--threads",       "--json",
                                             "--save", "--init",          "--verbose",
-                                            "--data", "--kernels-cache", "--flight-record"};
+                                            "--data", "--kernels-cache", "--flight-record",
+                                            "--rank", "--init-method",   "--init-timeout"};
     std::vector<ManifestEntry> entries;
     for (const CLI::Option* option : app.get_options()) {
         const std::string name = option->get_name();

@@ -30,26 +30,53 @@ int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_
 
 int main(int argc, char** argv) {
     CLI::App app(
-        "gyre: a data-parallel trainer for convolutional nets. Run it under mpirun for "
-        "several ranks.");
+        "gyre: a data-parallel trainer for convolutional nets. For several ranks, run it under "
+        "mpirun, torchrun or srun, or give --init-method, --rank and --world-size.");
     app.set_version_flag("--version", version_text());
     app.require_subcommand(1);
     TrainOptions train_options;
     EvalOptions eval_options;
+    PlanOptions plan_options;
     CLI::App* train = app.add_subcommand("train", "Train a net");
     CLI::App* eval = app.add_subcommand("eval", "Loss and accuracy of saved weights");
+    CLI::App* plan = app.add_subcommand("plan", "Predict a step on many ranks");
     CLI::App* info = app.add_subcommand("info", "What this build and this machine have");
     add_train_flags(*train, train_options);
     add_eval_flags(*eval, eval_options);
+    add_plan_flags(*plan, plan_options);
     std::unique_ptr<Communicator> comm;
     try {
-        comm = make_communicator();
+        // The flags say where the ranks meet, so they are read first. What is wrong with them is
+        // said after the ranks have met, if the environment tells where and they come soon.
+        std::exception_ptr refusal;
+        try {
+            app.parse(argc, argv);
+        } catch (...) {
+            refusal = std::current_exception();
+        }
+        const CommonOptions& common =
+            train->parsed() ? static_cast<const CommonOptions&>(train_options) : eval_options;
+        LaunchOptions launch = refusal ? LaunchOptions{} : common.launch;
+        launch.collective_timeout = common.timeout + 15.0;  // the watchdog's comes first
+        if (refusal) {
+            launch.init_timeout = 5.0;
+        }
+        try {
+            comm = make_communicator(launch);
+        } catch (const Error&) {
+            if (!refusal) {
+                throw;
+            }
+            comm = make_single_communicator();
+        }
         bool answered = false;  // --help or --version
         // Together, so that no rank ends, and is seen to end by the launcher, before rank 0 has
         // said why.
         agree(*comm, [&] {
             try {
-                app.parse(argc, argv);
+                if (refusal) {
+                    std::rethrow_exception(refusal);
+                }
             } catch (const CLI::Success& request) {
                 answered = true;
                 if (comm->is_root()) {
@@ -65,8 +92,9 @@ int main(int argc, char** argv) {
         if (info->parsed()) {
             return static_cast<int>(comm->is_root() ? run_info() : ExitCode::success);
         }
-        const CommonOptions& common =
-            train->parsed() ? static_cast<const CommonOptions&>(train_options) : eval_options;
+        if (plan->parsed()) {
+            return static_cast<int>(run_plan(*comm, plan_options, flag_manifest(*plan)));
+        }
         comm = make_watched_communicator(
             std::move(comm),
             {common.timeout, std::min(5.0, common.timeout / 2), common.flight_record});

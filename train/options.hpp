@@ -1,10 +1,14 @@
-// What a user can ask of `gyre train` and `gyre eval`; the defaults are the PyTorch tutorials'.
+// What a user can ask of gyre's subcommands; the defaults are the PyTorch tutorials'.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "comm/rendezvous.hpp"
+#include "kernels/shapes.hpp"
+#include "train/plan.hpp"
 
 namespace gyre {
 
@@ -22,6 +26,7 @@ struct CommonOptions {
     bool tf32 = false;                // on GPUs
     int threads = 0;                  // per rank; 0: the processors this rank may use
     double timeout = 60.0;            // seconds that a rank waits for the others at most
+    LaunchOptions launch;             // how the ranks are started and meet
     std::string flight_record;        // path of what each rank writes on failure; empty: none
 };
 
@@ -54,6 +59,19 @@ struct TrainOptions : CommonOptions {
 struct EvalOptions : CommonOptions {
     std::string weights;
     bool model_given = false;  // otherwise the model that the weights file names
+};
+
+struct PlanOptions : CommonOptions {
+    PlanOptions() { classes = 10; }  // MNIST's, as the image is: there is no data set to ask
+    Shape image = {1, 28, 28};
+    int batch_size = 64;  // per rank
+    std::vector<int> ranks;
+    Link link;
+    AllreduceAlgorithm algorithm = AllreduceAlgorithm::fastest;
+    std::vector<double> compute_ms;  // forward, backward, update; empty: measured
+    std::string optimizer = "sgd";
+    std::optional<std::int64_t> bucket_kib;  // empty: auto
+    std::string json;                        // path; empty: none
 };
 
 }  // namespace gyre

@@ -1,0 +1,202 @@
+// How much of the communication gyre hides behind computation, with the program's own step.
+//
+//   mpirun -np N build/bench-overlap --model net,wide --batch 64 --steps 20
+//
+// Three things are timed in turn, so that a drifting machine shifts all of them alike:
+//   step     the training step
+//   compute  the same without communication: every rank trains alone
+//   comm     the reductions of all buckets, without computation
+//   ideal    max(compute, comm)
+//   overlap  (compute + comm - step) / comm: the part of the communication that is hidden. The
+//   ideal
+//            one is min(1, compute / comm), which needs gradients that are final at once; the last
+//            bucket has nothing to hide behind.
+// Times are medians, the slowest rank of each step counting. Random images, fixed seed, CPU.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <random>
+#include <vector>
+
+#include "train/setup.hpp"
+#include "train/trainer.hpp"
+
+namespace {
+
+using namespace gyre;
+
+constexpr int kWarmUps = 3, kClasses = 10;
+
+struct Options {
+    std::vector<std::string> models = {"net", "wide"};
+    int batch_size = 64, steps = 20, threads = 0;
+    std::optional<std::int64_t> bucket_kib;
+    std::string optimizer = "adam";
+};
+
+ImageSet random_images(std::int64_t count) {
+    ImageSet set;
+    set.count = count;
+    set.channels = 1;
+    set.height = set.width = 28;
+    std::mt19937 random(1);
+    set.pixels.resize(static_cast<std::size_t>(count * 28 * 28));
+    for (std::uint8_t& pixel : set.pixels) {
+        pixel = static_cast<std::uint8_t>(random());
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+        set.labels.push_back(static_cast<std::int32_t>(random() % kClasses));
+    }
+    return set;
+}
+
+void measure(Communicator& comm, const std::string& model, const Options& options) {
+    std::unique_ptr<Backend> backend;
+    std::unique_ptr<Net> net;
+    agree(comm, [&] {
+        backend = make_cpu_backend(choose_threads(options.threads, comm));
+        net = std::make_unique<Net>(*backend, load_model(model), Shape{1, 28, 28}, kClasses,
+                                    NetOptions{options.batch_size, 0, true});
+    });
+    net->initialise(1);
+    const auto buckets =
+        plan_buckets(net->layer_begins(), net->gradient_elems(),
+                     options.bucket_kib ? std::optional(*options.bucket_kib * 1024) : std::nullopt);
+    TrainOptions train;
+    train.optimizer = options.optimizer;
+    Optimizer optimizer(*backend, *net, train);
+    const std::int64_t global = std::int64_t{options.batch_size} * comm.size();
+    DeviceImages images(*backend, random_images(global), {{0.5f}, {0.3f}});
+    const Sharding sharding{global, global, comm.rank(), comm.size()};
+    const auto alone = make_single_communicator();
+    Reducer reducer(comm, *backend, buckets, net->gradient_data());
+    Reducer no_reducer(*alone, *backend, buckets, net->gradient_data());
+    Trainer trainer(*backend, *net, images, optimizer, reducer, sharding, {});
+    Trainer lone_trainer(*backend, *net, images, optimizer, no_reducer, sharding, {});
+    trainer.begin_epoch(1);
+    lone_trainer.begin_epoch(1);
+
+    const std::function<void()> parts[] = {
+        [&] { trainer.step(0, false); },
+        [&] { lone_trainer.step(0, false); },
+        [&] {
+            reducer.ready(0);
+            reducer.wait();
+        },
+    };
+    std::vector<double> series[std::size(parts)];
+    for (int step = -kWarmUps; step < options.steps; ++step) {
+        for (std::size_t part = 0; part < std::size(parts); ++part) {
+            if (part == 2) {
+                // Gradients that are summed and never computed anew would overflow in the end.
+                backend->fill_zero(net->gradient_data(),
+                                   static_cast<std::size_t>(net->gradient_elems()) * sizeof(float));
+            }
+            comm.barrier();
+            const auto start = std::chrono::steady_clock::now();
+            parts[part]();
+            const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+            std::vector<double> all(static_cast<std::size_t>(comm.size()));
+            all[static_cast<std::size_t>(comm.rank())] = taken.count();
+            comm.allreduce_sum(all);
+            if (step >= 0) {
+                series[part].push_back(*std::max_element(all.begin(), all.end()));
+            }
+        }
+    }
+    double medians[std::size(parts)];
+    for (std::size_t part = 0; part < std::size(parts); ++part) {
+        std::sort(series[part].begin(), series[part].end());
+        medians[part] = series[part][series[part].size() / 2];
+    }
+    if (comm.is_root()) {
+        const auto [step, compute, communication] = medians;
+        fmt::print(
+            "{:<8} {:>6} {:>8} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.1f} {:>10.1f}\n",
+            model, options.batch_size, buckets.size(), 1e3 * step, 1e3 * compute,
+            1e3 * communication, 1e3 * std::max(compute, communication),
+            100.0 * (compute + communication - step) / communication,
+            100.0 * std::min(1.0, compute / communication));
+        std::fflush(stdout);
+    }
+}
+
+int run(Communicator& comm, int argc, char** argv) {
+    CLI::App app("bench-overlap: how much of the communication is hidden behind computation");
+    Options options;
+    app.add_option("--model", options.models, "Nets: built-in (net, wide) or model files")
+        ->delimiter(',')
+        ->default_str("net,wide");
+    app.add_option("--batch,--batch-size", options.batch_size, "Images per rank in a step")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--bucket-kib", options.bucket_kib,
+                   "Size of a gradient bucket in KiB; absent: auto")
+        ->check(CLI::Range(1, 1 << 30));
+    app.add_option("--steps", options.steps, "Timed steps")
+        ->check(CLI::Range(1, 1 << 20))
+        ->capture_default_str();
+    app.add_option("--threads", options.threads,
+                   "Threads per rank; 0: this rank's share of the processors")
+        ->check(CLI::Range(0, 1024))
+        ->capture_default_str();
+    app.add_option("--optimizer", options.optimizer, "sgd, adam or adamw")
+        ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
+        ->capture_default_str();
+    bool answered = false;
+    agree(comm, [&] {
+        try {
+            app.parse(argc, argv);
+        } catch (const CLI::Success& request) {
+            answered = true;
+            if (comm.is_root()) {
+                app.exit(request);
+            }
+            return;
+        } catch (const CLI::ParseError& error) {
+            throw usage_error(error.what());
+        }
+        if (comm.size() == 1) {
+            throw usage_error("there is nothing to overlap: run it with mpirun -np 2 or more");
+        }
+    });
+    if (answered) {
+        return 0;
+    }
+    if (comm.is_root()) {
+        fmt::print("# {} ranks, {}; median of {} steps, slowest rank; {}\n", comm.size(),
+                   comm.description(), options.steps, options.optimizer);
+        fmt::print("{:<8} {:>6} {:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n", "net", "batch",
+                   "buckets", "step ms", "compute ms", "comm ms", "ideal ms", "overlap %",
+                   "ideal %");
+    }
+    for (const std::string& model : options.models) {
+        measure(comm, model, options);
+    }
+    return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    std::unique_ptr<Communicator> comm;
+    try {
+        comm = make_communicator();
+        return run(*comm, argc, argv);
+    } catch (const AgreedError& error) {
+        if (comm->is_root()) {
+            fmt::print(stderr, "bench-overlap: {}\n", error.what());
+        }
+        return static_cast<int>(error.code());
+    } catch (const Error& error) {
+        fmt::print(stderr, "bench-overlap: {}\n", error.what());
+        if (comm != nullptr) {
+            comm->abort(static_cast<int>(error.code()));
+        }
+        return static_cast<int>(error.code());
+    }
+}

@@ -1,0 +1,330 @@
+// The communicator over Gloo's TCP transport, for CPU ranks on hosts without MPI.
+//
+// Gloo's collectives block, so gradient reductions run one after another on a thread of their own,
+// in the order of the calls. They and the few other collectives have a context (a set of
+// connections) each, so that both may be under way.
+#include <fmt/format.h>
+#include <gloo/allreduce.h>
+#include <gloo/barrier.h>
+#include <gloo/broadcast.h>
+#include <gloo/math.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+
+#include <array>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "comm/communicator.hpp"
+#include "comm/rendezvous.hpp"
+#include "kernels/host_name.hpp"
+
+namespace gyre {
+namespace {
+
+// Our store in the form that Gloo asks for.
+class GlooStore final : public gloo::rendezvous::Store {
+ public:
+    GlooStore(gyre::Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+
+    void set(const std::string& key, const std::vector<char>& data) override {
+        store_.set(prefix_ + key, std::string(data.begin(), data.end()));
+    }
+    std::vector<char> get(const std::string& key) override {
+        const std::string value = store_.get(prefix_ + key);
+        return {value.begin(), value.end()};
+    }
+    void wait(const std::vector<std::string>& keys) override {
+        for (const std::string& key : keys) {
+            store_.get(prefix_ + key);
+        }
+    }
+    void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+        wait(keys);  // the store has the deadline of the start
+    }
+
+ private:
+    gyre::Store& store_;
+    std::string prefix_;
+};
+
+std::unique_ptr<gyre::Store> make_store(const StartUp& start_up, double timeout_seconds) {
+    return start_up.method == StartUp::Method::tcp ? make_tcp_store(start_up, timeout_seconds)
+                                                   : make_file_store(start_up, timeout_seconds);
+}
+
+// The first address of this host that other hosts may reach.
+std::string outside_address() {
+    ifaddrs* interfaces = nullptr;
+    if (getifaddrs(&interfaces) != 0) {
+        throw Error(ExitCode::communication, "this host's network interfaces cannot be listed");
+    }
+    std::string found;
+    for (const int family : {AF_INET, AF_INET6}) {
+        for (const ifaddrs* at = interfaces; at != nullptr && found.empty(); at = at->ifa_next) {
+            if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != family ||
+                (at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0) {
+                continue;
+            }
+            std::array<char, NI_MAXHOST> name{};
+            const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+            if (getnameinfo(at->ifa_addr, length, name.data(), name.size(), nullptr, 0,
+                            NI_NUMERICHOST) == 0 &&
+                std::string(name.data()).find('%') == std::string::npos) {  // link-local
+                found = name.data();
+            }
+        }
+    }
+    freeifaddrs(interfaces);
+    if (found.empty()) {
+        throw Error(ExitCode::communication,
+                    fmt::format("{} has no address that other hosts could reach; name the network "
+                                "interface in GLOO_SOCKET_IFNAME",
+                                host_name()));
+    }
+    return found;
+}
+
+class GlooCommunicator final : public Communicator {
+ public:
+    GlooCommunicator(const StartUp& start_up, const LaunchOptions& options);
+    ~GlooCommunicator() override;
+
+    std::string description() const override {
+        return fmt::format("Gloo over TCP, met at {}", where_);
+    }
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+    int local_rank() const override { return place_.local_rank; }
+    int local_size() const override { return place_.local_size; }
+    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) override;
+    void allreduce_sum(std::span<double> data) override;
+    void broadcast(void* data, std::size_t bytes, int root) override;
+    void barrier() override;
+    [[noreturn]] void abort(int exit_code) noexcept override;
+
+ private:
+    struct Reduction {
+        float* data;
+        std::size_t elems;
+        std::uint32_t number;
+        bool done = false;
+        std::string failure;
+    };
+    class Waiter;
+
+    std::shared_ptr<gloo::Context> connect(const std::string& name,
+                                           std::shared_ptr<gloo::transport::Device>& device);
+    // Runs one of Gloo's operations, and says which it was if it fails.
+    template <typename Operation>
+    void run(const std::string& what, Operation&& operation);
+    template <typename T>
+    void allreduce(const std::shared_ptr<gloo::Context>& context, T* data, std::size_t elems,
+                   std::uint32_t tag);
+    void reduce();  // the thread's loop
+
+    int rank_, size_;
+    std::chrono::milliseconds timeout_;
+    std::string where_;
+    std::unique_ptr<gyre::Store> store_;  // kept, so that a second job finds the place taken
+    Place place_;
+    std::shared_ptr<gloo::Context> control_, gradients_;
+    std::uint32_t control_tag_ = 0;
+
+    std::mutex mutex_;  // guards everything below
+    std::condition_variable wake_, done_;
+    std::deque<std::shared_ptr<Reduction>> waiting_;
+    std::uint32_t started_ = 0;
+    bool stopping_ = false;
+    std::thread thread_;
+};
+
+class GlooCommunicator::Waiter final : public Request {
+ public:
+    Waiter(GlooCommunicator& comm, std::shared_ptr<Reduction> reduction)
+        : comm_(comm), reduction_(std::move(reduction)) {}
+    void wait() override {
+        std::unique_lock lock(comm_.mutex_);
+        comm_.done_.wait(lock, [this] { return reduction_->done; });
+        if (!reduction_->failure.empty()) {
+            throw Error(ExitCode::communication, reduction_->failure);
+        }
+    }
+
+ private:
+    GlooCommunicator& comm_;
+    std::shared_ptr<Reduction> reduction_;
+};
+
+template <typename Operation>
+void GlooCommunicator::run(const std::string& what, Operation&& operation) {
+    try {
+        operation();
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& error) {  // Gloo's have several bases
+        throw Error(ExitCode::communication,
+                    fmt::format("{} over Gloo failed: {} (rank {} on {}); a rank or its host may "
+                                "be gone: see the other ranks' messages",
+                                what, error.what(), rank_, host_name()));
+    }
+}
+
+template <typename T>
+void GlooCommunicator::allreduce(const std::shared_ptr<gloo::Context>& context, T* data,
+                                 std::size_t elems, std::uint32_t tag) {
+    gloo::AllreduceOptions options(context);
+    options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
+    options.setOutput(data, elems);
+    options.setTag(tag);
+    options.setReduceFunction(
+        static_cast<void (*)(void*, const void*, const void*, std::size_t)>(&gloo::sum<T>));
+    gloo::allreduce(options);
+}
+
+std::shared_ptr<gloo::Context> GlooCommunicator::connect(
+    const std::string& name, std::shared_ptr<gloo::transport::Device>& device) {
+    auto context = std::make_shared<gloo::rendezvous::Context>(rank_, size_);
+    const auto left = store_->deadline - std::chrono::steady_clock::now();
+    context->setTimeout(std::max(std::chrono::milliseconds(1000),
+                                 std::chrono::duration_cast<std::chrono::milliseconds>(left)));
+    GlooStore store(*store_, name + "/");
+    context->connectFullMesh(store, device);
+    context->setTimeout(timeout_);
+    return context;
+}
+
+GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchOptions& options)
+    : rank_(start_up.rank),
+      size_(start_up.world_size),
+      timeout_(static_cast<std::int64_t>(options.collective_timeout * 1000.0)) {
+    // Gloo writes to its connections in a way that ends the process where the other side is gone.
+    std::signal(SIGPIPE, SIG_IGN);
+    store_ = make_store(start_up, options.init_timeout);
+    where_ = store_->where();
+    place_ = meet(*store_, start_up);
+    run("connecting the ranks", [&] {
+        gloo::transport::tcp::attr address;
+        const char* interface = std::getenv("GLOO_SOCKET_IFNAME");  // as PyTorch's users know it
+        if (interface != nullptr) {
+            address.iface = interface;
+        } else if (!store_->local_address().empty()) {
+            address.hostname = store_->local_address();
+        } else {
+            address.hostname = place_.one_host ? "127.0.0.1" : outside_address();
+        }
+        auto device = gloo::transport::tcp::CreateDevice(address);
+        control_ = connect("control", device);
+        gradients_ = connect("gradients", device);
+    });
+    barrier();  // nobody needs the store any more
+    thread_ = std::thread([this] { reduce(); });
+}
+
+GlooCommunicator::~GlooCommunicator() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+}
+
+void GlooCommunicator::reduce() {
+    std::unique_lock lock(mutex_);
+    std::string failure;  // after the first, the ranks' order of reductions is lost
+    for (;;) {
+        wake_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+        if (stopping_) {
+            return;
+        }
+        const std::shared_ptr<Reduction> next = waiting_.front();
+        waiting_.pop_front();
+        lock.unlock();
+        if (failure.empty() && next->elems > 0) {
+            try {
+                run(fmt::format("reduction {} ({} bytes)", next->number,
+                                next->elems * sizeof(float)),
+                    [&] { allreduce(gradients_, next->data, next->elems, next->number); });
+            } catch (const Error& error) {
+                failure = error.what();
+            }
+        }
+        lock.lock();
+        next->failure = failure;
+        next->done = true;
+        done_.notify_all();
+    }
+}
+
+std::unique_ptr<Request> GlooCommunicator::allreduce_sum_async(float* data, std::int64_t elems) {
+    auto reduction = std::make_shared<Reduction>();
+    reduction->data = data;
+    reduction->elems = static_cast<std::size_t>(elems);
+    {
+        const std::lock_guard lock(mutex_);
+        reduction->number = started_++;
+        waiting_.push_back(reduction);
+    }
+    wake_.notify_one();
+    return std::make_unique<Waiter>(*this, std::move(reduction));
+}
+
+void GlooCommunicator::allreduce_sum(std::span<double> data) {
+    const std::uint32_t tag = control_tag_++;
+    if (!data.empty()) {
+        run(fmt::format("the sum of {} doubles", data.size()),
+            [&] { allreduce(control_, data.data(), data.size(), tag); });
+    }
+}
+
+void GlooCommunicator::broadcast(void* data, std::size_t bytes, int root) {
+    const std::uint32_t tag = control_tag_++;
+    if (bytes == 0) {
+        return;
+    }
+    run(fmt::format("the broadcast of {} bytes from rank {}", bytes, root), [&] {
+        gloo::BroadcastOptions options(control_);
+        options.setOutput(static_cast<char*>(data), bytes);
+        options.setRoot(root);
+        options.setTag(tag);
+        gloo::broadcast(options);
+    });
+}
+
+void GlooCommunicator::barrier() {
+    const std::uint32_t tag = control_tag_++;
+    run("a barrier", [&] {
+        gloo::BarrierOptions options(control_);
+        options.setTag(tag);
+        gloo::barrier(options);
+    });
+}
+
+void GlooCommunicator::abort(int exit_code) noexcept {
+    // The others see their connections to this rank closed, in their next collective at the latest.
+    store_.reset();  // removes the file of the rendezvous
+    std::_Exit(exit_code);
+}
+
+}  // namespace
+
+bool gloo_available() {
+    return true;
+}
+
+std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
+                                                     const LaunchOptions& options) {
+    return std::make_unique<GlooCommunicator>(start_up, options);
+}
+
+}  // namespace gyre

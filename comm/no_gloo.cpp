@@ -1,0 +1,14 @@
+// In place of gloo_communicator.cpp where Gloo was not found.
+#include "comm/rendezvous.hpp"
+
+namespace gyre {
+
+bool gloo_available() {
+    return false;
+}
+
+std::unique_ptr<Communicator> make_gloo_communicator(const StartUp&, const LaunchOptions&) {
+    throw Error(ExitCode::internal, "gyre was built without Gloo");  // refused before
+}
+
+}  // namespace gyre
