@@ -21,6 +21,7 @@
 #include <chrono>
 #include <vector>
 
+#include "bench/on_ranks.hpp"
 #include "comm/communicator.hpp"
 
 namespace {
@@ -136,25 +137,7 @@ int run(Communicator& comm, int argc, char** argv) {
     Options options;
     add_flags(app, options);
     std::vector<std::int64_t> list;
-    bool answered = false;
-    agree(comm, [&] {
-        try {
-            app.parse(argc, argv);
-        } catch (const CLI::Success& request) {
-            answered = true;
-            if (comm.is_root()) {
-                app.exit(request);
-            }
-            return;
-        } catch (const CLI::ParseError& error) {
-            throw usage_error(error.what());
-        }
-        if (comm.size() == 1) {
-            throw usage_error("there is nothing to reduce: run it with mpirun -np 2 or more");
-        }
-        list = sizes(options);
-    });
-    if (answered) {
+    if (!bench::parse_on_ranks(comm, app, argc, argv, [&] { list = sizes(options); })) {
         return 0;
     }
     int mpi = 0;
@@ -184,9 +167,12 @@ int run(Communicator& comm, int argc, char** argv) {
         if (peer) {
             const Measured whole = measure(comm, elems, options, [&](float* data) {
                 MPI_Request request = MPI_REQUEST_NULL;
-                MPI_Iallreduce(MPI_IN_PLACE, data, static_cast<int>(elems), MPI_FLOAT, MPI_SUM,
-                               MPI_COMM_WORLD, &request);
-                MPI_Wait(&request, MPI_STATUS_IGNORE);
+                if (MPI_Iallreduce(MPI_IN_PLACE, data, static_cast<int>(elems), MPI_FLOAT, MPI_SUM,
+                                   MPI_COMM_WORLD, &request) != MPI_SUCCESS ||
+                    MPI_Wait(&request, MPI_STATUS_IGNORE) != MPI_SUCCESS) {
+                    throw Error(ExitCode::communication,
+                                fmt::format("MPI_Iallreduce of {} bytes failed", bytes));
+                }
             });
             peer_us = fmt::format(" {:>15.1f}", whole.seconds * 1e6);
         }
@@ -214,21 +200,7 @@ int run(Communicator& comm, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    std::unique_ptr<Communicator> comm;
-    try {
-        comm = make_communicator();
-        // Every rank has the same times, so all end with the same code.
-        return run(*comm, argc, argv);
-    } catch (const AgreedError& error) {
-        if (comm->is_root()) {
-            fmt::print(stderr, "bench-allreduce: {}\n", error.what());
-        }
-        return static_cast<int>(error.code());
-    } catch (const Error& error) {
-        fmt::print(stderr, "bench-allreduce: {}\n", error.what());
-        if (comm != nullptr) {
-            comm->abort(static_cast<int>(error.code()));
-        }
-        return static_cast<int>(error.code());
-    }
+    // Every rank has the same times, so all end with the same code.
+    return bench::on_ranks("bench-allreduce",
+                           [&](Communicator& comm) { return run(comm, argc, argv); });
 }

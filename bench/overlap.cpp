@@ -7,10 +7,9 @@
 //   compute  the same without communication: every rank trains alone
 //   comm     the reductions of all buckets, without computation
 //   ideal    max(compute, comm)
-//   overlap  (compute + comm - step) / comm: the part of the communication that is hidden. The
-//   ideal
-//            one is min(1, compute / comm), which needs gradients that are final at once; the last
-//            bucket has nothing to hide behind.
+//   overlap  (compute + comm - step) / comm: the part of the communication that is hidden. At best
+//            min(1, compute / comm), which needs gradients that are final at once; the last bucket
+//            has nothing to hide behind.
 // Times are medians, the slowest rank of each step counting. Random images, fixed seed, CPU.
 #include <fmt/format.h>
 
@@ -22,6 +21,7 @@
 #include <random>
 #include <vector>
 
+#include "bench/on_ranks.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"
 
@@ -147,24 +147,7 @@ int run(Communicator& comm, int argc, char** argv) {
     app.add_option("--optimizer", options.optimizer, "sgd, adam or adamw")
         ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
         ->capture_default_str();
-    bool answered = false;
-    agree(comm, [&] {
-        try {
-            app.parse(argc, argv);
-        } catch (const CLI::Success& request) {
-            answered = true;
-            if (comm.is_root()) {
-                app.exit(request);
-            }
-            return;
-        } catch (const CLI::ParseError& error) {
-            throw usage_error(error.what());
-        }
-        if (comm.size() == 1) {
-            throw usage_error("there is nothing to overlap: run it with mpirun -np 2 or more");
-        }
-    });
-    if (answered) {
+    if (!bench::parse_on_ranks(comm, app, argc, argv)) {
         return 0;
     }
     if (comm.is_root()) {
@@ -183,20 +166,6 @@ int run(Communicator& comm, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    std::unique_ptr<Communicator> comm;
-    try {
-        comm = make_communicator();
-        return run(*comm, argc, argv);
-    } catch (const AgreedError& error) {
-        if (comm->is_root()) {
-            fmt::print(stderr, "bench-overlap: {}\n", error.what());
-        }
-        return static_cast<int>(error.code());
-    } catch (const Error& error) {
-        fmt::print(stderr, "bench-overlap: {}\n", error.what());
-        if (comm != nullptr) {
-            comm->abort(static_cast<int>(error.code()));
-        }
-        return static_cast<int>(error.code());
-    }
+    return bench::on_ranks("bench-overlap",
+                           [&](Communicator& comm) { return run(comm, argc, argv); });
 }
