@@ -38,7 +38,6 @@ class FlightRecorder {
     std::optional<Waiting> waiting() const;
     std::int64_t started() const;
     std::int64_t finished() const;
-    // The number of the first collective that is not finished; started() where there is none.
     std::string json(int rank, int size, const std::string& host, const std::string& reason) const;
 
  private:

@@ -1,43 +1,32 @@
 #include "comm/watchdog.hpp"
 
-#include <arpa/inet.h>
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
 #include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <poll.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
-#include <cerrno>
-#include <csignal>
 #include <cstring>
 #include <fstream>
-#include <optional>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "comm/flight_recorder.hpp"
+#include "comm/socket.hpp"
+#include "kernels/clock.hpp"
 #include "kernels/host_name.hpp"
 
 namespace gyre {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPulse{200};  // between two messages of a rank
 constexpr double kConnectSeconds = 5.0;
 constexpr double kSilentSeconds = 3.0;  // after which a rank counts as not answering
 constexpr double kGoneSeconds = 1.0;    // that the launcher gets to end the job of a dead rank
 constexpr unsigned kAbortSeconds = 5;   // that the library's abort gets
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // How far a rank is. Sent as it is: all ranks run the same program on the same kind of machine.
 struct Status {
@@ -50,29 +39,6 @@ struct Status {
     enum Flag : std::int32_t { kLeaving = 1, kClosed = 2, kReporting = 4 };
     std::int32_t flags = 0;
     std::int32_t padding = 0;
-};
-
-class Socket {
- public:
-    Socket() = default;
-    explicit Socket(int fd) : fd_(fd) {}
-    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Socket& operator=(Socket&& other) noexcept {
-        std::swap(fd_, other.fd_);
-        return *this;
-    }
-    ~Socket() { close(); }
-    void close() {
-        if (fd_ >= 0) {
-            ::close(fd_);
-            fd_ = -1;
-        }
-    }
-    int fd() const { return fd_; }
-    bool open() const { return fd_ >= 0; }
-
- private:
-    int fd_ = -1;
 };
 
 // A connection that carries messages of a fixed size. Closes itself when the other side is gone.

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "comm/reducer.hpp"
+#include "kernels/clock.hpp"
 #include "model/net.hpp"
 #include "train/commands.hpp"
 #include "train/images.hpp"
@@ -18,8 +19,6 @@
 
 namespace gyre {
 namespace {
-
-using Clock = std::chrono::steady_clock;
 
 double median(std::vector<double> values) {
     const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
@@ -64,9 +63,9 @@ ComputeTimes measure_compute(Communicator& comm, Backend& backend, Net& net,
     const std::size_t layers = net.layer_begins().size();
     // Of every step: forward, ready[0], ..., backward, update.
     std::vector<std::vector<double>> series(layers + 3);
-    const auto seconds_since = [&](Clock::time_point start) {
+    const auto finished_after = [&](Clock::time_point start) {
         backend.synchronize();
-        return std::chrono::duration<double>(Clock::now() - start).count();
+        return seconds_since(start);
     };
     // All ranks take the same number of steps, as rank 0's clock has it.
     double spent = 0.0;
@@ -78,19 +77,19 @@ ComputeTimes measure_compute(Communicator& comm, Backend& backend, Net& net,
         images.gather(0, pass.n, net.input(), net.labels());
         net.forward(pass);
         net.loss(pass, 1.0f / static_cast<float>(pass.n), net.gradient_data() + net.tail_offset());
-        times.front() = seconds_since(start);
+        times.front() = finished_after(start);
         const Clock::time_point backward = Clock::now();
         std::size_t layer = layers;
         net.backward(pass, [&](std::int64_t begin) {
             while (layer > 0 && net.layer_begins()[layer - 1] >= begin) {
-                times[layer--] = seconds_since(backward);
+                times[layer--] = finished_after(backward);
             }
         });
-        times[layers + 1] = seconds_since(backward);
+        times[layers + 1] = finished_after(backward);
         const Clock::time_point update = Clock::now();
         optimizer.step();
-        times.back() = seconds_since(update);
-        double step_seconds = std::chrono::duration<double>(Clock::now() - start).count();
+        times.back() = finished_after(update);
+        double step_seconds = seconds_since(start);
         comm.broadcast(&step_seconds, sizeof step_seconds, 0);
         if (step >= 0) {
             spent += step_seconds;

@@ -9,6 +9,7 @@
 #include <filesystem>
 
 #include "comm/reducer.hpp"
+#include "kernels/clock.hpp"
 #include "train/commands.hpp"
 #include "train/evaluator.hpp"
 #include "train/interrupt.hpp"
@@ -19,12 +20,6 @@
 
 namespace gyre {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-double seconds_since(Clock::time_point start) {
-    return std::chrono::duration<double>(Clock::now() - start).count();
-}
 
 // The largest resident set of any rank, in bytes.
 std::int64_t peak_memory_bytes(Communicator& comm) {

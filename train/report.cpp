@@ -9,14 +9,11 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "kernels/clock.hpp"
 #include "kernels/error.hpp"
 
 namespace gyre {
 namespace {
-
-double seconds_since(std::chrono::steady_clock::time_point start) {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-}
 
 std::string duration_text(double seconds) {
     const auto whole = static_cast<long>(std::ceil(seconds));

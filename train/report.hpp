@@ -8,6 +8,7 @@
 #include <fstream>
 #include <string>
 
+#include "kernels/clock.hpp"
 #include "train/evaluator.hpp"
 #include "train/options.hpp"
 
@@ -45,7 +46,6 @@ class Report {
              bool interrupted);
 
  private:
-    using Clock = std::chrono::steady_clock;
     void write_json(const std::string& line);
     void clear_bar();
 
