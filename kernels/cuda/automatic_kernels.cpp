@@ -137,8 +137,8 @@ std::string environment(const Context& context, const GpuOptions& options,
                         const LayerKernels& library) {
     cudaDeviceProp properties{};
     GYRE_CUDA_CHECK(cudaGetDeviceProperties(&properties, options.device));
-    return fmt::format("{}, gyre {}, {}, {}{}", properties.name, GYRE_VERSION, library.name(),
-                       context.tf32 ? "TF32" : "FP32",
+    return fmt::format("{}, gyre {}, {}, {}{}", properties.name, GYRE_VERSION,
+                       library.description(), context.tf32 ? "TF32" : "FP32",
                        options.deterministic ? ", deterministic" : "");
 }
 
@@ -151,8 +151,8 @@ class AutomaticKernels final : public LayerKernels {
           library_(std::move(library)),
           choices_(environment(context, options, *library_), options.choices_file) {}
 
-    std::string name() const override {
-        return fmt::format("the faster of {} and {}", own_->name(), library_->name());
+    std::string description() const override {
+        return fmt::format("the faster of {} and {}", own_->description(), library_->description());
     }
     std::string choices() const override { return choices_.table(); }
 

@@ -45,7 +45,7 @@ class GpuBackend final : public Backend {
     }
 
     std::string description() const override {
-        return fmt::format("{}, {}{}", device_.name, kernels_->name(),
+        return fmt::format("{}, {}{}", device_.name, kernels_->description(),
                            context_.tf32 ? ", TF32" : "");
     }
 

@@ -278,7 +278,7 @@ class LibraryKernels final : public LayerKernels {
           cudnn_handle_(make_handle(cudnn_, context.stream)),
           lt_handle_(own_lt(lt_.cublasLtCreate, lt_.cublasLtDestroy)) {}
 
-    std::string name() const override {
+    std::string description() const override {
         const std::size_t cudnn = cudnn_.cudnnGetVersion(), lt = lt_.cublasLtGetVersion();
         return fmt::format("cuDNN {}.{}.{} and cuBLASLt {}.{}.{}", cudnn / 10000, cudnn / 100 % 100,
                            cudnn % 100, lt / 10000, lt / 100 % 100, lt % 100);

@@ -1,0 +1,333 @@
+// What is timed: each operation with its operands, and how the CPU does the same.
+// Part of bench/kernels_gpu.cpp, compiled for GPUs and for the emulator like it.
+#pragma once
+
+#include <thread>
+
+#include "bench/gpu_operands.hpp"
+#include "bench/kernels.hpp"
+
+namespace gyre::SIMT_NAMESPACE {
+
+// The same names for what runs on the GPU and for the reference on the CPU.
+struct Gpu {
+    const Context& context;
+    LayerKernels& layers;
+
+    void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) const {
+        own::gather(context, args, n, x, y);
+    }
+    void relu_forward(const Shape& shape, int n, float* y) const {
+        own::relu_forward(context, shape.elems() * n, y);
+    }
+    void relu_backward(const Shape& shape, int n, const float* y, float* dy) const {
+        own::relu_backward(context, shape.elems() * n, y, dy);
+    }
+    void dropout(const DropoutArgs& args, int n, float* x) const {
+        own::dropout(context, args, n, x);
+    }
+    void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
+                  float* v) const {
+        own::sgd_step(context, args, elems, p, g, v);
+    }
+    void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
+                   float* v) const {
+        own::adam_step(context, args, elems, p, g, m, v);
+    }
+    void fill(std::int64_t elems, float value, float* x) const {
+        own::fill(context, elems, value, x);
+    }
+    void clip_norm(std::int64_t elems, float most, float* x) const {
+        own::clip_norm(context, elems, most, x);
+    }
+    // d_log_probabilities of a loss: -scale at the label, 0 elsewhere.
+    void one_hot(int n, int classes, float scale, const std::int32_t* labels, float* to) const {
+        std::vector<std::int32_t> host(static_cast<std::size_t>(n));
+        context.stream.download(host.data(), labels, host.size() * sizeof(std::int32_t));
+        context.stream.synchronize();
+        std::vector<float> values(host.size() * static_cast<std::size_t>(classes));
+        for (std::size_t i = 0; i < host.size(); ++i) {
+            values[i * static_cast<std::size_t>(classes) + static_cast<std::size_t>(host[i])] =
+                -scale;
+        }
+        context.stream.upload(to, values.data(), values.size() * sizeof(float));
+        context.stream.synchronize();
+    }
+};
+struct Cpu {
+    Backend& layers;
+
+    void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) const {
+        layers.gather(args, n, x, y);
+    }
+    void relu_forward(const Shape& shape, int n, float* y) const {
+        layers.relu_forward(shape, n, y);
+    }
+    void relu_backward(const Shape& shape, int n, const float* y, float* dy) const {
+        layers.relu_backward(shape, n, y, dy);
+    }
+    void dropout(const DropoutArgs& args, int n, float* x) const { layers.dropout(args, n, x); }
+    void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
+                  float* v) const {
+        layers.sgd_step(args, elems, p, g, v);
+    }
+    void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
+                   float* v) const {
+        layers.adam_step(args, elems, p, g, m, v);
+    }
+    void fill(std::int64_t elems, float value, float* x) const { std::fill_n(x, elems, value); }
+    void clip_norm(std::int64_t elems, float most, float* x) const {
+        layers.clip_norm(elems, most, x);
+    }
+    void one_hot(int, int, float, const std::int32_t*, float*) const {}
+};
+
+struct Operation {
+    std::string net, layer, direction;
+    std::vector<Operand> operands;
+    double image_flop = 0, image_bytes = 0, fixed_bytes = 0;
+    std::function<void(LayerKernels&, int n)> prepare;  // may be empty
+    std::function<void(const Gpu&, const Args&)> set_up, ours,
+        library;  // set_up, library: likewise
+    std::function<void(const Cpu&, const Args&)> cpu_set_up, reference;
+    bool is_product = false;  // may round to TF32
+};
+
+template <typename Function>
+inline void set_up_with(Operation& operation, Function function) {
+    operation.set_up = function;
+    operation.cpu_set_up = function;
+}
+// What gyre alone has, and what the library has, too.
+template <typename Function>
+inline void do_with(Operation& operation, Function function) {
+    operation.ours = function;
+    operation.reference = function;
+}
+template <typename Function>
+inline void compare_with(Operation& operation, Function function) {
+    do_with(operation, function);
+    operation.library = function;
+}
+
+// Makes the operations of a layer.
+class Operations {
+ public:
+    Operations(std::string net, std::string layer)
+        : net_(std::move(net)), layer_(std::move(layer)) {}
+    std::vector<Operation> take() { return std::move(all_); }
+
+    void operator()(const bench::GatherWork& work) {
+        const Shape shape = work.shape;
+        Operation& op = add("gather", 5.0 * elems(shape) + 12.0, 0);
+        op.operands = {{Role::in,
+                        Type::u8,
+                        Values::any,
+                        {kDatasetImages * shape.channels, shape.height, shape.width}},
+                       {Role::in, Type::i32, Values::labels, {1, 1, kDatasetImages}},
+                       indices(Values::samples),
+                       vector(Role::in, shape.channels),
+                       vector(Role::in, shape.channels),
+                       images(Role::out, shape),
+                       {Role::out, Type::i32, Values::any, {1, 1, 1}, true}};
+        do_with(op, [shape](const auto& k, const Args& a) {
+            k.gather({a.u8(0), a.i32(1), a.i32(2), shape, a.f(3), a.f(4)}, a.n, a.f(5), a.i32(6));
+        });
+    }
+
+    void operator()(const bench::ConvWork& work) {
+        const Conv2dShape s = work.shape;
+        weighted(
+            images(Role::in, s.in), images(Role::in, s.out()), s.weight_elems(), s.out_channels,
+            static_cast<double>(s.flop_per_image()), work.input_gradient,
+            [s, layer = layer_](LayerKernels& k, int n) { k.prepare_conv2d(layer, s, n); },
+            [s](const auto& k, const Args& a) {
+                k.layers.conv2d_forward(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
+            },
+            [s](const auto& k, const Args& a) {
+                k.layers.conv2d_backward_data(s, a.n, a.f(0), a.f(1), a.f(2));
+            },
+            [s](const auto& k, const Args& a) {
+                k.layers.conv2d_backward_weights(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
+            });
+    }
+
+    void operator()(const bench::LinearWork& work) {
+        const LinearShape s = work.shape;
+        weighted(
+            images(Role::in, {s.in_features, 1, 1}), images(Role::in, {s.out_features, 1, 1}),
+            s.weight_elems(), s.out_features, static_cast<double>(s.flop_per_image()), true,
+            [s, layer = layer_](LayerKernels& k, int n) { k.prepare_linear(layer, s, n); },
+            [s](const auto& k, const Args& a) {
+                k.layers.linear_forward(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
+            },
+            [s](const auto& k, const Args& a) {
+                k.layers.linear_backward_data(s, a.n, a.f(0), a.f(1), a.f(2));
+            },
+            [s](const auto& k, const Args& a) {
+                k.layers.linear_backward_weights(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
+            });
+    }
+
+    // The library has no argmax: its backward pass looks for the largest values again.
+    void operator()(const bench::PoolWork& work) {
+        const MaxPool2dShape s = work.shape;
+        const Operand argmax{Role::scratch, Type::u8, Values::any, s.out(), true};
+        const double bytes = 4.0 * elems(s.in) + 5.0 * elems(s.out());
+        const auto prepare = [s, layer = layer_](LayerKernels& k, int n) {
+            k.prepare_maxpool2d(layer, s, n);
+        };
+        Operation& forward = add("forward", bytes, 0);
+        forward.operands = {images(Role::in, s.in), images(Role::out, s.out()), argmax};
+        forward.prepare = prepare;
+        compare_with(forward, [s](const auto& k, const Args& a) {
+            k.layers.maxpool2d_forward(s, a.n, a.f(0), a.f(1), a.u8(2));
+        });
+        Operation& backward = add("backward", bytes, 0);
+        backward.operands = {images(Role::in, s.in), images(Role::scratch, s.out()), argmax,
+                             images(Role::in, s.out()), images(Role::out, s.in)};
+        backward.prepare = prepare;
+        set_up_with(backward, [s](const auto& k, const Args& a) {
+            k.layers.maxpool2d_forward(s, a.n, a.f(0), a.f(1), a.u8(2));
+        });
+        compare_with(backward, [s](const auto& k, const Args& a) {
+            k.layers.maxpool2d_backward(s, a.n, a.f(0), a.u8(2), a.f(3), a.f(4));
+        });
+    }
+
+    void operator()(const bench::ReluWork& work) {
+        const Shape shape = work.shape;
+        Operation& forward = add("forward", 8.0 * elems(shape), 0);
+        forward.operands = {images(Role::in_out, shape)};
+        do_with(forward,
+                [shape](const auto& k, const Args& a) { k.relu_forward(shape, a.n, a.f(0)); });
+        Operation& backward = add("backward", 12.0 * elems(shape), 0);
+        backward.operands = {images(Role::in, shape), images(Role::in_out, shape)};
+        do_with(backward, [shape](const auto& k, const Args& a) {
+            k.relu_backward(shape, a.n, a.f(0), a.f(1));
+        });
+    }
+
+    void operator()(const bench::DropoutWork& work) {
+        Operation& op = add("both", 8.0 * elems(work.shape) + 4.0, 0);
+        op.operands = {images(Role::in_out, work.shape), indices(Values::samples)};
+        do_with(op, [work](const auto& k, const Args& a) {
+            DropoutArgs args;
+            args.stream = {1, RandomPurpose::dropout, 0, 0};
+            args.samples = a.i32(1);
+            args.shape = work.shape;
+            args.by_channel = work.by_channel;
+            args.probability = a.timed ? 1e-6f : 0.5f;
+            k.dropout(args, a.n, a.f(0));
+        });
+    }
+
+    // The library's log-softmax and its gradient are handed the loss's gradient, ready, and sum no
+    // loss.
+    void operator()(const bench::LossWork& work) {
+        const int classes = work.classes;
+        const Shape shape{classes, 1, 1};
+        constexpr float kScale = 0.01f;
+        Operation& op = add("both", 8.0 * classes + 4.0, 0);
+        Operand sums = vector(Role::out, 2);
+        sums.ours_alone = true;
+        op.operands = {images(Role::in, shape),      indices(Values::labels),
+                       images(Role::out, shape),     sums,
+                       images(Role::scratch, shape), images(Role::scratch, shape)};
+        set_up_with(op, [=](const auto& k, const Args& a) {
+            k.one_hot(a.n, classes, kScale, a.i32(1), a.f(5));
+        });
+        do_with(op, [=](const auto& k, const Args& a) {
+            k.layers.cross_entropy({classes, a.f(0), a.i32(1), kScale, a.f(2), a.f(3)}, a.n);
+        });
+#if defined(GYRE_EMULATED)
+        op.library = op.ours;
+#else
+        op.library = [=, softmax = std::shared_ptr<LogSoftmax>()](const Gpu& k,
+                                                                  const Args& a) mutable {
+            if (!softmax) {
+                softmax = std::make_shared<LogSoftmax>(k.context);
+            }
+            softmax->forward_backward(a.n, classes, a.f(0), a.f(4), a.f(5), a.f(2));
+        };
+#endif
+    }
+
+    void operator()(const bench::ParameterWork& work) {
+        const std::int64_t elems = work.elems;
+        const auto bytes = static_cast<double>(elems);
+        Operation& sgd = add("sgd", 0, 20.0 * bytes);
+        sgd.operands = {vector(Role::in_out, elems), vector(Role::in, elems),
+                        vector(Role::in_out, elems)};
+        do_with(sgd, [=](const auto& k, const Args& a) {
+            k.sgd_step({0.01f, 0.5f, 0.0f, false}, elems, a.f(0), a.f(1), a.f(2));
+        });
+        Operation& adam = add("adam", 0, 28.0 * bytes);
+        adam.operands = {vector(Role::in_out, elems), vector(Role::in, elems),
+                         vector(Role::in_out, elems),
+                         vector(Role::in_out, elems, Values::positive)};
+        do_with(adam, [=](const auto& k, const Args& a) {
+            k.adam_step({}, elems, a.f(0), a.f(1), a.f(2), a.f(3));
+        });
+        Operation& fill = add("fill", 0, 4.0 * bytes);
+        fill.operands = {vector(Role::out, elems)};
+        do_with(fill, [=](const auto& k, const Args& a) { k.fill(elems, 0.5f, a.f(0)); });
+        // Read for the norm, then read and written.
+        Operation& clip = add("clip_norm", 0, 12.0 * bytes);
+        clip.operands = {vector(Role::in_out, elems)};
+        do_with(clip, [=](const auto& k, const Args& a) {
+            k.clip_norm(elems, a.timed ? 1e30f : 1.0f, a.f(0));
+        });
+    }
+
+ private:
+    static double elems(const Shape& shape) {
+        return static_cast<double>(shape.elems());
+    }
+
+    // The reference is valid until the next call.
+    Operation& add(const char* direction, double image_bytes, double fixed_bytes) {
+        Operation& op = all_.emplace_back();
+        op.net = net_;
+        op.layer = layer_;
+        op.direction = direction;
+        op.image_bytes = image_bytes;
+        op.fixed_bytes = fixed_bytes;
+        return op;
+    }
+
+    // The three directions of a layer with weights.
+    template <typename Prepare, typename Forward, typename Data, typename Weights>
+    void weighted(const Operand& x, const Operand& y, std::int64_t weights, std::int64_t bias,
+                  double flop, bool input_gradient, Prepare prepare, Forward forward, Data data,
+                  Weights gradient) {
+        const double image_bytes = 4.0 * (elems(x.shape) + elems(y.shape));
+        const double w_bytes = 4.0 * static_cast<double>(weights);
+        const double b_bytes = 4.0 * static_cast<double>(bias);
+        const auto as_output = [](Operand operand) {
+            operand.role = Role::out;
+            return operand;
+        };
+        const auto product = [&](const char* direction, double fixed_bytes, auto body,
+                                 std::vector<Operand> operands) {
+            Operation& op = add(direction, image_bytes, fixed_bytes);
+            op.operands = std::move(operands);
+            op.image_flop = flop;
+            op.is_product = true;
+            op.prepare = prepare;
+            compare_with(op, body);
+        };
+        product("forward", w_bytes + b_bytes, forward,
+                {x, vector(Role::in, weights), vector(Role::in, bias), as_output(y)});
+        if (input_gradient) {
+            product("backward_data", w_bytes, data, {y, vector(Role::in, weights), as_output(x)});
+        }
+        product("backward_weights", w_bytes + b_bytes, gradient,
+                {x, y, vector(Role::out, weights), vector(Role::out, bias)});
+    }
+
+    const std::string net_, layer_;
+    std::vector<Operation> all_;
+};
+
+}  // namespace gyre::SIMT_NAMESPACE
