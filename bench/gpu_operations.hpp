@@ -38,7 +38,7 @@ struct Gpu {
         own::fill(context, elems, value, x);
     }
     void clip_norm(std::int64_t elems, float most, float* x) const {
-        own::clip_norm(context, elems, most, x);
+        own::clip_norm(context, elems, most, x, {});
     }
     // d_log_probabilities of a loss: -scale at the label, 0 elsewhere.
     void one_hot(int n, int classes, float scale, const std::int32_t* labels, float* to) const {
@@ -77,7 +77,7 @@ struct Cpu {
     }
     void fill(std::int64_t elems, float value, float* x) const { std::fill_n(x, elems, value); }
     void clip_norm(std::int64_t elems, float most, float* x) const {
-        layers.clip_norm(elems, most, x);
+        layers.clip_norm(elems, most, x, {});
     }
     void one_hot(int, int, float, const std::int32_t*, float*) const {}
 };
@@ -260,7 +260,7 @@ class Operations {
         sgd.operands = {vector(Role::in_out, elems), vector(Role::in, elems),
                         vector(Role::in_out, elems)};
         do_with(sgd, [=](const auto& k, const Args& a) {
-            k.sgd_step({0.01f, 0.5f, 0.0f, false}, elems, a.f(0), a.f(1), a.f(2));
+            k.sgd_step({0.01f, 0.5f, 0.0f, false, {}}, elems, a.f(0), a.f(1), a.f(2));
         });
         Operation& adam = add("adam", 0, 28.0 * bytes);
         adam.operands = {vector(Role::in_out, elems), vector(Role::in, elems),

@@ -184,7 +184,7 @@ class Suite {
         backend_.fill_zero(at(3), (*hold)[3].bytes());
         const double bytes = 4.0 * static_cast<double>(elems);
         add(layer + "/sgd", 0, 5 * bytes, [=] {
-            backend->sgd_step({1e-9f, 0.5f, 0.0f, false}, elems, at(0), at(1), at(2));
+            backend->sgd_step({1e-9f, 0.5f, 0.0f, false, {}}, elems, at(0), at(1), at(2));
         });
         add(layer + "/adam", 0, 7 * bytes, [=] {
             AdamArgs args;

@@ -84,8 +84,10 @@ void measure(Communicator& comm, const std::string& model, const Options& option
         [&] { trainer.step(0, false); },
         [&] { lone_trainer.step(0, false); },
         [&] {
+            reducer.begin_step();
             reducer.ready(0);
-            reducer.wait();
+            reducer.finish_step([](const Bucket&) {});
+            reducer.settle();
         },
     };
     std::vector<double> series[std::size(parts)];

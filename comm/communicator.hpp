@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/backend.hpp"
+#include "kernels/data_type.hpp"
 #include "kernels/error.hpp"
 
 namespace gyre {
@@ -20,6 +22,9 @@ class Request {
     virtual ~Request() = default;
     // Returns when the operation is complete on this rank. Throws Error(communication).
     virtual void wait() = 0;
+    // What the device is asked for from now on sees the result. The host need not wait for that
+    // where the operation runs on the device.
+    virtual void follow() { wait(); }
 };
 
 class Communicator {
@@ -35,9 +40,17 @@ class Communicator {
     // What the next reduction belongs to, for reports.
     virtual void annotate(std::int64_t /*step*/, int /*bucket*/) {}
 
-    // In place: data[i] = sum over ranks of data[i]. All ranks start the same reductions in the
-    // same order. The memory must stay untouched until wait() returns.
-    virtual std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) = 0;
+    // Whether reductions take and leave their data in this device's memory, ordered with its calls;
+    // if not, data is the host's. Called once, before the first reduction.
+    virtual bool use_device(Backend& backend) { return backend.host_memory(); }
+    // In place: data[i] = sum over ranks of data[i]; each addition is rounded to the type. All
+    // ranks start the same reductions in the same order. The memory must stay untouched until
+    // wait() returns.
+    virtual std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                         DataType type) = 0;
+    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) {
+        return allreduce_sum_async(data, elems, DataType::float32);
+    }
     // Blocking, for figures that need more than float's 24 bits.
     virtual void allreduce_sum(std::span<double> data) = 0;
     virtual void broadcast(void* data, std::size_t bytes, int root) = 0;

@@ -106,7 +106,8 @@ class GlooCommunicator final : public Communicator {
     int size() const override { return size_; }
     int local_rank() const override { return place_.local_rank; }
     int local_size() const override { return place_.local_size; }
-    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) override;
+    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                 DataType type) override;
     void allreduce_sum(std::span<double> data) override;
     void broadcast(void* data, std::size_t bytes, int root) override;
     void barrier() override;
@@ -114,8 +115,9 @@ class GlooCommunicator final : public Communicator {
 
  private:
     struct Reduction {
-        float* data;
+        void* data;
         std::size_t elems;
+        DataType type;
         std::uint32_t number;
         bool done = false;
         std::string failure;
@@ -127,9 +129,11 @@ class GlooCommunicator final : public Communicator {
     // Runs one of Gloo's operations, and says which it was if it fails.
     template <typename Operation>
     void run(const std::string& what, Operation&& operation);
+    // sum: of two arrays of T, gloo::sum or the like.
     template <typename T>
     void allreduce(const std::shared_ptr<gloo::Context>& context, T* data, std::size_t elems,
-                   std::uint32_t tag);
+                   std::uint32_t tag, void (*sum)(void*, const void*, const void*, std::size_t));
+    void run_reduction(const Reduction& reduction);
     void reduce();  // the thread's loop
 
     int rank_, size_;
@@ -179,16 +183,40 @@ void GlooCommunicator::run(const std::string& what, Operation&& operation) {
     }
 }
 
+template <DataType type>
+void add_narrow(void* out, const void* left, const void* right, std::size_t elems) {
+    const auto* x = static_cast<const std::uint16_t*>(left);
+    const auto* y = static_cast<const std::uint16_t*>(right);
+    auto* sum = static_cast<std::uint16_t*>(out);
+    for (std::size_t i = 0; i < elems; ++i) {
+        sum[i] = narrow::to<type>(narrow::from<type>(x[i]) + narrow::from<type>(y[i]));
+    }
+}
+
 template <typename T>
 void GlooCommunicator::allreduce(const std::shared_ptr<gloo::Context>& context, T* data,
-                                 std::size_t elems, std::uint32_t tag) {
+                                 std::size_t elems, std::uint32_t tag,
+                                 void (*sum)(void*, const void*, const void*, std::size_t)) {
     gloo::AllreduceOptions options(context);
     options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
     options.setOutput(data, elems);
     options.setTag(tag);
-    options.setReduceFunction(
-        static_cast<void (*)(void*, const void*, const void*, std::size_t)>(&gloo::sum<T>));
+    options.setReduceFunction(sum);
     gloo::allreduce(options);
+}
+
+void GlooCommunicator::run_reduction(const Reduction& r) {
+    switch (r.type) {
+        case DataType::float32:
+            return allreduce(gradients_, static_cast<float*>(r.data), r.elems, r.number,
+                             &gloo::sum<float>);
+        case DataType::bfloat16:
+            return allreduce(gradients_, static_cast<std::uint16_t*>(r.data), r.elems, r.number,
+                             &add_narrow<DataType::bfloat16>);
+        case DataType::float16:
+            return allreduce(gradients_, static_cast<std::uint16_t*>(r.data), r.elems, r.number,
+                             &add_narrow<DataType::float16>);
+    }
 }
 
 std::shared_ptr<gloo::Context> GlooCommunicator::connect(
@@ -253,8 +281,8 @@ void GlooCommunicator::reduce() {
         if (failure.empty() && next->elems > 0) {
             try {
                 run(fmt::format("reduction {} ({} bytes)", next->number,
-                                next->elems * sizeof(float)),
-                    [&] { allreduce(gradients_, next->data, next->elems, next->number); });
+                                next->elems * bytes_of(next->type)),
+                    [&] { run_reduction(*next); });
             } catch (const Error& error) {
                 failure = error.what();
             }
@@ -266,10 +294,12 @@ void GlooCommunicator::reduce() {
     }
 }
 
-std::unique_ptr<Request> GlooCommunicator::allreduce_sum_async(float* data, std::int64_t elems) {
+std::unique_ptr<Request> GlooCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
+                                                               DataType type) {
     auto reduction = std::make_shared<Reduction>();
     reduction->data = data;
     reduction->elems = static_cast<std::size_t>(elems);
+    reduction->type = type;
     {
         const std::lock_guard lock(mutex_);
         reduction->number = started_++;
@@ -283,7 +313,7 @@ void GlooCommunicator::allreduce_sum(std::span<double> data) {
     const std::uint32_t tag = control_tag_++;
     if (!data.empty()) {
         run(fmt::format("the sum of {} doubles", data.size()),
-            [&] { allreduce(control_, data.data(), data.size(), tag); });
+            [&] { allreduce(control_, data.data(), data.size(), tag, &gloo::sum<double>); });
     }
 }
 

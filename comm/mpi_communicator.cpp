@@ -45,6 +45,16 @@ void check(int result, const char* expression, const char* file, int line) {
 }
 #define GYRE_MPI(call) check(call, #call, __FILE__, __LINE__)
 
+// MPI 3 has no 16-bit floats.
+template <DataType type>
+void add_narrow(void* in, void* inout, int* elems, MPI_Datatype*) {
+    const auto* x = static_cast<const std::uint16_t*>(in);
+    auto* y = static_cast<std::uint16_t*>(inout);
+    for (int i = 0; i < *elems; ++i) {
+        y[i] = narrow::to<type>(narrow::from<type>(y[i]) + narrow::from<type>(x[i]));
+    }
+}
+
 class MpiCommunicator final : public Communicator {
  public:
     MpiCommunicator();
@@ -57,7 +67,8 @@ class MpiCommunicator final : public Communicator {
     int size() const override { return size_; }
     int local_rank() const override { return local_rank_; }
     int local_size() const override { return local_size_; }
-    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) override;
+    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                 DataType type) override;
     void allreduce_sum(std::span<double> data) override;
     void broadcast(void* data, std::size_t bytes, int root) override;
     void barrier() override;
@@ -66,13 +77,20 @@ class MpiCommunicator final : public Communicator {
  private:
     class Reduction;
     struct Piece {
-        float* data;
+        std::byte* data;
         int elems;
+        DataType type;
         Reduction* owner;
         MPI_Request request = MPI_REQUEST_NULL;
     };
     void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
     void make_progress();  // the thread's loop
+
+    struct Sum {
+        MPI_Datatype type;
+        MPI_Op operation;
+    };
+    Sum sums_[3] = {{MPI_FLOAT, MPI_SUM}, {MPI_UINT16_T, MPI_OP_NULL}, {MPI_UINT16_T, MPI_OP_NULL}};
 
     std::mutex mutex_;  // guards MPI and everything below
     MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL;
@@ -86,14 +104,16 @@ class MpiCommunicator final : public Communicator {
 
 class MpiCommunicator::Reduction final : public Request {
  public:
-    Reduction(MpiCommunicator& comm, float* data, std::int64_t elems) : comm_(comm) {
+    Reduction(MpiCommunicator& comm, void* data, std::int64_t elems, DataType type) : comm_(comm) {
+        const auto width = static_cast<std::int64_t>(bytes_of(type));
         const std::lock_guard lock(comm_.mutex_);
         for (std::int64_t at = 0; at < elems; at += kPieceElems) {
-            comm_.waiting_.push_back(
-                {data + at, static_cast<int>(std::min(kPieceElems, elems - at)), this});
+            comm_.waiting_.push_back({static_cast<std::byte*>(data) + at * width,
+                                      static_cast<int>(std::min(kPieceElems, elems - at)), type,
+                                      this});
             ++pieces_left_;
         }
-        comm_.bytes_left_ += elems * std::int64_t{sizeof(float)};
+        comm_.bytes_left_ += elems * width;
         comm_.advance();
         if (comm_.bytes_left_ >= kBackgroundBytes) {
             comm_.wake_.notify_one();
@@ -139,7 +159,8 @@ void MpiCommunicator::advance() {
     for (;;) {
         while (!waiting_.empty() && under_way_.size() < kPiecesUnderWay) {
             Piece piece = waiting_.front();
-            GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, piece.data, piece.elems, MPI_FLOAT, MPI_SUM,
+            const Sum& sum = sums_[static_cast<std::size_t>(piece.type)];
+            GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, piece.data, piece.elems, sum.type, sum.operation,
                                     gradients_, &piece.request));
             waiting_.pop_front();
             under_way_.push_back(piece);
@@ -149,7 +170,7 @@ void MpiCommunicator::advance() {
             int flag = 0;
             GYRE_MPI(MPI_Test(&piece.request, &flag, MPI_STATUS_IGNORE));
             if (flag != 0) {
-                bytes_left_ -= piece.elems * std::int64_t{sizeof(float)};
+                bytes_left_ -= piece.elems * static_cast<std::int64_t>(bytes_of(piece.type));
                 if (piece.owner != nullptr) {
                     piece.owner->piece_done();
                 }
@@ -184,6 +205,8 @@ MpiCommunicator::MpiCommunicator() {
     GYRE_MPI(MPI_Comm_rank(local, &local_rank_));
     GYRE_MPI(MPI_Comm_size(local, &local_size_));
     GYRE_MPI(MPI_Comm_free(&local));
+    GYRE_MPI(MPI_Op_create(&add_narrow<DataType::bfloat16>, 1, &sums_[1].operation));
+    GYRE_MPI(MPI_Op_create(&add_narrow<DataType::float16>, 1, &sums_[2].operation));
     thread_ = std::thread([this] { make_progress(); });
 }
 
@@ -195,6 +218,8 @@ MpiCommunicator::~MpiCommunicator() {
     wake_.notify_one();
     thread_.join();
     // Errors cannot be reported from here, and the process is about to end.
+    MPI_Op_free(&sums_[1].operation);
+    MPI_Op_free(&sums_[2].operation);
     MPI_Comm_free(&gradients_);
     MPI_Comm_free(&control_);
     MPI_Finalize();
@@ -218,8 +243,9 @@ void MpiCommunicator::make_progress() {
     }
 }
 
-std::unique_ptr<Request> MpiCommunicator::allreduce_sum_async(float* data, std::int64_t elems) {
-    return std::make_unique<Reduction>(*this, data, elems);
+std::unique_ptr<Request> MpiCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
+                                                              DataType type) {
+    return std::make_unique<Reduction>(*this, data, elems, type);
 }
 
 void MpiCommunicator::allreduce_sum(std::span<double> data) {

@@ -1,22 +1,42 @@
 #include "comm/reducer.hpp"
 
 #include <algorithm>
-#include <chrono>
 
 namespace gyre {
 
+namespace {
+// A device keeps the marks of a few steps only (Backend::seconds_between).
+constexpr std::int64_t kMostBuckets = 1024;
+}  // namespace
+
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
-                                 std::int64_t total_elems,
-                                 std::optional<std::int64_t> bucket_bytes) {
+                                 std::int64_t total_elems, std::optional<std::int64_t> bucket_bytes,
+                                 std::optional<std::int64_t> apart) {
+    constexpr std::int64_t kGrainElems = 16, kGrainBytes = kGrainElems * sizeof(float);
     const std::int64_t total_bytes = total_elems * std::int64_t{sizeof(float)};
-    const std::int64_t least =
-        bucket_bytes.value_or(std::clamp<std::int64_t>(total_bytes / 8, 16 << 10, 4 << 20));
+    const std::int64_t least = std::max(
+        total_bytes / kMostBuckets,
+        bucket_bytes.value_or(std::clamp<std::int64_t>(total_bytes / 16, 16 << 10, 4 << 20)));
+    const std::int64_t part_elems = std::max(kGrainElems, least / kGrainBytes * kGrainElems);
     std::vector<Bucket> buckets;
     std::int64_t end = total_elems;
+    if (apart && *apart < total_elems) {
+        buckets.push_back({*apart, total_elems});
+        end = *apart;
+    }
     for (auto begin = tensor_begins.rbegin(); begin != tensor_begins.rend(); ++begin) {
-        const Bucket bucket{*begin, end};
-        if (bucket.bytes() >= least || *begin == 0) {
-            buckets.push_back(bucket);
+        if (Bucket{*begin, end}.bytes() < least && *begin != 0) {
+            continue;
+        }
+        // The last part is what remains, up to twice a part.
+        while (end - *begin > 2 * part_elems) {
+            const std::int64_t part =
+                std::max(*begin, (end - part_elems + kGrainElems - 1) / kGrainElems * kGrainElems);
+            buckets.push_back({part, end});
+            end = part;
+        }
+        if (end > *begin) {
+            buckets.push_back({*begin, end});
             end = *begin;
         }
     }
@@ -24,55 +44,113 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
 }
 
 Reducer::Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> buckets,
-                 float* gradients)
-    : comm_(comm), backend_(backend), buckets_(std::move(buckets)), gradients_(gradients) {
-    if (comm.size() > 1 && !backend.host_memory()) {
+                 float* gradients, DataType type, std::int64_t exact_from)
+    : comm_(comm),
+      backend_(backend),
+      buckets_(std::move(buckets)),
+      gradients_(gradients),
+      type_(type),
+      exact_from_(exact_from) {
+    if (comm.size() == 1) {
+        return;
+    }
+    if (type_ != DataType::float32) {
+        narrow_ = {backend, buckets_.front().end};
+    }
+    if (!comm.use_device(backend)) {
         staging_ = {backend, buckets_.front().end};
     }
 }
 
-void Reducer::start(const Bucket& bucket, float* gradients) {
-    comm_.annotate(step_, static_cast<int>(under_way_.size()));
-    under_way_.push_back(comm_.allreduce_sum_async(gradients + bucket.begin, bucket.elems()));
+void* Reducer::travelling(const Bucket& bucket) const {
+    if (narrow(bucket)) {
+        return narrow_.get() + bucket.begin;
+    }
+    return gradients_ + bucket.begin;
+}
+
+void Reducer::begin_step() {
+    ++step_;
+    steps_.emplace_back();
+    if (comm_.size() > 1) {
+        steps_.back().begin = backend_.mark();
+        steps_.back().flights.reserve(buckets_.size());
+    }
+}
+
+void Reducer::start(std::size_t i, void* data) {
+    const Bucket& bucket = buckets_[i];
+    comm_.annotate(step_, static_cast<int>(i));
+    steps_.back().flights[i].request =
+        comm_.allreduce_sum_async(data, bucket.elems(), narrow(bucket) ? type_ : DataType::float32);
 }
 
 void Reducer::ready(std::int64_t begin) {
     if (comm_.size() == 1) {
         return;
     }
-    for (; ready_ < buckets_.size() && buckets_[ready_].begin >= begin; ++ready_) {
-        const Bucket& bucket = buckets_[ready_];
-        if (staged()) {
-            transfers_.push_back(
-                backend_.download_beside(staging_.get() + bucket.begin, gradients_ + bucket.begin,
-                                         static_cast<std::size_t>(bucket.bytes())));
+    std::vector<Flight>& flights = steps_.back().flights;
+    while (flights.size() < buckets_.size() && buckets_[flights.size()].begin >= begin) {
+        const Bucket& bucket = buckets_[flights.size()];
+        Flight& flight = flights.emplace_back();
+        flight.ready = backend_.mark();
+        if (narrow(bucket)) {
+            backend_.narrow(type_, bucket.elems(), gradients_ + bucket.begin,
+                            narrow_.get() + bucket.begin);
+        }
+        if (staging_.get() != nullptr) {
+            flight.staged = backend_.download_beside(staging_.get() + bucket.begin,
+                                                     travelling(bucket), bytes(bucket));
         } else {
-            start(bucket, gradients_);
+            start(flights.size() - 1, travelling(bucket));
         }
     }
 }
 
-double Reducer::wait() {
-    // The device is still computing while the first buckets arrive.
-    for (std::size_t i = 0; i < transfers_.size(); ++i) {
-        backend_.wait_transfer(transfers_[i]);
-        start(buckets_[i], staging_.get());
+void Reducer::finish_step(const std::function<void(const Bucket&)>& arrived) {
+    if (comm_.size() == 1) {
+        arrived({0, buckets_.front().end});
+        return;
     }
-    const auto begin = std::chrono::steady_clock::now();
-    for (std::size_t i = 0; i < under_way_.size(); ++i) {
-        under_way_[i]->wait();
-        if (staged()) {
-            const Bucket& bucket = buckets_[i];
-            backend_.upload_beside(gradients_ + bucket.begin, staging_.get() + bucket.begin,
-                                   static_cast<std::size_t>(bucket.bytes()));
+    std::vector<Flight>& flights = steps_.back().flights;
+    if (staging_.get() != nullptr) {
+        // The device is still computing while the first buckets arrive.
+        for (std::size_t i = 0; i < buckets_.size(); ++i) {
+            backend_.wait_transfer(flights[i].staged);
+            start(i, staging_.get() + buckets_[i].begin);
         }
     }
-    const auto end = std::chrono::steady_clock::now();
-    under_way_.clear();
-    transfers_.clear();
-    ready_ = 0;
-    ++step_;
-    return std::chrono::duration<double>(end - begin).count();
+    for (std::size_t i = 0; i < buckets_.size(); ++i) {
+        const Bucket& bucket = buckets_[i];
+        flights[i].waited = backend_.mark();
+        flights[i].request->follow();
+        if (staging_.get() != nullptr) {
+            backend_.upload_beside(travelling(bucket), staging_.get() + bucket.begin,
+                                   bytes(bucket));
+        }
+        flights[i].arrived = backend_.mark();
+        if (narrow(bucket)) {
+            backend_.widen(type_, bucket.elems(), narrow_.get() + bucket.begin,
+                           gradients_ + bucket.begin);
+        }
+        arrived(bucket);
+    }
+}
+
+Reducer::Times Reducer::settle() {
+    const Step step = std::move(steps_.front());
+    steps_.pop_front();
+    Times times;
+    for (const Flight& flight : step.flights) {
+        flight.request->wait();
+        const auto since_begin = [&](Backend::Transfer mark) {
+            return backend_.seconds_between(step.begin, mark);
+        };
+        const double exposed = backend_.seconds_between(flight.waited, flight.arrived);
+        times.exposed += exposed;
+        times.buckets.push_back({since_begin(flight.ready), since_begin(flight.arrived), exposed});
+    }
+    return times;
 }
 
 }  // namespace gyre

@@ -6,6 +6,8 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,42 +26,79 @@ struct Bucket {
 };
 
 // Divides [0, total_elems) into buckets, the one that is final first at the front. `tensor_begins`
-// are the offsets at which parameters begin, ascending from 0; the last extends to the end. A
-// bucket is closed once it has bucket_bytes or more, so it holds whole tensors.
-// bucket_bytes = nullopt ("auto"): an eighth of the gradients, between 16 KiB (below which a
+// are the offsets at which parameters begin, ascending from 0; the last extends to the end.
+// Neighbouring tensors share a bucket until it has bucket_bytes; a tensor of more than twice as
+// much is split, at multiples of 16 elements, so that one part is on its way while the next is
+// added up or updated. What lies at and after `apart` (nullopt: nothing) has a bucket of its own.
+// bucket_bytes = nullopt ("auto"): a sixteenth of the gradients, between 16 KiB (below which a
 // message costs its latency, whatever its size) and 4 MiB (beyond which a bucket gains nothing).
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
-                                 std::int64_t total_elems,
-                                 std::optional<std::int64_t> bucket_bytes);
+                                 std::int64_t total_elems, std::optional<std::int64_t> bucket_bytes,
+                                 std::optional<std::int64_t> apart = std::nullopt);
 
 // Where the communicator cannot use the device's memory, buckets travel through host memory: copied
 // beside the backward pass as they become final, reduced, and copied back.
 class Reducer {
  public:
-    // gradients: the device's.
-    Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> buckets, float* gradients);
+    // gradients: the device's. With another type than float32, gradients travel in it, except for
+    // those at and after `exact_from`, whose buckets must begin there.
+    Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> buckets, float* gradients,
+            DataType type = DataType::float32, std::int64_t exact_from = 0);
 
+    // Before the calls for a step.
+    void begin_step();
     // All gradients at and after `begin` are final: starts the reduction of every complete bucket.
     void ready(std::int64_t begin);
-    // Waits for the reductions of this step; all buckets must be ready. Returns the seconds spent
-    // waiting, that is the communication that was not hidden behind computation.
-    double wait();
+    // Calls arrived(bucket) for each bucket in turn as soon as the device's next calls see its sum;
+    // all buckets must be ready.
+    void finish_step(const std::function<void(const Bucket&)>& arrived);
+
+    // What the communication of a step cost, in seconds of the device's time.
+    struct Times {
+        double exposed = 0.0;  // it waited for reductions, that is they were not hidden
+        struct Of {
+            double ready, arrived;  // since the begin of the step
+            double exposed;
+        };
+        std::vector<Of> buckets;  // empty where there is one rank
+    };
+    // Waits until the oldest step that was not settled is complete, and says what it cost. Steps
+    // may begin before earlier ones are settled.
+    Times settle();
 
     const std::vector<Bucket>& buckets() const { return buckets_; }
+    DataType type() const { return type_; }
 
  private:
-    bool staged() const { return staging_.get() != nullptr; }
-    void start(const Bucket& bucket, float* gradients);
+    struct Flight {
+        std::unique_ptr<Request> request;
+        Backend::Transfer staged = 0, ready = 0, waited = 0, arrived = 0;
+    };
+    struct Step {
+        Backend::Transfer begin = 0;
+        std::vector<Flight> flights;  // of the buckets that are ready
+    };
+    bool narrow(const Bucket& bucket) const {
+        return type_ != DataType::float32 && bucket.begin < exact_from_;
+    }
+    std::size_t bytes(const Bucket& bucket) const {
+        return static_cast<std::size_t>(bucket.elems()) *
+               bytes_of(narrow(bucket) ? type_ : DataType::float32);
+    }
+    // What travels, on the device.
+    void* travelling(const Bucket& bucket) const;
+    void start(std::size_t bucket, void* data);
 
     Communicator& comm_;
     Backend& backend_;
     std::vector<Bucket> buckets_;
     float* gradients_;
-    HostBuffer<float> staging_;  // as large as the gradients, where they are staged
-    std::size_t ready_ = 0;      // buckets of this step that are final
-    std::int64_t step_ = 0;      // since the reducer was made
-    std::vector<Backend::Transfer> transfers_;
-    std::vector<std::unique_ptr<Request>> under_way_;
+    const DataType type_;
+    const std::int64_t exact_from_;
+    DeviceBuffer<std::uint16_t> narrow_;  // [gradients], where they travel in 16 bits
+    HostBuffer<float> staging_;  // [gradients], where they travel through the host's memory
+    std::deque<Step> steps_;     // not settled; the last is the current one
+    std::int64_t step_ = -1;     // since the reducer was made
 };
 
 }  // namespace gyre

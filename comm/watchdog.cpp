@@ -193,11 +193,14 @@ class WatchedCommunicator final : public Communicator {
         bucket_ = bucket;
     }
 
-    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) override {
-        const std::int64_t number = recorder_.start(
-            "allreduce(float)", elems * std::int64_t{sizeof(float)}, step_, bucket_);
+    bool use_device(Backend& backend) override { return inner_->use_device(backend); }
+    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                 DataType type) override {
+        const std::int64_t number =
+            recorder_.start(fmt::format("allreduce({})", name_of(type)),
+                            elems * static_cast<std::int64_t>(bytes_of(type)), step_, bucket_);
         return std::make_unique<WatchedRequest>(*this, number,
-                                                inner_->allreduce_sum_async(data, elems));
+                                                inner_->allreduce_sum_async(data, elems, type));
     }
     void allreduce_sum(std::span<double> data) override {
         watched("allreduce(double)", data.size_bytes(), [&] { inner_->allreduce_sum(data); });

@@ -9,10 +9,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
+#include "kernels/data_type.hpp"
 #include "kernels/philox.hpp"
 #include "kernels/shapes.hpp"
 
@@ -48,12 +50,22 @@ struct CrossEntropyArgs {
     float* sums = nullptr;  // [2], overwritten: scale * sum of losses, number of correct images
 };
 
+// Where a kernel that reads gradients reports those that are not finite: *word becomes at least
+// 1 + (first_elem + i) / kGrain for each such element i, and stays as it is where there is none. An
+// int32, so that all elements of any net fit.
+struct FiniteCheck {
+    static constexpr std::int64_t kGrain = 16;
+    std::int32_t* word = nullptr;  // on the device; null: nothing is checked
+    std::int64_t first_elem = 0;   // a multiple of kGrain
+};
+
 // p, g, m, v: [elems] of the flat buffers. Formulas: torch.optim.SGD and torch.optim.Adam(W).
 struct SgdArgs {
     float learning_rate = 0.01f;
     float momentum = 0.0f;
     float weight_decay = 0.0f;
     bool nesterov = false;
+    FiniteCheck finite;
 };
 struct AdamArgs {
     float learning_rate = 0.001f;
@@ -63,6 +75,7 @@ struct AdamArgs {
     float weight_decay = 0.0f;
     bool decoupled_decay = false;  // AdamW
     std::int64_t step = 1;         // counts from 1
+    FiniteCheck finite;
 };
 
 // The layers that several libraries implement. Gradients of weights for n = 0 are a backend's
@@ -129,6 +142,15 @@ class Backend : public LayerKernels {
     virtual Transfer download_beside(void* host, const void* device, std::size_t bytes) = 0;
     virtual Transfer upload_beside(void* device, const void* host, std::size_t bytes) = 0;
     virtual void wait_transfer(Transfer transfer) = 0;
+    // Work that a library submits to the device's stream for such transfers, which it is given as
+    // the device's own handle (a cudaStream_t); after the calls so far, beside those that follow.
+    virtual Transfer run_beside(const std::function<void(void* stream)>& submit) = 0;
+    // What is called from now on sees what the transfer has done; the host does not wait.
+    virtual void follow(Transfer transfer) = 0;
+    // A point between the calls, and the device's time from one to another, both passed. Of the
+    // last 16384 marks and transfers.
+    virtual Transfer mark() = 0;
+    virtual double seconds_between(Transfer begin, Transfer end) = 0;
     // Whether the host may use device pointers as its own.
     virtual bool host_memory() const = 0;
 
@@ -149,7 +171,12 @@ class Backend : public LayerKernels {
     virtual void dropout(const DropoutArgs& args, int n, float* x) = 0;
 
     // x *= min(1, most / (||x|| + 1e-6)), as torch.nn.utils.clip_grad_norm_.
-    virtual void clip_norm(std::int64_t elems, float most, float* x) = 0;
+    virtual void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) = 0;
+    // y += x
+    virtual void add(std::int64_t elems, const float* x, float* y) = 0;
+    // y = x in another type, and back; float32 is no such type.
+    virtual void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) = 0;
+    virtual void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) = 0;
 
     // velocity may be null when momentum is 0; it starts as zeros.
     virtual void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,

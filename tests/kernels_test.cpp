@@ -286,7 +286,7 @@ TEST_CASE("gradients are clipped to a norm") {
             const double length = norm(g);
             for (const double most : {0.0, 0.5 * length, 2.0 * length}) {
                 const Guarded dev_g = bench.vector(g);
-                bench.backend.clip_norm(elems, static_cast<float>(most), dev_g.get());
+                bench.backend.clip_norm(elems, static_cast<float>(most), dev_g.get(), {});
                 const Floats found = dev_g.download();
                 const double factor =
                     std::min(1.0, double{static_cast<float>(most)} / (length + 1e-6));
@@ -299,7 +299,7 @@ TEST_CASE("gradients are clipped to a norm") {
             }
         }
         const Guarded bad = bench.vector({1.0f, std::numeric_limits<float>::quiet_NaN()});
-        bench.backend.clip_norm(2, 1.0f, bad.get());
+        bench.backend.clip_norm(2, 1.0f, bad.get(), {});
         CHECK(std::isnan(bad.download()[0]));
     });
 }
@@ -315,13 +315,13 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
             AdamArgs adam_args;
         };
         const Case cases[] = {
-            {"sgd", false, {0.1f, 0.0f, 0.0f, false}, {}},
-            {"sgd, weight decay", false, {0.1f, 0.0f, 0.1f, false}, {}},
-            {"sgd, momentum", false, {0.1f, 0.9f, 0.0f, false}, {}},
-            {"sgd, nesterov, weight decay", false, {0.1f, 0.9f, 0.01f, true}, {}},
-            {"adam", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.0f, false, 0}},
-            {"adam, weight decay", true, {}, {0.01f, 0.8f, 0.99f, 1e-6f, 0.1f, false, 0}},
-            {"adamw", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, true, 0}},
+            {"sgd", false, {0.1f, 0.0f, 0.0f, false, {}}, {}},
+            {"sgd, weight decay", false, {0.1f, 0.0f, 0.1f, false, {}}, {}},
+            {"sgd, momentum", false, {0.1f, 0.9f, 0.0f, false, {}}, {}},
+            {"sgd, nesterov, weight decay", false, {0.1f, 0.9f, 0.01f, true, {}}, {}},
+            {"adam", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.0f, false, 0, {}}},
+            {"adam, weight decay", true, {}, {0.01f, 0.8f, 0.99f, 1e-6f, 0.1f, false, 0, {}}},
+            {"adamw", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, true, 0, {}}},
         };
         for (const Case& c : cases) {
             INFO(c.name);

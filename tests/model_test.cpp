@@ -232,7 +232,7 @@ TEST_CASE("a step on a GPU allocates nothing") {
         net.loss(pass, 1.0f, net.gradient_data() + net.tail_offset());
         net.backward(pass, [](std::int64_t) {});
         backend->sgd_step({}, net.flat_elems(), net.parameter_data(), net.gradient_data(), nullptr);
-        backend->clip_norm(net.flat_elems(), 1.0f, net.gradient_data());
+        backend->clip_norm(net.flat_elems(), 1.0f, net.gradient_data(), {});
     }
     Pass evaluation;
     evaluation.n = 50;

@@ -63,21 +63,120 @@ void check_save_path(const std::string& save) {
     }
 }
 
-std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net) {
-    std::string table =
-        "bucket      first elem       elems       KiB  parameters, last layer first\n";
+// What each bucket's reduction cost, added up over steps, in seconds.
+struct BucketTimes {
+    std::vector<Reducer::Times::Of> sums;
+    std::int64_t steps = 0;
+    double exposed = 0.0;
+
+    void add(const Reducer::Times& times) {
+        sums.resize(times.buckets.size());
+        for (std::size_t i = 0; i < sums.size(); ++i) {
+            sums[i].ready += times.buckets[i].ready;
+            sums[i].arrived += times.buckets[i].arrived;
+            sums[i].exposed += times.buckets[i].exposed;
+        }
+        exposed += times.exposed;
+        ++steps;
+    }
+};
+
+// ready and arrived: milliseconds since the begin of the step, a mean over the steps; exposed: how
+// long the device waited for the bucket.
+std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, DataType type,
+                         const BucketTimes* times = nullptr) {
+    const bool timed = times != nullptr && times->steps > 0 && !times->sums.empty();
+    std::string table = fmt::format(
+        "bucket      first elem       elems       KiB{}  parameters, last layer first\n",
+        timed ? "  ready ms  arrived ms  exposed ms" : "");
     for (std::size_t i = 0; i < buckets.size(); ++i) {
         std::string names;
         for (auto p = net.parameters().rbegin(); p != net.parameters().rend(); ++p) {
-            if (p->offset_elems >= buckets[i].begin && p->offset_elems < buckets[i].end) {
+            if (p->offset_elems < buckets[i].end && p->offset_elems + p->elems > buckets[i].begin) {
                 names.append(names.empty() ? "" : " ").append(p->name);
             }
         }
-        table += fmt::format("{:>6}  {:>14}  {:>10}  {:>8.1f}  {}\n", i, buckets[i].begin,
-                             buckets[i].elems(), static_cast<double>(buckets[i].bytes()) / 1024.0,
-                             names);
+        const bool exact = type == DataType::float32 || buckets[i].begin >= net.tail_offset();
+        const std::size_t bytes = static_cast<std::size_t>(buckets[i].elems()) *
+                                  bytes_of(exact ? DataType::float32 : type);
+        table += fmt::format("{:>6}  {:>14}  {:>10}  {:>8.1f}", i, buckets[i].begin,
+                             buckets[i].elems(), static_cast<double>(bytes) / 1024.0);
+        if (timed) {
+            const double scale = 1e3 / static_cast<double>(times->steps);
+            const Reducer::Times::Of& sum = times->sums[i];
+            table += fmt::format("  {:>8.2f}  {:>10.2f}  {:>10.2f}", scale * sum.ready,
+                                 scale * sum.arrived, scale * sum.exposed);
+        }
+        table += fmt::format("  {}\n", names.empty() ? "(loss and counts)" : names);
     }
     return table;
+}
+
+using PlanBuckets = std::function<std::vector<Bucket>(std::optional<std::int64_t> bucket_kib)>;
+
+// Takes 20 steps with each of several sizes of buckets, on a copy of the net that is thrown away,
+// and returns the fastest buckets, the same on all ranks.
+std::vector<Bucket> tune_buckets(Communicator& comm, Backend& backend, Net& net,
+                                 DeviceImages& images, const TrainOptions& options,
+                                 const Sharding& sharding, const PlanBuckets& plan) {
+    constexpr int kSteps = 20, kWarmUps = 3;
+    const std::vector<Tensor> start = net.export_parameters();
+    std::vector<std::vector<Bucket>> plans = {plan(std::nullopt)};
+    for (std::int64_t kib = 16; kib <= 65536; kib *= 4) {
+        const auto another = plan(kib);
+        const auto same = [&](const std::vector<Bucket>& other) {
+            return std::equal(other.begin(), other.end(), another.begin(), another.end(),
+                              [](const Bucket& a, const Bucket& b) { return a.begin == b.begin; });
+        };
+        if (std::none_of(plans.begin(), plans.end(), same)) {
+            plans.push_back(another);
+        }
+    }
+    std::vector<double> seconds;
+    for (const std::vector<Bucket>& buckets : plans) {
+        Optimizer optimizer(backend, net, options);
+        Reducer reducer(comm, backend, buckets, net.gradient_data(), options.comm_dtype,
+                        net.tail_offset());
+        Trainer trainer(backend, net, images, optimizer, reducer, sharding,
+                        {options.seed, options.shuffle, options.accumulate});
+        trainer.begin_epoch(1);
+        Clock::time_point begin;
+        for (int step = -kWarmUps; step < kSteps; ++step) {
+            if (step == 0) {
+                backend.synchronize();
+                comm.barrier();
+                begin = Clock::now();
+            }
+            trainer.step(0, false);
+        }
+        while (trainer.next_result()) {
+        }
+        seconds.push_back(seconds_since(begin) / comm.size());
+    }
+    comm.allreduce_sum(seconds);  // the mean of the ranks, the same number on all
+    net.import_parameters(start, "the parameters before --tune-buckets");
+    broadcast_parameters(comm, backend, net);
+    const auto best = static_cast<std::size_t>(std::min_element(seconds.begin(), seconds.end()) -
+                                               seconds.begin());
+    if (comm.is_root()) {
+        for (std::size_t i = 0; i < plans.size(); ++i) {
+            fmt::print(
+                "--tune-buckets: {:>3} bucket{}, largest {:>8.1f} KiB: {:>9.3f} ms a step{}\n",
+                plans[i].size(), plans[i].size() == 1 ? " " : "s",
+                static_cast<double>(std::max_element(plans[i].begin(), plans[i].end(),
+                                                     [](const Bucket& a, const Bucket& b) {
+                                                         return a.elems() < b.elems();
+                                                     })
+                                        ->bytes()) /
+                    1024.0,
+                1e3 * seconds[i] / kSteps,
+                i == best ? "  (taken)"
+                : i == 0  ? "  (auto)"
+                          : "");
+        }
+        std::fflush(stdout);
+    }
+    return plans[best];
 }
 
 // Rank 0's weights file: the best by test accuracy, or the latest where nothing is evaluated.
@@ -125,17 +224,20 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
     facts.test_images = data.test.count;
     facts.classes = data.classes;
     facts.ranks = comm.size();
-    facts.global_batch = options.global_batch ? *options.global_batch
-                                              : std::int64_t{options.batch_size} * comm.size();
+    facts.global_batch = options.global_batch
+                             ? *options.global_batch
+                             : std::int64_t{options.batch_size} * options.accumulate * comm.size();
     sharding = {data.train.count, facts.global_batch, comm.rank(), comm.size()};
     facts.batch_size = static_cast<int>(sharding.most_local());
     facts.steps_per_epoch = sharding.steps();
     // Images per evaluation pass and rank.
     const int eval_batch = static_cast<int>(std::min<std::int64_t>(
         options.test_batch_size, rank_share(data.test.count, 0, comm.size()).count));
-    // The largest share a rank can get of any step.
+    // The most images of a pass.
     const int train_batch = static_cast<int>(
-        rank_share(std::min(facts.global_batch, data.train.count), 0, comm.size()).count);
+        rank_share(rank_share(std::min(facts.global_batch, data.train.count), 0, comm.size()).count,
+                   0, options.accumulate)
+            .count);
 
     std::vector<Bucket> buckets;
     agree(comm, [&] {
@@ -157,27 +259,37 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         report = std::make_unique<Report>(options, !comm.is_root());
     });
     facts.parameters = net->parameter_count();
-    buckets =
-        plan_buckets(net->layer_begins(), net->gradient_elems(),
-                     options.bucket_kib ? std::optional(*options.bucket_kib * 1024) : std::nullopt);
-    std::vector<ManifestEntry> manifest = {{"the version of gyre", version_text()},
-                                           {"the model", hash_text(model.source)},
-                                           {"the data set", hash_dataset(data)},
-                                           {"the bucket layout", bucket_table(buckets, *net)}};
+    const auto plan = [&](std::optional<std::int64_t> bucket_kib) {
+        // The step's loss and counts must arrive as they are.
+        const bool narrow = options.comm_dtype != DataType::float32;
+        return plan_buckets(net->layer_begins(), net->gradient_elems(),
+                            bucket_kib ? std::optional(*bucket_kib * 1024) : std::nullopt,
+                            narrow ? std::optional(net->tail_offset()) : std::nullopt);
+    };
+    buckets = plan(options.bucket_kib);
+    std::vector<ManifestEntry> manifest = {
+        {"the version of gyre", version_text()},
+        {"the model", hash_text(model.source)},
+        {"the data set", hash_dataset(data)},
+        {"the bucket layout", bucket_table(buckets, *net, options.comm_dtype)}};
     manifest.insert(manifest.end(), flags.begin(), flags.end());
     require_same_manifest(comm, manifest);
     broadcast_parameters(comm, *backend, *net);
 
     DeviceImages train_images(*backend, std::move(data.train), normalisation);
     DeviceImages test_images(*backend, std::move(data.test), normalisation);
-    Reducer reducer(comm, *backend, buckets, net->gradient_data());
+    if (options.tune_buckets && comm.size() > 1) {
+        buckets = tune_buckets(comm, *backend, *net, train_images, options, sharding, plan);
+    }
+    Reducer reducer(comm, *backend, buckets, net->gradient_data(), options.comm_dtype,
+                    net->tail_offset());
     Trainer trainer(*backend, *net, train_images, *optimizer, reducer, sharding,
-                    {options.seed, options.shuffle});
+                    {options.seed, options.shuffle, options.accumulate});
     install_interrupt_handlers();
     report->start(facts);
     if (options.verbose && comm.is_root()) {
-        fmt::print("communicator: {}\n{}{}", facts.communicator, bucket_table(buckets, *net),
-                   backend->choices());
+        fmt::print("communicator: {}\n{}{}", facts.communicator,
+                   bucket_table(buckets, *net, options.comm_dtype), backend->choices());
     }
 
     double best_accuracy = -1.0;
@@ -188,11 +300,24 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         EpochFacts result;
         result.epoch = epoch;
         double loss_sum = 0.0;
+        BucketTimes times;
         trainer.begin_epoch(static_cast<std::uint32_t>(epoch));
         const auto account = [&](const StepResult& done) {
             stopped = stopped || done.stop;
             loss_sum += done.loss * static_cast<double>(done.images);
             result.images += done.images;
+            times.add(done.communication);
+            if (!done.not_finite.empty()) {
+                throw AgreedError(
+                    ExitCode::diverged,
+                    fmt::format("the gradient of {} became NaN or infinite in epoch {}, step {} "
+                                "(the loss there is {}); no layer after it is affected; lower "
+                                "--lr or set --max-grad-norm{}",
+                                done.not_finite, epoch, done.step + 1, done.loss,
+                                options.comm_dtype == DataType::float16
+                                    ? "; fp16 ends at 65504, --comm-dtype bf16 does not"
+                                    : ""));
+            }
             if (!std::isfinite(done.loss)) {
                 throw AgreedError(
                     ExitCode::diverged,
@@ -217,7 +342,10 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         }
         result.train_loss = loss_sum / static_cast<double>(result.images);
         result.train_seconds = seconds_since(epoch_start);
-        result.exposed_comm_seconds = trainer.exposed_seconds();
+        result.exposed_comm_seconds = times.exposed;
+        if (options.verbose && epoch == 1 && comm.is_root()) {
+            fmt::print("{}", bucket_table(buckets, *net, options.comm_dtype, &times));
+        }
         if (!stopped && options.evaluate) {
             result.test = evaluate(comm, *backend, *net, test_images, eval_batch);
             stopped = result.test.stop;

@@ -135,6 +135,10 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
                    "Images over all ranks in a step, instead of --batch-size")
         ->check(at_least(1))
         ->excludes(batch);
+    app.add_option("--accumulate", o.accumulate,
+                   "Passes of --batch-size images that a step adds up before it reduces, once")
+        ->capture_default_str()
+        ->check(at_least(1));
     app.add_option("--limit", o.limit, "Train on the first N images only")
         ->check(at_least<std::int64_t>(1));
     app.add_option("--seed", o.seed, "Seed of weights, order and dropout")->capture_default_str();
@@ -167,6 +171,16 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
     app.add_flag_callback(
         "--no-eval", [&o] { o.evaluate = false; }, "Do not evaluate on the test set");
     add_bucket_flag(app, o.bucket_kib);
+    app.add_flag("--tune-buckets", o.tune_buckets,
+                 "Try several sizes of buckets for 20 steps each, and train with the best")
+        ->excludes("--bucket-kib");
+    app.add_option("--comm-dtype", o.comm_dtype,
+                   "What gradients travel in: fp32; or bf16 or fp16, half as many bytes, each sum "
+                   "rounded to 8 or 11 bits")
+        ->default_str("fp32")
+        ->transform(CLI::Transformer(std::map<std::string, DataType>{{"fp32", DataType::float32},
+                                                                     {"bf16", DataType::bfloat16},
+                                                                     {"fp16", DataType::float16}}));
     app.add_option("--check-sync", o.check_sync,
                    "Compare the parameters of all ranks every N steps; 0: never")
         ->capture_default_str()

@@ -10,16 +10,23 @@ class Optimizer {
  public:
     // Throws Error(usage) for options that make no sense.
     Optimizer(Backend& backend, Net& net, const TrainOptions& options);
-    // Updates all parameters from the (reduced) gradients, which it may clip.
-    void step();
+
+    // A step: updates each parameter from its reduced gradient, as soon as that has arrived, or at
+    // the end where gradients are clipped. not_finite: FiniteCheck's word, on the device.
+    void begin_step(std::int32_t* not_finite);
+    void arrived(std::int64_t begin, std::int64_t end);  // elements of the gradient buffer
+    void end_step();
 
  private:
+    void update(std::int64_t begin, std::int64_t end);
+
     enum class Rule { sgd, adam } rule_;
     Backend& backend_;
     Net& net_;
     const std::optional<float> max_grad_norm_;
     SgdArgs sgd_;
     AdamArgs adam_;
+    FiniteCheck clip_;
     DeviceBuffer<float> first_, second_;  // velocity; or the moments m and v
 };
 

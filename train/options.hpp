@@ -34,6 +34,7 @@ struct TrainOptions : CommonOptions {
     int epochs = 10;
     int batch_size = 64;              // per rank
     std::optional<int> global_batch;  // over all ranks, instead of batch_size
+    int accumulate = 1;               // passes whose gradients a step adds up
     std::optional<std::int64_t> limit;
     std::uint64_t seed = 1;
 
@@ -49,10 +50,12 @@ struct TrainOptions : CommonOptions {
     bool shuffle = true;
     bool dropout = true;
     bool evaluate = true;
-    std::optional<std::int64_t> bucket_kib;  // empty: auto
-    std::int64_t check_sync = 0;             // steps between comparisons of parameters; 0: none
-    int log_interval = 100;                  // steps
-    std::string save, init, json;            // paths; empty: none
+    std::optional<std::int64_t> bucket_kib;   // empty: auto
+    bool tune_buckets = false;                // tries several sizes first
+    DataType comm_dtype = DataType::float32;  // that gradients travel in
+    std::int64_t check_sync = 0;              // steps between comparisons of parameters; 0: none
+    int log_interval = 100;                   // steps
+    std::string save, init, json;             // paths; empty: none
     bool verbose = false;
 };
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
+#include <string>
 
 #include "comm/reducer.hpp"
 #include "data/sampler.hpp"
@@ -18,11 +19,16 @@ struct StepResult {
     double loss = 0.0;        // mean over the global batch, before the update
     std::int64_t images = 0;  // in the global batch
     bool stop = false;        // some rank was asked to stop; the same on all ranks
+    // The parameter with a gradient that is NaN or infinite after the reduction, of several the one
+    // closest to the loss; empty: none.
+    std::string not_finite;
+    Reducer::Times communication;
 };
 
 struct TrainerOptions {
     std::uint64_t seed = 1;
     bool shuffle = true;
+    int accumulate = 1;  // parts that a rank divides its share of a batch into, one after another
 };
 
 class Trainer {
@@ -36,6 +42,8 @@ class Trainer {
           reducer_(reducer),
           sharding_(sharding),
           options_(options),
+          kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend, net.gradient_elems())
+                                       : DeviceBuffer<float>()),
           ahead_(backend.host_memory() ? 0 : 2),
           results_(backend, (ahead_ + 1) * Net::kTailElems) {}
 
@@ -48,10 +56,12 @@ class Trainer {
     std::optional<StepResult> next_result();
 
     const Sharding& sharding() const { return sharding_; }
-    // Seconds this epoch has waited for the reductions of gradients.
-    double exposed_seconds() const { return exposed_seconds_; }
 
  private:
+    // Part `part` of the rank's share; the gradients of the last are all parts' and go to the
+    // reducer.
+    void compute(const Range& local, std::int64_t global_count, int part, bool stop);
+
     Backend& backend_;
     Net& net_;
     DeviceImages& images_;
@@ -59,6 +69,7 @@ class Trainer {
     Reducer& reducer_;
     const Sharding sharding_;
     const TrainerOptions options_;
+    DeviceBuffer<float> kept_;  // the sum of the gradients of the parts so far
     const std::int64_t ahead_;
     HostBuffer<float> results_;  // [ahead_ + 1][kTailElems], used in turn
     struct Pending {
@@ -67,7 +78,6 @@ class Trainer {
     };
     std::deque<Pending> pending_;
     std::uint32_t epoch_ = 0;
-    double exposed_seconds_ = 0.0;
 };
 
 }  // namespace gyre

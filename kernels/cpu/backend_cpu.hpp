@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "kernels/backend.hpp"
+#include "kernels/clock.hpp"
 #include "kernels/cpu/simd.hpp"
 #include "kernels/cpu/thread_pool.hpp"
 
@@ -58,6 +59,15 @@ class CpuBackend final : public Backend {
         return 0;
     }
     void wait_transfer(Transfer) override {}
+    Transfer run_beside(const std::function<void(void*)>& submit) override {
+        submit(nullptr);
+        return 0;
+    }
+    void follow(Transfer) override {}
+    Transfer mark() override { return Clock::now().time_since_epoch() / kMarkUnit; }
+    double seconds_between(Transfer begin, Transfer end) override {
+        return std::chrono::duration<double>((end - begin) * kMarkUnit).count();
+    }
     bool host_memory() const override { return true; }
 
     std::int64_t activation_elems(const Shape& shape, int n) const override {
@@ -87,13 +97,17 @@ class CpuBackend final : public Backend {
                                  float* dw, float* db) override;
     void dropout(const DropoutArgs& args, int n, float* x) override;
     void cross_entropy(const CrossEntropyArgs& args, int n) override;
-    void clip_norm(std::int64_t elems, float most, float* x) override;
+    void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) override;
+    void add(std::int64_t elems, const float* x, float* y) override;
+    void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) override;
+    void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) override;
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* velocity) override;
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
                    float* v) override;
 
  private:
+    static constexpr std::chrono::nanoseconds kMarkUnit{1};
     static std::size_t workers(int threads) { return static_cast<std::size_t>(threads); }
     // Calls body(begin, end) over pieces of [0, elems) on all threads.
     template <typename Body>

@@ -1,14 +1,39 @@
 // ReLU, dropout, log-softmax with its loss, and the optimisers on the CPU.
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <limits>
 
 #include "kernels/cpu/backend_cpu.hpp"
 
 namespace gyre::cpu {
 
 namespace {
+
 constexpr std::int64_t kRange = 1 << 15;  // small enough to share out, large enough to be cheap
+
+bool finite(float value) {
+    return std::abs(value) <= std::numeric_limits<float>::max();
 }
+
+// The last element of g[begin, end) that is not finite, if there is one.
+void report_not_finite(const FiniteCheck& check, const float* g, std::int64_t begin,
+                       std::int64_t end) {
+    while (end > begin && finite(g[end - 1])) {
+        --end;
+    }
+    if (end == begin || check.word == nullptr) {
+        return;
+    }
+    const auto found =
+        static_cast<std::int32_t>(1 + (check.first_elem + end - 1) / FiniteCheck::kGrain);
+    std::atomic_ref<std::int32_t> word(*check.word);
+    std::int32_t before = word;
+    while (before < found && !word.compare_exchange_weak(before, found)) {
+    }
+}
+
+}  // namespace
 
 template <typename Body>
 void CpuBackend::for_ranges(std::int64_t elems, Body&& body) {
@@ -125,7 +150,7 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
     args.sums[1] = static_cast<float>(correct);
 }
 
-void CpuBackend::clip_norm(std::int64_t elems, float most, float* x) {
+void CpuBackend::clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& check) {
     // One sum for each range, added in order: the same for any number of threads.
     std::vector<double> sums(static_cast<std::size_t>((elems + kRange - 1) / kRange));
     for_ranges(elems, [&](std::int64_t begin, std::int64_t end) {
@@ -134,6 +159,9 @@ void CpuBackend::clip_norm(std::int64_t elems, float most, float* x) {
             sum += double{x[i]} * double{x[i]};
         }
         sums[static_cast<std::size_t>(begin / kRange)] = sum;
+        if (!std::isfinite(sum)) {
+            report_not_finite(check, x, begin, end);
+        }
     });
     double total = 0.0;
     for (const double sum : sums) {
@@ -150,20 +178,62 @@ void CpuBackend::clip_norm(std::int64_t elems, float most, float* x) {
     }
 }
 
+void CpuBackend::add(std::int64_t elems, const float* x, float* y) {
+    for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            y[i] += x[i];
+        }
+    });
+}
+
+void CpuBackend::narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) {
+    for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        if (type == DataType::bfloat16) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                y[i] = narrow::to_bfloat16(x[i]);
+            }
+        } else {
+            for (std::int64_t i = begin; i < end; ++i) {
+                y[i] = narrow::to_float16(x[i]);
+            }
+        }
+    });
+}
+
+void CpuBackend::widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) {
+    for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        if (type == DataType::bfloat16) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                y[i] = narrow::from_bfloat16(x[i]);
+            }
+        } else {
+            for (std::int64_t i = begin; i < end; ++i) {
+                y[i] = narrow::from_float16(x[i]);
+            }
+        }
+    });
+}
+
 void CpuBackend::sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                           float* velocity) {
     const SgdArgs a = args;
     for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        int all_finite = 1;
         if (velocity == nullptr) {
             for (std::int64_t i = begin; i < end; ++i) {
+                all_finite &= finite(g[i]);
                 p[i] -= a.learning_rate * (g[i] + a.weight_decay * p[i]);
             }
-            return;
+        } else {
+            for (std::int64_t i = begin; i < end; ++i) {
+                all_finite &= finite(g[i]);
+                const float d = g[i] + a.weight_decay * p[i];
+                velocity[i] = a.momentum * velocity[i] + d;
+                p[i] -= a.learning_rate * (a.nesterov ? d + a.momentum * velocity[i] : velocity[i]);
+            }
         }
-        for (std::int64_t i = begin; i < end; ++i) {
-            const float d = g[i] + a.weight_decay * p[i];
-            velocity[i] = a.momentum * velocity[i] + d;
-            p[i] -= a.learning_rate * (a.nesterov ? d + a.momentum * velocity[i] : velocity[i]);
+        if (all_finite == 0) {
+            report_not_finite(a.finite, g, begin, end);
         }
     });
 }
@@ -180,13 +250,18 @@ void CpuBackend::adam_step(const AdamArgs& args, std::int64_t elems, float* p, c
     const float decay = a.decoupled_decay ? 0.0f : a.weight_decay;
     // Captured by value: constants behind a reference might be changed by the stores.
     for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        int all_finite = 1;
         for (std::int64_t i = begin; i < end; ++i) {
+            all_finite &= finite(g[i]);
             const float d = g[i] + decay * p[i];
             const float m_new = a.beta1 * m[i] + (1.0f - a.beta1) * d;
             const float v_new = a.beta2 * v[i] + (1.0f - a.beta2) * d * d;
             p[i] = p[i] * shrink - step_size * m_new / (std::sqrt(v_new) * correction + a.epsilon);
             m[i] = m_new;
             v[i] = v_new;
+        }
+        if (all_finite == 0) {
+            report_not_finite(a.finite, g, begin, end);
         }
     });
 }

@@ -96,9 +96,20 @@ class GpuBackend final : public Backend {
         beside_.wait(computed_);
         beside_.upload(device, host, bytes);
         const Transfer transfer = record(beside_);
-        compute_.wait(event(transfer));
+        follow(transfer);
         return transfer;
     }
+    Transfer run_beside(const std::function<void(void*)>& submit) override {
+        compute_.record(computed_);
+        beside_.wait(computed_);
+        submit(beside_.handle());
+        return record(beside_);
+    }
+    Transfer mark() override { return record(compute_); }
+    double seconds_between(Transfer begin, Transfer end) override {
+        return 1e-3 * double{Event::milliseconds(event(begin), event(end))};
+    }
+    void follow(Transfer transfer) override { compute_.wait(event(transfer)); }
     void wait_transfer(Transfer transfer) override { event(transfer).synchronize(); }
     bool host_memory() const override { return false; }
 
@@ -200,8 +211,17 @@ class GpuBackend final : public Backend {
             zero(args.sums, 2);
         }
     }
-    void clip_norm(std::int64_t elems, float most, float* x) override {
-        own::clip_norm(context_, elems, most, x);
+    void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) override {
+        own::clip_norm(context_, elems, most, x, finite);
+    }
+    void add(std::int64_t elems, const float* x, float* y) override {
+        own::add(context_, elems, x, y);
+    }
+    void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) override {
+        own::narrow(context_, type, elems, x, y);
+    }
+    void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) override {
+        own::widen(context_, type, elems, x, y);
     }
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* velocity) override {
@@ -213,7 +233,7 @@ class GpuBackend final : public Backend {
     }
 
  private:
-    static constexpr std::size_t kTransfers = 256;  // the latest that can be waited for
+    static constexpr std::size_t kTransfers = 16384;  // the latest that can be waited for
 
     std::unique_ptr<LayerKernels> make_kernels([[maybe_unused]] const GpuOptions& options) {
         auto ours = make_own_kernels(context_);

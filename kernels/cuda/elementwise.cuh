@@ -39,6 +39,26 @@ __device__ __forceinline__ void for_my_quad(std::int64_t elems, Quad quad, Singl
     }
 }
 
+// Element i is the gradient g. Not finite: an exponent of ones only.
+__device__ __forceinline__ void check_finite(const FiniteCheck& check, std::int64_t i, float g) {
+    if (!(fabsf(g) <= 3.402823466e38f) && check.word != nullptr) {
+        atomic_max(check.word,
+                   static_cast<std::int32_t>(1 + (check.first_elem + i) / FiniteCheck::kGrain));
+    }
+}
+// Elements i .. i + 3, i being a multiple of 4: they lie in one grain.
+__device__ __forceinline__ void check_finite(const FiniteCheck& check, std::int64_t i,
+                                             const float4& g) {
+    // Finite sums of magnitudes can overflow only where a term is beyond 2^126: then all are looked
+    // at.
+    if (!(fabsf(g.x) + fabsf(g.y) + fabsf(g.z) + fabsf(g.w) <= 3.402823466e38f)) {
+        check_finite(check, i, g.x);
+        check_finite(check, i, g.y);
+        check_finite(check, i, g.z);
+        check_finite(check, i, g.w);
+    }
+}
+
 constexpr unsigned kElementwiseBlock = 256;
 
 // Blocks for a kernel that uses for_my_quad; at least one.

@@ -85,6 +85,12 @@ void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems,
 
 // vector.cu; elems floats
 void fill(const Context& context, std::int64_t elems, float value, float* x);
-void clip_norm(const Context& context, std::int64_t elems, float most, float* x);
+void add(const Context& context, std::int64_t elems, const float* x, float* y);
+void narrow(const Context& context, DataType type, std::int64_t elems, const float* x,
+            std::uint16_t* y);
+void widen(const Context& context, DataType type, std::int64_t elems, const std::uint16_t* x,
+           float* y);
+void clip_norm(const Context& context, std::int64_t elems, float most, float* x,
+               const FiniteCheck& finite);
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -6,7 +6,7 @@
 //
 // Memory-bound. Bytes an element: SGD 12 (read p, g; write p), with momentum 20; Adam 28. FLOPs: 4,
 // 8 and 14. One thread to 4 elements (16-byte accesses). What is the same for all elements is
-// computed on the host.
+// computed on the host. A gradient that is not finite is reported on the way (FiniteCheck).
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -31,13 +31,17 @@ __global__ void sgd_kernel(std::int64_t elems, SgdArgs a, float* p, const float*
         [=](std::int64_t i) {
             float4 p4 = load4(p + i);
             const float4 g4 = load4(g + i);
+            check_finite(a.finite, i, g4);
             sgd(a, p4.x, g4.x);
             sgd(a, p4.y, g4.y);
             sgd(a, p4.z, g4.z);
             sgd(a, p4.w, g4.w);
             store4(p + i, p4);
         },
-        [=](std::int64_t i) { sgd(a, p[i], g[i]); });
+        [=](std::int64_t i) {
+            check_finite(a.finite, i, g[i]);
+            sgd(a, p[i], g[i]);
+        });
 }
 
 __global__ void sgd_momentum_kernel(std::int64_t elems, SgdArgs a, float* p, const float* g,
@@ -47,6 +51,7 @@ __global__ void sgd_momentum_kernel(std::int64_t elems, SgdArgs a, float* p, con
         [=](std::int64_t i) {
             float4 p4 = load4(p + i), v4 = load4(velocity + i);
             const float4 g4 = load4(g + i);
+            check_finite(a.finite, i, g4);
             sgd(a, p4.x, g4.x, v4.x);
             sgd(a, p4.y, g4.y, v4.y);
             sgd(a, p4.z, g4.z, v4.z);
@@ -54,7 +59,10 @@ __global__ void sgd_momentum_kernel(std::int64_t elems, SgdArgs a, float* p, con
             store4(p + i, p4);
             store4(velocity + i, v4);
         },
-        [=](std::int64_t i) { sgd(a, p[i], g[i], velocity[i]); });
+        [=](std::int64_t i) {
+            check_finite(a.finite, i, g[i]);
+            sgd(a, p[i], g[i], velocity[i]);
+        });
 }
 
 struct Adam {
@@ -64,6 +72,7 @@ struct Adam {
     float correction;  // 1 / sqrt(1 - beta2^step)
     float epsilon;
     float shrink, decay;
+    FiniteCheck finite;
 };
 
 __device__ __forceinline__ void adam(const Adam& a, float& p, float g, float& m, float& v) {
@@ -80,6 +89,7 @@ __global__ void adam_kernel(std::int64_t elems, Adam a, float* p, const float* g
         [=](std::int64_t i) {
             float4 p4 = load4(p + i), m4 = load4(m + i), v4 = load4(v + i);
             const float4 g4 = load4(g + i);
+            check_finite(a.finite, i, g4);
             adam(a, p4.x, g4.x, m4.x, v4.x);
             adam(a, p4.y, g4.y, m4.y, v4.y);
             adam(a, p4.z, g4.z, m4.z, v4.z);
@@ -88,7 +98,10 @@ __global__ void adam_kernel(std::int64_t elems, Adam a, float* p, const float* g
             store4(m + i, m4);
             store4(v + i, v4);
         },
-        [=](std::int64_t i) { adam(a, p[i], g[i], m[i], v[i]); });
+        [=](std::int64_t i) {
+            check_finite(a.finite, i, g[i]);
+            adam(a, p[i], g[i], m[i], v[i]);
+        });
 }
 
 }  // namespace
@@ -118,6 +131,7 @@ void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems,
     a.epsilon = args.epsilon;
     a.shrink = args.decoupled_decay ? static_cast<float>(1.0 - rate * decay) : 1.0f;
     a.decay = args.decoupled_decay ? 0.0f : args.weight_decay;
+    a.finite = args.finite;
     launch_elementwise("adam", adam_kernel, context, elems, a, p, g, m, v);
 }
 

@@ -84,6 +84,10 @@ cudaStream_t native(Stream& stream) {
     return stream.state().stream;
 }
 
+void* Stream::handle() {
+    return state_->stream;
+}
+
 Stream::Stream() : state_(std::make_unique<State>()) {}
 Stream::~Stream() = default;
 

@@ -55,6 +55,9 @@ class Stream {
     void wait(const Event& event);  // what follows starts after the event's last record so far
     void synchronize();
 
+    // What libraries know the stream by: a cudaStream_t, or this object where it is emulated.
+    void* handle();
+
     struct State;
     State& state() { return *state_; }
 

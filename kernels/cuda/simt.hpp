@@ -61,6 +61,12 @@ __device__ __forceinline__ void warp_argmax(float& value, int& index) {
     }
 }
 
+// *at = max(*at, value), by any number of threads at once. The result does not depend on their
+// order.
+__device__ __forceinline__ void atomic_max(std::int32_t* at, std::int32_t value) {
+    atomicMax(at, value);
+}
+
 // To the nearest number of TF32 (8 bits of exponent, 10 of mantissa), ties away from zero.
 __device__ __forceinline__ std::uint32_t to_tf32(float value) {
     std::uint32_t bits;

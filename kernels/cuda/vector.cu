@@ -1,7 +1,8 @@
-// Vectors: x = value; ||x||^2 in double precision; x *= min(1, most / (||x|| + 1e-6)), the rule of
-// torch.nn.utils.clip_grad_norm_, with the norm read on the device.
+// Vectors: x = value; y += x; floats to 16 bits and back; ||x||^2 in double precision; x *= min(1,
+// most / (||x|| + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with the norm read on the
+// device.
 //
-// Memory-bound: 4, 4 and 8 bytes an element. One thread to 4 elements (16-byte accesses).
+// Memory-bound: 4, 12, 6, 6, 4 and 8 bytes an element. One thread to 4 elements (16-byte accesses).
 // The sum has a fixed order: the elements of a thread, the threads of a block, then one block adds
 // the blocks.
 #include <cmath>
@@ -18,6 +19,47 @@ __global__ void fill_kernel(std::int64_t elems, float value, float* x) {
         [=](std::int64_t i) { x[i] = value; });
 }
 
+__global__ void add_kernel(std::int64_t elems, const float* x, float* y) {
+    for_my_quad(
+        elems,
+        [=](std::int64_t i) {
+            const float4 a = load4(x + i), b = load4(y + i);
+            store4(y + i, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
+        },
+        [=](std::int64_t i) { y[i] += x[i]; });
+}
+
+template <DataType type>
+__global__ void narrow_kernel(std::int64_t elems, const float* x, std::uint16_t* y) {
+    for_my_quad(
+        elems,
+        [=](std::int64_t i) {
+            const float4 v = load4(x + i);
+            uint2 four;
+            four.x = narrow::to<type>(v.x) | std::uint32_t{narrow::to<type>(v.y)} << 16;
+            four.y = narrow::to<type>(v.z) | std::uint32_t{narrow::to<type>(v.w)} << 16;
+            *reinterpret_cast<uint2*>(y + i) = four;
+        },
+        [=](std::int64_t i) { y[i] = narrow::to<type>(x[i]); });
+}
+
+template <DataType type>
+__global__ void widen_kernel(std::int64_t elems, const std::uint16_t* x, float* y) {
+    for_my_quad(
+        elems,
+        [=](std::int64_t i) {
+            const uint2 four = *reinterpret_cast<const uint2*>(x + i);
+            const auto low = [](std::uint32_t two) {
+                return narrow::from<type>(static_cast<std::uint16_t>(two & 0xffffu));
+            };
+            const auto high = [](std::uint32_t two) {
+                return narrow::from<type>(static_cast<std::uint16_t>(two >> 16));
+            };
+            store4(y + i, make_float4(low(four.x), high(four.x), low(four.y), high(four.y)));
+        },
+        [=](std::int64_t i) { y[i] = narrow::from<type>(x[i]); });
+}
+
 __global__ void clip_norm_kernel(std::int64_t elems, float most, const double* sum_of_squares,
                                  float* x) {
     const double ratio = static_cast<double>(most) / (sqrt(*sum_of_squares) + 1e-6);
@@ -32,19 +74,24 @@ __global__ void clip_norm_kernel(std::int64_t elems, float most, const double* s
 }
 
 // partial: [blocks]
-__global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, double* partial) {
+__global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, FiniteCheck finite,
+                                      double* partial) {
     double sum = 0.0;
     const auto add = [&](float v) { sum += static_cast<double>(v) * static_cast<double>(v); };
     for_my_quad(
         elems,
         [&](std::int64_t i) {
             const float4 v = load4(x + i);
+            check_finite(finite, i, v);
             add(v.x);
             add(v.y);
             add(v.z);
             add(v.w);
         },
-        [&](std::int64_t i) { add(x[i]); });
+        [&](std::int64_t i) {
+            check_finite(finite, i, x[i]);
+            add(x[i]);
+        });
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
         partial[blockIdx.x] = sum;
@@ -70,13 +117,36 @@ void fill(const Context& context, std::int64_t elems, float value, float* x) {
     launch_elementwise("fill", fill_kernel, context, elems, value, x);
 }
 
-void clip_norm(const Context& context, std::int64_t elems, float most, float* x) {
+void add(const Context& context, std::int64_t elems, const float* x, float* y) {
+    launch_elementwise("add", add_kernel, context, elems, x, y);
+}
+
+void narrow(const Context& context, DataType type, std::int64_t elems, const float* x,
+            std::uint16_t* y) {
+    if (type == DataType::bfloat16) {
+        launch_elementwise("narrow", narrow_kernel<DataType::bfloat16>, context, elems, x, y);
+    } else {
+        launch_elementwise("narrow", narrow_kernel<DataType::float16>, context, elems, x, y);
+    }
+}
+
+void widen(const Context& context, DataType type, std::int64_t elems, const std::uint16_t* x,
+           float* y) {
+    if (type == DataType::bfloat16) {
+        launch_elementwise("widen", widen_kernel<DataType::bfloat16>, context, elems, x, y);
+    } else {
+        launch_elementwise("widen", widen_kernel<DataType::float16>, context, elems, x, y);
+    }
+}
+
+void clip_norm(const Context& context, std::int64_t elems, float most, float* x,
+               const FiniteCheck& finite) {
     const unsigned blocks = elementwise_blocks(elems);
     auto* sums =
         static_cast<double*>(context.workspace.bytes(sizeof(double) * (std::size_t{blocks} + 1)));
     const dim3 block(kElementwiseBlock);
     launch("sum_of_squares", sum_of_squares_kernel, dim3(blocks), block, context.stream, elems, x,
-           sums + 1);
+           finite, sums + 1);
     launch("sum", sum_kernel, dim3(1), block, context.stream, static_cast<int>(blocks), sums + 1,
            sums);
     launch_elementwise("clip_norm", clip_norm_kernel, context, elems, most,

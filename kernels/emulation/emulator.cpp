@@ -562,6 +562,10 @@ void sync_warp(const Place& place) {
 void warp_operation(WarpOperation operation, void* operand, const Place& place) {
     Machine::instance().warp_operation(operation, operand, place);
 }
+void atomic_max(std::int32_t* at, std::int32_t value) {
+    *at = std::max(*at, value);
+}
+
 void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment) {
     return Machine::instance().shared_variable(key, name, bytes, alignment);
 }

@@ -61,6 +61,9 @@ struct Mma {
 // Each lane hands over its operand; the last to arrive computes for all.
 void warp_operation(WarpOperation operation, void* operand, const Place& place);
 
+// One thread runs at a time, so nothing can come between; the checker does not see it.
+void atomic_max(std::int32_t* at, std::int32_t value);
+
 // Memory of the block for the declaration `key`; filled with NaN when the block starts.
 void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment);
 

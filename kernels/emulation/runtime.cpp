@@ -64,6 +64,10 @@ float Event::milliseconds(const Event&, const Event&) {
 Stream::Stream() : state_(std::make_unique<State>()) {}
 Stream::~Stream() = default;
 
+void* Stream::handle() {
+    return this;
+}
+
 void Stream::upload(void* device, const void* host, std::size_t bytes) {
     state_->queue.push_back([=] {
         std::memcpy(device, host, bytes);

@@ -34,6 +34,9 @@ namespace gyre::emulated {
 struct alignas(8) float2 {
     float x, y;
 };
+struct alignas(8) uint2 {
+    unsigned x, y;
+};
 struct alignas(16) float4 {
     float x, y, z, w;
 };
@@ -72,6 +75,9 @@ inline void warp_argmax(float& value, int& index, Place place = Place::current()
     emulator::warp_operation(emulator::WarpOperation::argmax, &operand, place);
     value = operand.value;
     index = operand.index;
+}
+inline void atomic_max(std::int32_t* at, std::int32_t value) {
+    emulator::atomic_max(at, value);
 }
 inline std::uint32_t to_tf32(float value) {
     std::uint32_t bits;
