@@ -380,7 +380,7 @@ std::string NcclCommunicator::async_error() {
         const nccl::Result asked = library_->comm_get_async_error(comm_, &state);
         state = asked == nccl::success ? state : asked;
         if (state != nccl::success && state != nccl::in_progress) {
-            return "NCCL reports: " + error_text(state);
+            return fmt::format("NCCL reports: {} (NCCL_DEBUG=INFO says more)", error_text(state));
         }
     }
     return host_->async_error();

@@ -418,8 +418,10 @@ class WatchedCommunicator final : public Communicator {
                     if (const auto following = recorder_.following()) {
                         collective = following->collective;
                     }
-                    fail(fmt::format("{}; under way: {}; {}", error, describe(collective),
-                                     late_ranks(collective)));
+                    fail(
+                        fmt::format("{}; under way: {}; {}. A rank, its host or its network may "
+                                    "be gone",
+                                    error, describe(collective), late_ranks(collective)));
                 }
             }
             const auto waiting = pending();
@@ -433,8 +435,12 @@ class WatchedCommunicator final : public Communicator {
             const bool set_up = waiting->collective.kind == kSetUp;
             if (waiting->seconds >= (set_up ? options_.setup_seconds : options_.timeout_seconds) ||
                 seconds_since(last_whole) >= kGoneSeconds) {
-                fail(fmt::format("no progress for {:.0f} s in {}; {}", waiting->seconds,
-                                 describe(waiting->collective), late_ranks(waiting->collective)));
+                fail(
+                    fmt::format("no progress for {:.0f} s in {}; {}. Look at the late rank first "
+                                "(is it running? its host's log, memory, network); --timeout "
+                                "sets how long a wait may last",
+                                waiting->seconds, describe(waiting->collective),
+                                late_ranks(waiting->collective)));
             }
             if (waiting->seconds >= options_.warning_seconds && !set_up &&
                 warned_of != waiting->collective.number) {
@@ -527,10 +533,7 @@ class WatchedCommunicator final : public Communicator {
         if (speak) {
             reporting_ = true;
             exchange();  // the others then hold their tongues, even when this process is gone
-            fmt::print(stderr,
-                       "gyre: rank {} on {}: {}. Look at the late rank first (is it running? its "
-                       "host's log, memory, network); --timeout sets how long a wait may last. "
-                       "Ending the job with exit code {}\n",
+            fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n",
                        rank(), host_, reason, static_cast<int>(ExitCode::communication));
             std::fflush(stderr);
         } else {

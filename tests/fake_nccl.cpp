@@ -7,6 +7,7 @@
 // The environment variable GYRE_FAKE_NCCL names what shall go wrong, comma-separated:
 //   init       the communicator is never ready
 //   async:N    from the N-th reduction on they do not end, and an asynchronous error appears
+//   stall:N    from the N-th reduction on they do not end, and nothing is said
 //   abort      ncclCommAbort hangs
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -63,8 +64,11 @@ struct gyre::nccl::Communicator {
             std::abort();
         }
         shared = static_cast<Shared*>(at);
-        const std::string async = fault("async:");
-        fails_at = async.empty() ? -1 : std::stol(async.substr(6));
+        for (const char* kind : {"async:", "stall:"}) {
+            if (const std::string found = fault(kind); !found.empty()) {
+                fails_at = std::stol(found.substr(6));
+            }
+        }
         if (fault("init").empty()) {
             ++shared->joined;
         }
@@ -115,7 +119,7 @@ struct gyre::nccl::Communicator {
 
     void run(void* data, std::size_t elems, Type type) {
         if (fails_at >= 0 && reductions++ >= fails_at) {
-            error = true;
+            error = !fault("async:").empty();
             while (!aborted) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
             }
