@@ -9,6 +9,7 @@
 // MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
 #include <fmt/format.h>
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -52,6 +53,23 @@ void add_narrow(void* in, void* inout, int* elems, MPI_Datatype*) {
     auto* y = static_cast<std::uint16_t*>(inout);
     for (int i = 0; i < *elems; ++i) {
         y[i] = narrow::to<type>(narrow::from<type>(y[i]) + narrow::from<type>(x[i]));
+    }
+}
+
+// Settings that have to be there before MPI starts. Whatever the user has set stays.
+void configure_open_mpi() {
+    const auto set = [](const char* name, const char* value) {
+        setenv(fmt::format("OMPI_MCA_{}", name).c_str(), value, 0);
+    };
+    // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times.
+    set("coll_libnbc_iallreduce_algorithm", "1");
+    // Without the protocol in which the receiver fetches or the sender puts: over TCP it makes
+    // exchanges half duplex, up to three times slower.
+    set("btl_tcp_flags", "send,inplace,need-ack,need-csum,hetero-rdma");
+    // Ranks wait by polling; with more of them than processors they must let each other go first.
+    const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (ranks != nullptr && std::atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN)) {
+        set("mpi_yield_when_idle", "1");
     }
 }
 
@@ -186,8 +204,7 @@ void MpiCommunicator::advance() {
 }
 
 MpiCommunicator::MpiCommunicator() {
-    // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times. The user may override.
-    setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "1", 0);
+    configure_open_mpi();
     int provided = MPI_THREAD_SINGLE;
     GYRE_MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided));
     if (provided < MPI_THREAD_SERIALIZED) {
