@@ -202,6 +202,12 @@ class WatchedCommunicator final : public Communicator {
         return std::make_unique<WatchedRequest>(*this, number,
                                                 inner_->allreduce_sum_async(data, elems, type));
     }
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
+        const std::int64_t number =
+            recorder_.start("allgather", static_cast<std::int64_t>(bytes), step_, bucket_);
+        return std::make_unique<WatchedRequest>(*this, number,
+                                                inner_->allgather_async(data, bytes));
+    }
     void allreduce_sum(std::span<double> data) override {
         watched("allreduce(double)", data.size_bytes(), [&] { inner_->allreduce_sum(data); });
     }

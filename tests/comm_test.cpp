@@ -89,6 +89,33 @@ TEST_CASE("sums of 16-bit floats, each rounded to its type") {
     }
 }
 
+TEST_CASE("all ranks gather what each has, between reductions") {
+    const auto n = static_cast<std::size_t>(world->size());
+    const auto rank = static_cast<std::size_t>(world->rank());
+    for (const std::size_t bytes : {0, 1, 3, 1000, (1 << 22) + 1}) {
+        std::vector<unsigned char> all(n * bytes, 255);
+        for (std::size_t i = 0; i < bytes; ++i) {
+            all[rank * bytes + i] = static_cast<unsigned char>(rank * 31 + i % 7);
+        }
+        std::vector<float> before(5000, 1.0f), after(3, 2.0f);
+        auto first = world->allreduce_sum_async(before.data(), 5000);
+        auto second = world->allgather_async(all.data(), bytes);
+        auto third = world->allreduce_sum_async(after.data(), 3);
+        third->wait();
+        second->wait();
+        first->wait();
+        std::size_t wrong = 0;
+        for (std::size_t r = 0; r < n; ++r) {
+            for (std::size_t i = 0; i < bytes; ++i) {
+                wrong += all[r * bytes + i] != static_cast<unsigned char>(r * 31 + i % 7);
+            }
+        }
+        CHECK(wrong == 0);
+        CHECK(before[4999] == static_cast<float>(n));
+        CHECK(after[2] == static_cast<float>(2 * n));
+    }
+}
+
 TEST_CASE("ranks that are late now and then change nothing") {
     std::mt19937 random(static_cast<std::mt19937::result_type>(world->rank()));
     for (int round = 0; round < 20; ++round) {

@@ -30,6 +30,9 @@ class RecordingCommunicator final : public Communicator {
         }
         return std::make_unique<Done>();
     }
+    std::unique_ptr<Request> allgather_async(void*, std::size_t) override {
+        return std::make_unique<Done>();
+    }
     void allreduce_sum(std::span<double>) override {}
     void broadcast(void*, std::size_t, int) override {}
     void barrier() override {}
@@ -71,6 +74,18 @@ TEST_CASE("buckets cover the gradients from the end to the beginning") {
     const auto apart = plan_buckets(begins, total, {}, total - 16);
     check_covers(apart, total);
     CHECK(apart.front().elems() == 16);
+    // Tensors whose factors are gathered have no bucket.
+    const auto around = plan_buckets(begins, total, 1 << 20, {}, {{5312, 21376}});
+    REQUIRE(around.size() == 2);
+    CHECK(around[0].begin == 21376);
+    CHECK(around[0].end == total);
+    CHECK(around[1].begin == 0);
+    CHECK(around[1].end == 5312);
+    const auto at_the_end =
+        plan_buckets(begins, total, {}, total - 16, {{0, 272}, {21376, total - 16}});
+    CHECK(at_the_end.front().begin == total - 16);
+    CHECK(at_the_end[1].end == 21376);
+    CHECK(at_the_end.back().begin == 272);
     // However small they are asked for, there are not too many.
     const auto many = plan_buckets({0, 1'000'000}, 30'000'000, 1);
     check_covers(many, 30'000'000);

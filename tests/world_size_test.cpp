@@ -1,5 +1,6 @@
 // The number of ranks changes nothing: the same seed and global batch give the same losses.
 #include <cmath>
+#include <fstream>
 
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
@@ -86,6 +87,37 @@ TEST_CASE("a batch in several passes is the same batch") {
             CHECK(worst <= (device.empty() ? 1e-5 : 1e-4));
         }
     }
+}
+
+TEST_CASE("gathered factors give what reduced gradients give, for any number of ranks") {
+    const TempDir dir;
+    make_dataset(dir.path() / "set", 743, 100, 1, 28, 28, 10);
+    const std::string model = (dir.path() / "model").string();
+    std::ofstream(model) << "conv 4 k5 s2\nrelu\nlinear 600\nrelu\ndropout 0.5\n"
+                            "linear 40\nrelu\nlinear classes\n";
+    // 743 = 14 * 53 + 1: the last step leaves ranks without images.
+    for (const std::string& flags :
+         {std::string("--global-batch 53 --epochs 2 --lr 0.05 --seed 5"),
+          std::string("--global-batch 60 --epochs 1 --optimizer adam --bucket-kib 16 --seed 6")}) {
+        const std::string common = flags + " --model " + model;
+        const std::vector<double> one = losses(dir.path(), 1, common);
+        for (const int ranks : {2, 3, 4}) {
+            const auto several = losses(dir.path(), ranks, common + " --factors on");
+            const double worst = largest_difference(several, one);
+            INFO(ranks << " ranks, " << flags << ": largest relative difference " << worst);
+            CHECK(worst <= 1e-5);
+        }
+    }
+    const Outcome verbose =
+        run_gyre(2,
+                 "train --threads 1 --no-eval --epochs 1 --batch-size 8 --check-sync 5 -v "
+                 "--factors on --data " +
+                     (dir.path() / "set").string() + " --model " + model);
+    INFO(verbose.output);
+    CHECK(verbose.exit_code == 0);
+    CHECK(verbose.output.find("fc1: ") != std::string::npos);
+    CHECK(verbose.output.find("of factors gathered") != std::string::npos);
+    CHECK(verbose.output.find("fc3: ") == std::string::npos);  // too small to gain anything
 }
 
 TEST_CASE("gradients in 16 bits train as well, within what their rounding allows") {
