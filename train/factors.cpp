@@ -85,6 +85,16 @@ bool Factors::take(const Pass& pass, Layer& layer, const float* x, const float* 
     return true;
 }
 
+void Factors::gather_alone() {
+    for (Gathered& g : gathered_) {
+        for (auto [buffer, slot_elems] :
+             {std::pair{&g.x, g.x_slot_elems}, {&g.dy, g.dy_slot_elems}}) {
+            reducer_.gather(buffer->get(), static_cast<std::size_t>(slot_elems) * sizeof(float), {},
+                            {});
+        }
+    }
+}
+
 std::string Factors::summary() const {
     std::string text;
     for (const Gathered& g : gathered_) {

@@ -40,6 +40,8 @@ class Factors {
     // For Net::backward: takes a chosen layer's gradients over, and starts gathering its factors.
     bool take(const Pass& pass, Layer& layer, const float* x, const float* dy);
 
+    // Gathers whatever lies in this rank's part, and computes nothing: for benchmarks.
+    void gather_alone();
     // A line for each layer, for -v.
     std::string summary() const;
 
