@@ -5,7 +5,7 @@
 // Three things are timed in turn, so that a drifting machine shifts all of them alike:
 //   step     the training step
 //   compute  the same without communication: every rank trains alone
-//   comm     the reductions of all buckets, without computation
+//   comm     the reductions of all buckets, and the gathering of factors, without computation
 //   ideal    max(compute, comm)
 //   overlap  (compute + comm - step) / comm: the part of the communication that is hidden. At best
 //            min(1, compute / comm), which needs gradients that are final at once; the last bucket
@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
 #include <random>
 #include <vector>
@@ -36,6 +37,7 @@ struct Options {
     int batch_size = 64, steps = 20, threads = 0;
     std::optional<std::int64_t> bucket_kib;
     std::string optimizer = "adam";
+    FactorUse factors = FactorUse::automatic;
 };
 
 ImageSet random_images(std::int64_t count) {
@@ -63,9 +65,12 @@ void measure(Communicator& comm, const std::string& model, const Options& option
                                     NetOptions{options.batch_size, 0, true});
     });
     net->initialise(1);
-    const auto buckets =
-        plan_buckets(net->layer_begins(), net->gradient_elems(),
-                     options.bucket_kib ? std::optional(*options.bucket_kib * 1024) : std::nullopt);
+    const auto factored =
+        choose_factored(*net, *backend, comm, options.batch_size, options.factors);
+    const auto bucket_bytes =
+        options.bucket_kib ? std::optional(*options.bucket_kib * 1024) : std::nullopt;
+    const auto buckets = plan_buckets(net->layer_begins(), net->gradient_elems(), bucket_bytes, {},
+                                      ranges_of(factored));
     TrainOptions train;
     train.optimizer = options.optimizer;
     Optimizer optimizer(*backend, *net, train);
@@ -75,7 +80,8 @@ void measure(Communicator& comm, const std::string& model, const Options& option
     const auto alone = make_single_communicator();
     Reducer reducer(comm, *backend, buckets, net->gradient_data());
     Reducer no_reducer(*alone, *backend, buckets, net->gradient_data());
-    Trainer trainer(*backend, *net, images, optimizer, reducer, sharding, {});
+    Factors factors(*backend, *net, comm, reducer, factored, options.batch_size);
+    Trainer trainer(*backend, *net, images, optimizer, reducer, sharding, {}, &factors);
     Trainer lone_trainer(*backend, *net, images, optimizer, no_reducer, sharding, {});
     trainer.begin_epoch(1);
     lone_trainer.begin_epoch(1);
@@ -85,6 +91,7 @@ void measure(Communicator& comm, const std::string& model, const Options& option
         [&] { lone_trainer.step(0, false); },
         [&] {
             reducer.begin_step();
+            factors.gather_alone();
             reducer.ready(0);
             reducer.finish_step([](const Bucket&) {});
             reducer.settle();
@@ -149,6 +156,10 @@ int run(Communicator& comm, int argc, char** argv) {
     app.add_option("--optimizer", options.optimizer, "sgd, adam or adamw")
         ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
         ->capture_default_str();
+    app.add_option("--factors", options.factors, "auto, on or off, as of gyre train")
+        ->default_str("auto")
+        ->transform(CLI::Transformer(std::map<std::string, FactorUse>{
+            {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}}));
     if (!bench::parse_on_ranks(comm, app, argc, argv)) {
         return 0;
     }

@@ -23,6 +23,9 @@ class SingleCommunicator final : public Communicator {
     std::unique_ptr<Request> allreduce_sum_async(void*, std::int64_t, DataType) override {
         return std::make_unique<Complete>();
     }
+    std::unique_ptr<Request> allgather_async(void*, std::size_t) override {
+        return std::make_unique<Complete>();
+    }
     void allreduce_sum(std::span<double>) override {}
     void broadcast(void*, std::size_t, int) override {}
     void barrier() override {}

@@ -59,6 +59,9 @@ class Communicator {
     std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) {
         return allreduce_sum_async(data, elems, DataType::float32);
     }
+    // data: [size][bytes], of which this rank has written its own part: afterwards all have all
+    // parts. In one order with the reductions, under the same rules.
+    virtual std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) = 0;
     // Blocking, for figures that need more than float's 24 bits.
     virtual void allreduce_sum(std::span<double> data) = 0;
     virtual void broadcast(void* data, std::size_t bytes, int root) = 0;

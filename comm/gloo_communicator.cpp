@@ -4,6 +4,7 @@
 // in the order of the calls. They and the few other collectives have a context (a set of
 // connections) each, so that both may be under way.
 #include <fmt/format.h>
+#include <gloo/allgather.h>
 #include <gloo/allreduce.h>
 #include <gloo/barrier.h>
 #include <gloo/broadcast.h>
@@ -108,16 +109,18 @@ class GlooCommunicator final : public Communicator {
     int local_size() const override { return place_.local_size; }
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
                                                  DataType type) override;
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
     void allreduce_sum(std::span<double> data) override;
     void broadcast(void* data, std::size_t bytes, int root) override;
     void barrier() override;
     [[noreturn]] void abort(int exit_code) noexcept override;
 
  private:
-    struct Reduction {
+    struct Operation {
         void* data;
-        std::size_t elems;
+        std::size_t elems;  // of a gathering: the bytes of a rank
         DataType type;
+        bool gathers;
         std::uint32_t number;
         bool done = false;
         std::string failure;
@@ -127,13 +130,14 @@ class GlooCommunicator final : public Communicator {
     std::shared_ptr<gloo::Context> connect(const std::string& name,
                                            std::shared_ptr<gloo::transport::Device>& device);
     // Runs one of Gloo's operations, and says which it was if it fails.
-    template <typename Operation>
-    void run(const std::string& what, Operation&& operation);
+    template <typename Work>
+    void run(const std::string& what, Work&& work);
     // sum: of two arrays of T, gloo::sum or the like.
     template <typename T>
     void allreduce(const std::shared_ptr<gloo::Context>& context, T* data, std::size_t elems,
                    std::uint32_t tag, void (*sum)(void*, const void*, const void*, std::size_t));
-    void run_reduction(const Reduction& reduction);
+    void run_operation(const Operation& operation);
+    std::unique_ptr<Request> enqueue(Operation operation);
     void reduce();  // the thread's loop
 
     int rank_, size_;
@@ -146,7 +150,7 @@ class GlooCommunicator final : public Communicator {
 
     std::mutex mutex_;  // guards everything below
     std::condition_variable wake_, done_;
-    std::deque<std::shared_ptr<Reduction>> waiting_;
+    std::deque<std::shared_ptr<Operation>> waiting_;
     std::uint32_t started_ = 0;
     bool stopping_ = false;
     std::thread thread_;
@@ -154,7 +158,7 @@ class GlooCommunicator final : public Communicator {
 
 class GlooCommunicator::Waiter final : public Request {
  public:
-    Waiter(GlooCommunicator& comm, std::shared_ptr<Reduction> reduction)
+    Waiter(GlooCommunicator& comm, std::shared_ptr<Operation> reduction)
         : comm_(comm), reduction_(std::move(reduction)) {}
     void wait() override {
         std::unique_lock lock(comm_.mutex_);
@@ -166,13 +170,13 @@ class GlooCommunicator::Waiter final : public Request {
 
  private:
     GlooCommunicator& comm_;
-    std::shared_ptr<Reduction> reduction_;
+    std::shared_ptr<Operation> reduction_;
 };
 
-template <typename Operation>
-void GlooCommunicator::run(const std::string& what, Operation&& operation) {
+template <typename Work>
+void GlooCommunicator::run(const std::string& what, Work&& work) {
     try {
-        operation();
+        work();
     } catch (const Error&) {
         throw;
     } catch (const std::exception& error) {  // Gloo's have several bases
@@ -180,6 +184,16 @@ void GlooCommunicator::run(const std::string& what, Operation&& operation) {
                     fmt::format("{} over Gloo failed: {} (rank {} on {}); a rank or its host may "
                                 "be gone: see the other ranks' messages",
                                 what, error.what(), rank_, host_name()));
+    }
+}
+
+// gloo::sum is compiled for any processor, and several times slower than this.
+void add_float(void* out, const void* left, const void* right, std::size_t elems) {
+    const auto* x = static_cast<const float*>(left);
+    const auto* y = static_cast<const float*>(right);
+    auto* sum = static_cast<float*>(out);
+    for (std::size_t i = 0; i < elems; ++i) {
+        sum[i] = x[i] + y[i];
     }
 }
 
@@ -205,11 +219,18 @@ void GlooCommunicator::allreduce(const std::shared_ptr<gloo::Context>& context, 
     gloo::allreduce(options);
 }
 
-void GlooCommunicator::run_reduction(const Reduction& r) {
+void GlooCommunicator::run_operation(const Operation& r) {
+    if (r.gathers) {
+        gloo::AllgatherOptions options(gradients_);
+        options.setOutput(static_cast<char*>(r.data), r.elems * static_cast<std::size_t>(size_));
+        options.setTag(r.number);
+        gloo::allgather(options);
+        return;
+    }
     switch (r.type) {
         case DataType::float32:
             return allreduce(gradients_, static_cast<float*>(r.data), r.elems, r.number,
-                             &gloo::sum<float>);
+                             &add_float);
         case DataType::bfloat16:
             return allreduce(gradients_, static_cast<std::uint16_t*>(r.data), r.elems, r.number,
                              &add_narrow<DataType::bfloat16>);
@@ -275,14 +296,15 @@ void GlooCommunicator::reduce() {
         if (stopping_) {
             return;
         }
-        const std::shared_ptr<Reduction> next = waiting_.front();
+        const std::shared_ptr<Operation> next = waiting_.front();
         waiting_.pop_front();
         lock.unlock();
         if (failure.empty() && next->elems > 0) {
             try {
-                run(fmt::format("reduction {} ({} bytes)", next->number,
-                                next->elems * bytes_of(next->type)),
-                    [&] { run_reduction(*next); });
+                run(fmt::format("{} {} ({} bytes)", next->gathers ? "gathering" : "reduction",
+                                next->number,
+                                next->elems * (next->gathers ? 1 : bytes_of(next->type))),
+                    [&] { run_operation(*next); });
             } catch (const Error& error) {
                 failure = error.what();
             }
@@ -294,19 +316,24 @@ void GlooCommunicator::reduce() {
     }
 }
 
-std::unique_ptr<Request> GlooCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
-                                                               DataType type) {
-    auto reduction = std::make_shared<Reduction>();
-    reduction->data = data;
-    reduction->elems = static_cast<std::size_t>(elems);
-    reduction->type = type;
+std::unique_ptr<Request> GlooCommunicator::enqueue(Operation operation) {
+    auto shared = std::make_shared<Operation>(std::move(operation));
     {
         const std::lock_guard lock(mutex_);
-        reduction->number = started_++;
-        waiting_.push_back(reduction);
+        shared->number = started_++;
+        waiting_.push_back(shared);
     }
     wake_.notify_one();
-    return std::make_unique<Waiter>(*this, std::move(reduction));
+    return std::make_unique<Waiter>(*this, std::move(shared));
+}
+
+std::unique_ptr<Request> GlooCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
+                                                               DataType type) {
+    return enqueue({data, static_cast<std::size_t>(elems), type, false, 0, false, {}});
+}
+
+std::unique_ptr<Request> GlooCommunicator::allgather_async(void* data, std::size_t bytes) {
+    return enqueue({data, bytes, DataType::float32, true, 0, false, {}});
 }
 
 void GlooCommunicator::allreduce_sum(std::span<double> data) {

@@ -9,6 +9,7 @@
 // MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
 #include <fmt/format.h>
 #include <mpi.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -55,6 +56,23 @@ void add_narrow(void* in, void* inout, int* elems, MPI_Datatype*) {
     }
 }
 
+// Settings that have to be there before MPI starts. Whatever the user has set stays.
+void configure_open_mpi() {
+    const auto set = [](const char* name, const char* value) {
+        setenv(fmt::format("OMPI_MCA_{}", name).c_str(), value, 0);
+    };
+    // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times.
+    set("coll_libnbc_iallreduce_algorithm", "1");
+    // Without the protocol in which the receiver fetches or the sender puts: over TCP it makes
+    // exchanges half duplex, up to three times slower.
+    set("btl_tcp_flags", "send,inplace,need-ack,need-csum,hetero-rdma");
+    // Ranks wait by polling; with more of them than processors they must let each other go first.
+    const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (ranks != nullptr && std::atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN)) {
+        set("mpi_yield_when_idle", "1");
+    }
+}
+
 class MpiCommunicator final : public Communicator {
  public:
     MpiCommunicator();
@@ -69,20 +87,23 @@ class MpiCommunicator final : public Communicator {
     int local_size() const override { return local_size_; }
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
                                                  DataType type) override;
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
     void allreduce_sum(std::span<double> data) override;
     void broadcast(void* data, std::size_t bytes, int root) override;
     void barrier() override;
     [[noreturn]] void abort(int exit_code) noexcept override;
 
  private:
-    class Reduction;
+    class Operation;
     struct Piece {
         std::byte* data;
-        int elems;
+        int elems;  // of a gathering: the bytes of a rank
         DataType type;
-        Reduction* owner;
+        bool gathers;
+        Operation* owner;
         MPI_Request request = MPI_REQUEST_NULL;
     };
+    void start(Piece& piece);
     void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
     void make_progress();  // the thread's loop
 
@@ -102,29 +123,34 @@ class MpiCommunicator final : public Communicator {
     std::thread thread_;
 };
 
-class MpiCommunicator::Reduction final : public Request {
+class MpiCommunicator::Operation final : public Request {
  public:
-    Reduction(MpiCommunicator& comm, void* data, std::int64_t elems, DataType type) : comm_(comm) {
+    // A reduction.
+    Operation(MpiCommunicator& comm, void* data, std::int64_t elems, DataType type) : comm_(comm) {
         const auto width = static_cast<std::int64_t>(bytes_of(type));
         const std::lock_guard lock(comm_.mutex_);
         for (std::int64_t at = 0; at < elems; at += kPieceElems) {
             comm_.waiting_.push_back({static_cast<std::byte*>(data) + at * width,
                                       static_cast<int>(std::min(kPieceElems, elems - at)), type,
-                                      this});
+                                      false, this});
             ++pieces_left_;
         }
-        comm_.bytes_left_ += elems * width;
-        comm_.advance();
-        if (comm_.bytes_left_ >= kBackgroundBytes) {
-            comm_.wake_.notify_one();
-        }
+        begin(elems * width);
     }
-    Reduction(const Reduction&) = delete;
-    Reduction& operator=(const Reduction&) = delete;
+    // A gathering.
+    Operation(MpiCommunicator& comm, void* data, int bytes) : comm_(comm) {
+        const std::lock_guard lock(comm_.mutex_);
+        comm_.waiting_.push_back(
+            {static_cast<std::byte*>(data), bytes, DataType::float32, true, this});
+        ++pieces_left_;
+        begin(bytes);
+    }
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
 
     // MPI writes into the data until the last piece is done, and non-blocking collectives cannot
     // be cancelled. An error on the way here ends the job.
-    ~Reduction() override {
+    ~Operation() override {
         const std::lock_guard lock(comm_.mutex_);
         for (auto* pieces : {&comm_.waiting_, &comm_.under_way_}) {
             for (Piece& piece : *pieces) {
@@ -151,17 +177,34 @@ class MpiCommunicator::Reduction final : public Request {
     void piece_done() { --pieces_left_; }
 
  private:
+    void begin(std::int64_t bytes) {
+        comm_.bytes_left_ += bytes;
+        comm_.advance();
+        if (comm_.bytes_left_ >= kBackgroundBytes) {
+            comm_.wake_.notify_one();
+        }
+    }
+
     MpiCommunicator& comm_;
     int pieces_left_ = 0;  // guarded by the communicator's mutex
 };
+
+void MpiCommunicator::start(Piece& piece) {
+    if (piece.gathers) {
+        GYRE_MPI(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, piece.elems,
+                                MPI_BYTE, gradients_, &piece.request));
+        return;
+    }
+    const Sum& sum = sums_[static_cast<std::size_t>(piece.type)];
+    GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, piece.data, piece.elems, sum.type, sum.operation,
+                            gradients_, &piece.request));
+}
 
 void MpiCommunicator::advance() {
     for (;;) {
         while (!waiting_.empty() && under_way_.size() < kPiecesUnderWay) {
             Piece piece = waiting_.front();
-            const Sum& sum = sums_[static_cast<std::size_t>(piece.type)];
-            GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, piece.data, piece.elems, sum.type, sum.operation,
-                                    gradients_, &piece.request));
+            start(piece);
             waiting_.pop_front();
             under_way_.push_back(piece);
         }
@@ -170,24 +213,25 @@ void MpiCommunicator::advance() {
             int flag = 0;
             GYRE_MPI(MPI_Test(&piece.request, &flag, MPI_STATUS_IGNORE));
             if (flag != 0) {
-                bytes_left_ -= piece.elems * static_cast<std::int64_t>(bytes_of(piece.type));
+                bytes_left_ -=
+                    piece.elems * (piece.gathers ? std::int64_t{1}
+                                                 : static_cast<std::int64_t>(bytes_of(piece.type)));
                 if (piece.owner != nullptr) {
                     piece.owner->piece_done();
                 }
-                piece.elems = 0;
                 finished = true;
             }
         }
         if (!finished) {
             return;
         }
-        std::erase_if(under_way_, [](const Piece& piece) { return piece.elems == 0; });
+        std::erase_if(under_way_,
+                      [](const Piece& piece) { return piece.request == MPI_REQUEST_NULL; });
     }
 }
 
 MpiCommunicator::MpiCommunicator() {
-    // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times. The user may override.
-    setenv("OMPI_MCA_coll_libnbc_iallreduce_algorithm", "1", 0);
+    configure_open_mpi();
     int provided = MPI_THREAD_SINGLE;
     GYRE_MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided));
     if (provided < MPI_THREAD_SERIALIZED) {
@@ -245,7 +289,15 @@ void MpiCommunicator::make_progress() {
 
 std::unique_ptr<Request> MpiCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
                                                               DataType type) {
-    return std::make_unique<Reduction>(*this, data, elems, type);
+    return std::make_unique<Operation>(*this, data, elems, type);
+}
+
+std::unique_ptr<Request> MpiCommunicator::allgather_async(void* data, std::size_t bytes) {
+    if (bytes > kMostBytes) {
+        throw Error(ExitCode::internal,
+                    fmt::format("{} bytes a rank are more than one MPI_Iallgather takes", bytes));
+    }
+    return std::make_unique<Operation>(*this, data, static_cast<int>(bytes));
 }
 
 void MpiCommunicator::allreduce_sum(std::span<double> data) {

@@ -55,6 +55,7 @@ class NcclCommunicator final : public Communicator {
     std::shared_ptr<void> register_buffer(void* data, std::size_t bytes) override;
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
                                                  DataType type) override;
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
     void allreduce_sum(std::span<double> data) override { host_->allreduce_sum(data); }
     void broadcast(void* data, std::size_t bytes, int root) override {
         host_->broadcast(data, bytes, root);
@@ -64,7 +65,7 @@ class NcclCommunicator final : public Communicator {
     [[noreturn]] void abort(int exit_code) noexcept override;
 
  private:
-    class Reduction;
+    class Operation;
 
     bool usable(const DeviceIdentity& own);
     void refuse_shared_gpus(const DeviceIdentity& own);
@@ -87,13 +88,13 @@ class NcclCommunicator final : public Communicator {
     std::atomic<bool> aborted_{false};
 };
 
-class NcclCommunicator::Reduction final : public Request {
+class NcclCommunicator::Operation final : public Request {
  public:
-    Reduction(NcclCommunicator& comm, std::optional<Backend::Transfer> transfer)
+    Operation(NcclCommunicator& comm, std::optional<Backend::Transfer> transfer)
         : comm_(comm), backend_(*comm.backend_), transfer_(transfer) {}
-    // On the way of an error nobody will wait for the reduction, but the device's memory is
+    // On the way of an error nobody will wait for the operation, but the device's memory is
     // released only when the device is done, for which another rank may be missing.
-    ~Reduction() override {
+    ~Operation() override {
         if (!done_ && std::uncaught_exceptions() > 0) {
             comm_.abort_nccl();
         }
@@ -115,7 +116,7 @@ class NcclCommunicator::Reduction final : public Request {
  private:
     NcclCommunicator& comm_;
     Backend& backend_;
-    const std::optional<Backend::Transfer> transfer_;  // none: nothing to reduce
+    const std::optional<Backend::Transfer> transfer_;  // none: nothing to do
     bool done_ = false;
 };
 
@@ -362,14 +363,29 @@ std::unique_ptr<Request> NcclCommunicator::allreduce_sum_async(void* data, std::
         return host_->allreduce_sum_async(data, elems, type);
     }
     if (elems == 0) {
-        return std::make_unique<Reduction>(*this, std::nullopt);
+        return std::make_unique<Operation>(*this, std::nullopt);
     }
     const Backend::Transfer transfer = backend_->run_beside([&](void* stream) {
         const std::lock_guard lock(mutex_);
         GYRE_NCCL(all_reduce, data, data, static_cast<std::size_t>(elems), nccl_type(type),
                   nccl::sum, comm_, stream);
     });
-    return std::make_unique<Reduction>(*this, transfer);
+    return std::make_unique<Operation>(*this, transfer);
+}
+
+std::unique_ptr<Request> NcclCommunicator::allgather_async(void* data, std::size_t bytes) {
+    if (backend_ == nullptr) {
+        return host_->allgather_async(data, bytes);
+    }
+    if (bytes == 0) {
+        return std::make_unique<Operation>(*this, std::nullopt);
+    }
+    const void* own = static_cast<std::byte*>(data) + static_cast<std::size_t>(rank()) * bytes;
+    const Backend::Transfer transfer = backend_->run_beside([&](void* stream) {
+        const std::lock_guard lock(mutex_);
+        GYRE_NCCL(all_gather, own, data, bytes, nccl::uint8, comm_, stream);
+    });
+    return std::make_unique<Operation>(*this, transfer);
 }
 
 std::string NcclCommunicator::async_error() {

@@ -18,7 +18,8 @@ static_assert(int{unhandled_cuda_error} == int{ncclUnhandledCudaError} &&
 static_assert(sizeof(Result) == sizeof(ncclResult_t) && sizeof(Type) == sizeof(ncclDataType_t) &&
               sizeof(Operation) == sizeof(ncclRedOp_t));
 static_assert(int{float16} == int{ncclFloat16} && int{float32} == int{ncclFloat32} &&
-              int{bfloat16} == int{ncclBfloat16} && int{sum} == int{ncclSum});
+              int{bfloat16} == int{ncclBfloat16} && int{uint8} == int{ncclUint8} &&
+              int{sum} == int{ncclSum});
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId) && alignof(UniqueId) == 1);
 static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size) &&
               offsetof(Config, magic) == offsetof(ncclConfig_t, magic) &&
@@ -87,7 +88,7 @@ static_assert(same<ncclCommInitRankConfig, CommInitRankConfig>);
 static_assert(same<ncclCommFinalize, CommFinalize> && same<ncclCommDestroy, CommDestroy>);
 static_assert(same<ncclCommAbort, CommAbort> && same<ncclCommGetAsyncError, CommGetAsyncError>);
 static_assert(same<ncclGetErrorString, GetErrorString> && same<ncclGetLastError, GetLastError>);
-static_assert(same<ncclAllReduce, AllReduce>);
+static_assert(same<ncclAllReduce, AllReduce> && same<ncclAllGather, AllGather>);
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
 static_assert(same<ncclCommRegister, CommRegister> && same<ncclCommDeregister, CommDeregister>);
 #endif

@@ -22,7 +22,7 @@ enum Result : int {
     remote_error = 6,
     in_progress = 7
 };
-enum Type : int { float16 = 6, float32 = 7, bfloat16 = 9 };
+enum Type : int { uint8 = 1, float16 = 6, float32 = 7, bfloat16 = 9 };
 enum Operation : int { sum = 0 };
 
 struct UniqueId {
@@ -48,6 +48,8 @@ using GetErrorString = const char*(Result result);
 using GetLastError = const char*(Handle comm);
 using AllReduce = Result(const void* from, void* to, std::size_t elems, Type type,
                          Operation operation, Handle comm, Stream stream);
+using AllGather = Result(const void* from, void* to, std::size_t elems_of_a_rank, Type type,
+                         Handle comm, Stream stream);
 using CommRegister = Result(Handle comm, void* data, std::size_t bytes, void** registration);
 using CommDeregister = Result(Handle comm, void* registration);
 
@@ -66,6 +68,7 @@ class Library {
     GetErrorString* get_error_string;
     GetLastError* get_last_error;
     AllReduce* all_reduce;
+    AllGather* all_gather;
     CommRegister* comm_register;  // null before NCCL 2.19, as the next
     CommDeregister* comm_deregister;
     // The library is the tests' stand-in (tests/fake_nccl.cpp), whose device is the emulated one.

@@ -11,7 +11,8 @@ constexpr std::int64_t kMostBuckets = 1024;
 
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::int64_t total_elems, std::optional<std::int64_t> bucket_bytes,
-                                 std::optional<std::int64_t> apart) {
+                                 std::optional<std::int64_t> apart,
+                                 const std::vector<Bucket>& gathered) {
     constexpr std::int64_t kGrainElems = 16, kGrainBytes = kGrainElems * sizeof(float);
     const std::int64_t total_bytes = total_elems * std::int64_t{sizeof(float)};
     const std::int64_t least = std::max(
@@ -24,8 +25,18 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
         buckets.push_back({*apart, total_elems});
         end = *apart;
     }
+    auto hole = gathered.rbegin();
     for (auto begin = tensor_begins.rbegin(); begin != tensor_begins.rend(); ++begin) {
-        if (Bucket{*begin, end}.bytes() < least && *begin != 0) {
+        if (hole != gathered.rend() && *begin == hole->begin) {
+            if (end > hole->end) {
+                buckets.push_back({hole->end, end});
+            }
+            end = *begin;
+            ++hole;
+            continue;
+        }
+        const bool closed = *begin == 0 || (hole != gathered.rend() && *begin == hole->end);
+        if (Bucket{*begin, end}.bytes() < least && !closed) {
             continue;
         }
         // The last part is what remains, up to twice a part.
@@ -84,31 +95,44 @@ void Reducer::begin_step() {
     }
 }
 
-void Reducer::start(std::size_t i, void* data) {
-    const Bucket& bucket = buckets_[i];
-    comm_.annotate(step_, static_cast<int>(i));
-    steps_.back().flights[i].request =
-        comm_.allreduce_sum_async(data, bucket.elems(), narrow(bucket) ? type_ : DataType::float32);
+void Reducer::start(Flight& flight, void* data) {
+    comm_.annotate(step_, static_cast<int>(&flight - steps_.back().flights.data()));
+    flight.request = comm_.allreduce_sum_async(data, flight.bucket.elems(),
+                                               narrow(flight.bucket) ? type_ : DataType::float32);
+}
+
+void Reducer::gather(void* data, std::size_t bytes, const Bucket& range,
+                     std::function<void()> then) {
+    std::vector<Flight>& flights = steps_.back().flights;
+    Flight& flight = flights.emplace_back();
+    flight.bucket = range;
+    flight.gathers = true;
+    flight.then = std::move(then);
+    flight.ready = backend_.mark();
+    comm_.annotate(step_, static_cast<int>(flights.size()) - 1);
+    flight.request = comm_.allgather_async(data, bytes);
 }
 
 void Reducer::ready(std::int64_t begin) {
     if (comm_.size() == 1) {
         return;
     }
-    std::vector<Flight>& flights = steps_.back().flights;
-    while (flights.size() < buckets_.size() && buckets_[flights.size()].begin >= begin) {
-        const Bucket& bucket = buckets_[flights.size()];
-        Flight& flight = flights.emplace_back();
+    Step& step = steps_.back();
+    for (; step.buckets < buckets_.size() && buckets_[step.buckets].begin >= begin;
+         ++step.buckets) {
+        const Bucket& bucket = buckets_[step.buckets];
+        Flight& flight = step.flights.emplace_back();
+        flight.bucket = bucket;
         flight.ready = backend_.mark();
         if (narrow(bucket)) {
             backend_.narrow(type_, bucket.elems(), gradients_ + bucket.begin,
                             narrow_.get() + bucket.begin);
         }
-        if (staging_.get() != nullptr) {
+        if (direct()) {
+            start(flight, travelling(bucket));
+        } else {
             flight.staged = backend_.download_beside(staging_.get() + bucket.begin,
                                                      travelling(bucket), bytes(bucket));
-        } else {
-            start(flights.size() - 1, travelling(bucket));
         }
     }
 }
@@ -119,27 +143,32 @@ void Reducer::finish_step(const std::function<void(const Bucket&)>& arrived) {
         return;
     }
     std::vector<Flight>& flights = steps_.back().flights;
-    if (staging_.get() != nullptr) {
+    if (!direct()) {
         // The device is still computing while the first buckets arrive.
-        for (std::size_t i = 0; i < buckets_.size(); ++i) {
-            backend_.wait_transfer(flights[i].staged);
-            start(i, staging_.get() + buckets_[i].begin);
+        for (Flight& flight : flights) {
+            backend_.wait_transfer(flight.staged);
+            start(flight, staging_.get() + flight.bucket.begin);
         }
     }
-    for (std::size_t i = 0; i < buckets_.size(); ++i) {
-        const Bucket& bucket = buckets_[i];
-        flights[i].waited = backend_.mark();
-        flights[i].request->follow();
-        if (staging_.get() != nullptr) {
+    for (Flight& flight : flights) {
+        const Bucket& bucket = flight.bucket;
+        flight.waited = backend_.mark();
+        flight.request->follow();
+        if (!direct()) {
             backend_.upload_beside(travelling(bucket), staging_.get() + bucket.begin,
                                    bytes(bucket));
         }
-        flights[i].arrived = backend_.mark();
-        if (narrow(bucket)) {
-            backend_.widen(type_, bucket.elems(), narrow_.get() + bucket.begin,
-                           gradients_ + bucket.begin);
+        flight.arrived = backend_.mark();
+        if (!flight.gathers) {
+            if (narrow(bucket)) {
+                backend_.widen(type_, bucket.elems(), narrow_.get() + bucket.begin,
+                               gradients_ + bucket.begin);
+            }
+            arrived(bucket);
+        } else if (flight.then) {
+            flight.then();
+            arrived(bucket);
         }
-        arrived(bucket);
     }
 }
 
@@ -156,7 +185,8 @@ Reducer::Times Reducer::settle() {
         };
         const double exposed = backend_.seconds_between(flight.waited, flight.arrived);
         times.exposed += exposed;
-        times.buckets.push_back({since_begin(flight.ready), since_begin(flight.arrived), exposed});
+        (flight.gathers ? times.gathered : times.buckets)
+            .push_back({since_begin(flight.ready), since_begin(flight.arrived), exposed});
     }
     return times;
 }

@@ -29,12 +29,14 @@ struct Bucket {
 // are the offsets at which parameters begin, ascending from 0; the last extends to the end.
 // Neighbouring tensors share a bucket until it has bucket_bytes; a tensor of more than twice as
 // much is split, at multiples of 16 elements, so that one part is on its way while the next is
-// added up or updated. What lies at and after `apart` (nullopt: nothing) has a bucket of its own.
+// added up or updated. What lies at and after `apart` (nullopt: nothing) has a bucket of its own;
+// `gathered`, ascending ranges of whole tensors, have none.
 // bucket_bytes = nullopt ("auto"): a sixteenth of the gradients, between 16 KiB (below which a
 // message costs its latency, whatever its size) and 4 MiB (beyond which a bucket gains nothing).
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::int64_t total_elems, std::optional<std::int64_t> bucket_bytes,
-                                 std::optional<std::int64_t> apart = std::nullopt);
+                                 std::optional<std::int64_t> apart = std::nullopt,
+                                 const std::vector<Bucket>& gathered = {});
 
 // Where the communicator cannot use the device's memory, buckets travel through host memory: copied
 // beside the backward pass as they become final, reduced, and copied back.
@@ -49,8 +51,14 @@ class Reducer {
     void begin_step();
     // All gradients at and after `begin` are final: starts the reduction of every complete bucket.
     void ready(std::int64_t begin);
-    // Calls arrived(bucket) for each bucket in turn as soon as the device's next calls see its sum;
-    // all buckets must be ready.
+    // Gradients that are not reduced: gathers `data`, [ranks][bytes], from which then() computes
+    // those of `range`, the sum over the ranks, in finish_step(). For several gatherings one after
+    // another the last has then(). Only where direct().
+    void gather(void* data, std::size_t bytes, const Bucket& range, std::function<void()> then);
+    // Whether the communicator works on the device's memory.
+    bool direct() const { return staging_.get() == nullptr; }
+    // Calls arrived(bucket) for each bucket and each gathered range, in the order in which they
+    // became ready, as soon as the device's next calls see its sum; all buckets must be ready.
     void finish_step(const std::function<void(const Bucket&)>& arrived);
 
     // What the communication of a step cost, in seconds of the device's time.
@@ -60,7 +68,8 @@ class Reducer {
             double ready, arrived;  // since the begin of the step
             double exposed;
         };
-        std::vector<Of> buckets;  // empty where there is one rank
+        std::vector<Of> buckets;   // empty where there is one rank
+        std::vector<Of> gathered;  // each operation
     };
     // Waits until the oldest step that was not settled is complete, and says what it cost. Steps
     // may begin before earlier ones are settled.
@@ -71,12 +80,16 @@ class Reducer {
 
  private:
     struct Flight {
+        Bucket bucket{};
         std::unique_ptr<Request> request;
+        bool gathers = false;
+        std::function<void()> then;
         Backend::Transfer staged = 0, ready = 0, waited = 0, arrived = 0;
     };
     struct Step {
         Backend::Transfer begin = 0;
-        std::vector<Flight> flights;  // of the buckets that are ready
+        std::vector<Flight> flights;  // of what is ready
+        std::size_t buckets = 0;      // among them
     };
     bool narrow(const Bucket& bucket) const {
         return type_ != DataType::float32 && bucket.begin < exact_from_;
@@ -87,7 +100,7 @@ class Reducer {
     }
     // What travels, on the device.
     void* travelling(const Bucket& bucket) const;
-    void start(std::size_t bucket, void* data);
+    void start(Flight& flight, void* data);
 
     Communicator& comm_;
     Backend& backend_;

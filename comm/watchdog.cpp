@@ -207,13 +207,12 @@ class WatchedCommunicator final : public Communicator {
     std::string async_error() override { return inner_->async_error(); }
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
                                                  DataType type) override {
-        const std::int64_t number =
-            recorder_.start(fmt::format("allreduce({})", name_of(type)),
-                            elems * static_cast<std::int64_t>(bytes_of(type)), step_, bucket_);
-        recorder_.wait(number);  // a library that connects when it is first used may block
-        auto request = inner_->allreduce_sum_async(data, elems, type);
-        recorder_.resume(number);
-        return std::make_unique<WatchedRequest>(*this, number, std::move(request));
+        return begun(fmt::format("allreduce({})", name_of(type)),
+                     static_cast<std::size_t>(elems) * bytes_of(type),
+                     [&] { return inner_->allreduce_sum_async(data, elems, type); });
+    }
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
+        return begun("allgather", bytes, [&] { return inner_->allgather_async(data, bytes); });
     }
     void allreduce_sum(std::span<double> data) override {
         watched("allreduce(double)", data.size_bytes(), [&] { inner_->allreduce_sum(data); });
@@ -266,6 +265,16 @@ class WatchedCommunicator final : public Communicator {
         std::unique_ptr<Request> inner_;
         bool finished_ = false;
     };
+
+    template <typename Work>
+    std::unique_ptr<Request> begun(const std::string& kind, std::size_t bytes, Work work) {
+        const std::int64_t number =
+            recorder_.start(kind, static_cast<std::int64_t>(bytes), step_, bucket_);
+        recorder_.wait(number);  // a library that connects when it is first used may block
+        auto request = work();
+        recorder_.resume(number);
+        return std::make_unique<WatchedRequest>(*this, number, std::move(request));
+    }
 
     template <typename Work>
     void watched(const char* kind, std::size_t bytes, Work work) {

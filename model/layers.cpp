@@ -80,6 +80,7 @@ class Linear final : public WeightedLayer {
         backend.linear_backward_weights(shape_, pass.n, x, dy, weight_gradient(pass),
                                         bias_gradient(pass));
     }
+    bool factored() const override { return true; }
     void prepare(Backend& backend, int n) override { backend.prepare_linear(name, shape_, n); }
 
  private:

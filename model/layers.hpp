@@ -45,6 +45,9 @@ class Layer {
                                const float* dy, float* dx) = 0;
     // Writes the gradients of this layer's parameters.
     virtual void backward_weights(Backend&, const Pass&, const float* /*x*/, const float* /*dy*/) {}
+    // Whether the gradients of this layer's parameters follow from x and dy of all images alone, by
+    // a product over the images.
+    virtual bool factored() const { return false; }
     virtual bool in_place() const { return false; }
     // Announces the layer to the backend, for batches of up to n images.
     virtual void prepare(Backend&, int /*n*/) {}

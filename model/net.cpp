@@ -178,7 +178,12 @@ void Net::loss(const Pass& pass, float scale, float* sums) {
         pass.n);
 }
 
-void Net::backward(const Pass& pass, const std::function<void(std::int64_t)>& ready) {
+void Net::backward_weights(Layer& layer, const Pass& pass, const float* x, const float* dy) {
+    layer.backward_weights(backend_, bound(pass), x, dy);
+}
+
+void Net::backward(const Pass& pass, const std::function<void(std::int64_t)>& ready,
+                   const Take& take) {
     const Pass with_data = bound(pass);
     float* dy = gradient_[0].get();
     float* other = gradient_[1].get();
@@ -187,7 +192,9 @@ void Net::backward(const Pass& pass, const std::function<void(std::int64_t)>& re
         const float* x = i == 0 ? input() : train_output_[i - 1];
         if (!layer.parameters.empty()) {
             // First the weights: their reduction can start while the rest is computed.
-            layer.backward_weights(backend_, with_data, x, dy);
+            if (!take || !take(layer, x, dy)) {
+                layer.backward_weights(backend_, with_data, x, dy);
+            }
             ready(layer.parameters.front().offset_elems);
         }
         if (i <= first_weighted_) {

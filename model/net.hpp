@@ -61,8 +61,14 @@ class Net {
     // in a training pass also the gradient of the first.
     void loss(const Pass& pass, float scale, float* sums);
     // After loss() in a training pass. Calls ready(offset) when all gradients at and after offset
-    // are final.
-    void backward(const Pass& pass, const std::function<void(std::int64_t)>& ready);
+    // are final. take (may be empty) is offered each layer with parameters, x [n][in] and dy
+    // [n][out] first, and returns whether it sees to their gradients itself.
+    using Take = std::function<bool(Layer&, const float* x, const float* dy)>;
+    void backward(const Pass& pass, const std::function<void(std::int64_t)>& ready,
+                  const Take& take = {});
+    // Writes the gradients of a layer's parameters, from x and dy of pass.n images.
+    void backward_weights(Layer& layer, const Pass& pass, const float* x, const float* dy);
+    const std::vector<std::unique_ptr<Layer>>& layers() const { return layers_; }
 
  private:
     Pass bound(Pass pass) const;

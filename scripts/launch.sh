@@ -177,10 +177,6 @@ set_launcher() {
     set_default "PRTE_MCA_$1" "$2"
 }
 
-# Otherwise data goes one way at a time.
-set_ranks btl_tcp_flags send,inplace,need-ack,need-csum,hetero-rdma
-# Non-blocking reductions, as of gradients: a ring, at any number of ranks.
-set_ranks coll_libnbc_iallreduce_algorithm 1
 # A host that is gone is noticed after 4 + 3 * 2 s, instead of 8 minutes; a shorter outage is none.
 set_launcher oob_tcp_keepalive_time 4
 set_launcher oob_tcp_keepalive_intvl 2

@@ -11,6 +11,7 @@ packages=(
     zlib1g-dev liblzma-dev                                      # compressed data files
     libboost-context-dev                                        # fibers of the GPU emulator
     catch2 libbenchmark-dev                                     # tests, benchmarks
+    iproute2                                                    # hosts made of this machine, for tests
     dataset-fashion-mnist                                       # the default data set
 )
 

@@ -1,5 +1,6 @@
 // The program as a user meets it: what it prints, writes and refuses, and with which exit code.
 #include <chrono>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -208,7 +209,31 @@ TEST_CASE("a launcher whose ranks cannot find each other is refused with a hint"
 
 TEST_CASE("a diverging training ends with exit code 5 on all ranks") {
     const Set set(640, 20, 1, 28, 28, 4);
-    expect_exit(run_gyre(2, set.base + "--lr 1e30 --epochs 3"), 5, {"the loss became", "--lr"});
+    expect_exit(run_gyre(2, set.base + "--lr 1e30 --epochs 3"), 5,
+                {"the gradient of fc2.bias became NaN or infinite in epoch 1, step ", "--lr"});
+    expect_exit(run_gyre(2, set.base + "--device emulated --lr 1e30 --epochs 3 --max-grad-norm 1"),
+                5, {"the gradient of fc2.bias became NaN or infinite in epoch 1, step "});
+}
+
+TEST_CASE("--tune-buckets tries several sizes, and leaves no trace in the training") {
+    const Set set(640, 20, 1, 28, 28, 4);
+    const std::string json = set.file("log.jsonl");
+    const auto loss = [&](const std::string& flags) {
+        const Outcome outcome = run_gyre(
+            2, set.base + "--epochs 1 --no-eval --bucket-kib 16 " + "--json " + json + flags);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        return read_events(json, "epoch").at(0).at("train_loss").get<double>();
+    };
+    const Outcome outcome =
+        run_gyre(2, set.base + "--epochs 1 --no-eval --tune-buckets --json " + json);
+    expect_exit(outcome, 0, {"ms a step  (taken)"});
+    CHECK(count_of(outcome.output, "--tune-buckets:") >= 2);
+    CHECK(count_of(outcome.output, "(taken)") == 1);
+    const double tuned = read_events(json, "epoch").at(0).at("train_loss");
+    // Buckets decide the order in which ranks' gradients are added at most.
+    CHECK(std::abs(tuned - loss("")) <= 1e-5 * tuned);
+    expect_exit(run_gyre(0, set.base + "--tune-buckets --bucket-kib 16"), 2, {"--bucket-kib"});
 }
 
 TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weights") {
@@ -252,7 +277,10 @@ TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weight
 TEST_CASE("-v prints the buckets") {
     const Set set(20, 4, 1, 28, 28, 10);
     expect_exit(run_gyre(2, set.base + "--epochs 1 -v"), 0,
-                {"bucket", "fc2.bias fc2.weight fc1.bias fc1.weight", "conv1.bias conv1.weight"});
+                {"bucket", "ready ms", "exposed ms", "fc2.bias fc2.weight fc1.bias fc1.weight",
+                 "conv1.bias conv1.weight"});
+    expect_exit(run_gyre(2, set.base + "--epochs 1 -v --comm-dtype bf16"), 0,
+                {"(loss and counts)", " 8.0  fc2.bias"});
     expect_exit(run_gyre(2, set.base + "--epochs 1 -v --bucket-kib 25600"), 0,
                 {"fc2.bias fc2.weight fc1.bias fc1.weight conv2.bias"});
 }

@@ -2,9 +2,13 @@
 #define CATCH_CONFIG_RUNNER
 #include "comm/communicator.hpp"
 
+#include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <numeric>
+#include <random>
+#include <thread>
 
 #include "comm/watchdog.hpp"
 #include "tests/catch.hpp"
@@ -46,6 +50,90 @@ TEST_CASE("asynchronous reductions of every size, several in flight") {
             }
             CHECK(wrong == 0);
         }
+    }
+}
+
+TEST_CASE("sums of 16-bit floats, each rounded to its type") {
+    const int n = world->size();
+    for (const DataType type : {DataType::bfloat16, DataType::float16}) {
+        const auto narrow = [&](float value) {
+            return type == DataType::bfloat16 ? narrow::to_bfloat16(value)
+                                              : narrow::to_float16(value);
+        };
+        const auto widen = [&](std::uint16_t value) {
+            return type == DataType::bfloat16 ? narrow::from_bfloat16(value)
+                                              : narrow::from_float16(value);
+        };
+        for (const std::int64_t elems : {0, 1, 3, 1000, (1 << 20) + 1}) {
+            INFO(name_of(type) << ", " << elems << " elements");
+            std::vector<std::uint16_t> exact(static_cast<std::size_t>(elems)), rounded(exact);
+            for (std::size_t i = 0; i < exact.size(); ++i) {
+                exact[i] = narrow(static_cast<float>(static_cast<int>(i % 7) + world->rank()));
+                rounded[i] = narrow(1.0f + static_cast<float>(i % 100) / 300.0f);
+            }
+            auto first = world->allreduce_sum_async(exact.data(), elems, type);
+            auto second = world->allreduce_sum_async(rounded.data(), elems, type);
+            first->wait();
+            second->wait();
+            // n - 1 additions of terms near 1, so sums up to n, and a rounding of each term.
+            const double unit = type == DataType::bfloat16 ? 0x1p-8 : 0x1p-11;
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < exact.size(); ++i) {
+                const int sum = n * static_cast<int>(i % 7) + n * (n - 1) / 2;
+                wrong += widen(exact[i]) != static_cast<float>(sum);
+                const double expected = n * (1.0 + static_cast<double>(i % 100) / 300.0);
+                wrong += std::abs(double{widen(rounded[i])} - expected) > n * unit * expected;
+            }
+            CHECK(wrong == 0);
+        }
+    }
+}
+
+TEST_CASE("all ranks gather what each has, between reductions") {
+    const auto n = static_cast<std::size_t>(world->size());
+    const auto rank = static_cast<std::size_t>(world->rank());
+    for (const std::size_t bytes : {0, 1, 3, 1000, (1 << 22) + 1}) {
+        std::vector<unsigned char> all(n * bytes, 255);
+        for (std::size_t i = 0; i < bytes; ++i) {
+            all[rank * bytes + i] = static_cast<unsigned char>(rank * 31 + i % 7);
+        }
+        std::vector<float> before(5000, 1.0f), after(3, 2.0f);
+        auto first = world->allreduce_sum_async(before.data(), 5000);
+        auto second = world->allgather_async(all.data(), bytes);
+        auto third = world->allreduce_sum_async(after.data(), 3);
+        third->wait();
+        second->wait();
+        first->wait();
+        std::size_t wrong = 0;
+        for (std::size_t r = 0; r < n; ++r) {
+            for (std::size_t i = 0; i < bytes; ++i) {
+                wrong += all[r * bytes + i] != static_cast<unsigned char>(r * 31 + i % 7);
+            }
+        }
+        CHECK(wrong == 0);
+        CHECK(before[4999] == static_cast<float>(n));
+        CHECK(after[2] == static_cast<float>(2 * n));
+    }
+}
+
+TEST_CASE("ranks that are late now and then change nothing") {
+    std::mt19937 random(static_cast<std::mt19937::result_type>(world->rank()));
+    for (int round = 0; round < 20; ++round) {
+        std::vector<float> a(40'000, 1.0f), b(7, static_cast<float>(world->rank()));
+        const auto pause = [&] {
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
+        };
+        pause();
+        auto first = world->allreduce_sum_async(a.data(), 40'000);
+        pause();
+        auto second = world->allreduce_sum_async(b.data(), 7);
+        pause();
+        (round % 2 == 0 ? first : second)->wait();
+        pause();
+        (round % 2 == 0 ? second : first)->wait();
+        const int n = world->size();
+        CHECK(std::count(a.begin(), a.end(), static_cast<float>(n)) == 40'000);
+        CHECK(b[6] == static_cast<float>(n * (n - 1) / 2));
     }
 }
 

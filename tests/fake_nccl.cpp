@@ -1,13 +1,13 @@
 // A FAKE: not NCCL, and for tests only. A shared library with the functions of NCCL that gyre uses,
 // for the emulated GPU: the stream it is given is a gyre::emulated::Stream, and a reduction is work
-// on that stream which sums through a file in shared memory that all ranks map. It says so wherever
+// on that stream which goes through a file in shared memory that all ranks map. It says so wherever
 // gyre prints the version, and gyre refuses it for real GPUs.
 //
 // Like NCCL with a non-blocking communicator it answers "in progress" and wants to be asked again.
 // The environment variable GYRE_FAKE_NCCL names what shall go wrong, comma-separated:
 //   init       the communicator is never ready
-//   async:N    from the N-th reduction on they do not end, and an asynchronous error appears
-//   stall:N    from the N-th reduction on they do not end, and nothing is said
+//   async:N    from the N-th operation on they do not end, and an asynchronous error appears
+//   stall:N    from the N-th operation on they do not end, and nothing is said
 //   abort      ncclCommAbort hangs
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -117,14 +117,45 @@ struct gyre::nccl::Communicator {
         return true;
     }
 
-    void run(void* data, std::size_t elems, Type type) {
-        if (fails_at >= 0 && reductions++ >= fails_at) {
+    void gather(std::byte* data, std::size_t bytes) {
+        for (std::size_t at = 0; at < bytes; at += kPieceBytes) {
+            const std::size_t n = std::min(kPieceBytes, bytes - at);
+            std::memcpy(shared->pieces[rank], data + static_cast<std::size_t>(rank) * bytes + at,
+                        n);
+            if (!barrier()) {
+                return;
+            }
+            for (int r = 0; r < ranks; ++r) {
+                std::memcpy(data + static_cast<std::size_t>(r) * bytes + at, shared->pieces[r], n);
+            }
+            if (!barrier()) {
+                return;
+            }
+        }
+    }
+
+    Result begin(Stream stream, std::function<void()> operation) {
+        asked = 0;
+        submit = [this, stream, operation] {
+            emulated::emulator::submit(*static_cast<emulated::Stream*>(stream),
+                                       [this, operation] { run(operation); });
+        };
+        return in_progress;
+    }
+
+    // One of the operations above, unless it is time to fail.
+    void run(const std::function<void()>& operation) {
+        if (fails_at >= 0 && operations++ >= fails_at) {
             error = !fault("async:").empty();
             while (!aborted) {
                 std::this_thread::sleep_for(std::chrono::milliseconds(1));
             }
             return;
         }
+        operation();
+    }
+
+    void sum_up(void* data, std::size_t elems, Type type) {
         auto* half = static_cast<std::uint16_t*>(data);
         if (type == float32) {
             reduce(static_cast<float*>(data), elems, std::plus<float>{});
@@ -145,7 +176,7 @@ struct gyre::nccl::Communicator {
     bool ready = false;
     std::function<void()> submit;  // a call that is in progress, and how often it was asked after
     int asked = 0;
-    long fails_at = -1, reductions = 0;
+    long fails_at = -1, operations = 0;
     int registered = 0;
     std::atomic<bool> aborted{false}, error{false};
 };
@@ -202,12 +233,17 @@ Result ncclAllReduce(const void* from, void* to, std::size_t elems, Type type, O
     if (from != to || elems == 0 || operation != sum || comm->submit || !comm->ready) {
         return invalid_argument;
     }
-    comm->asked = 0;
-    comm->submit = [=] {
-        emulated::emulator::submit(*static_cast<emulated::Stream*>(stream),
-                                   [=] { comm->run(to, elems, type); });
-    };
-    return in_progress;
+    return comm->begin(stream, [=] { comm->sum_up(to, elems, type); });
+}
+
+Result ncclAllGather(const void* from, void* to, std::size_t elems, Type type, Handle comm,
+                     Stream stream) {
+    auto* data = static_cast<std::byte*>(to);
+    if (from != data + static_cast<std::size_t>(comm->rank) * elems || elems == 0 ||
+        type != uint8 || comm->submit || !comm->ready) {
+        return invalid_argument;
+    }
+    return comm->begin(stream, [=] { comm->gather(data, elems); });
 }
 
 Result ncclCommFinalize(Handle comm) {

@@ -126,6 +126,18 @@ require_text() {
     fi
 }
 
+require_same_losses() {
+    local difference
+    difference=$(awk -F'"loss":' '
+        /"event":"step"/ { if (FNR == NR) one[++n] = $2 + 0
+                           else { d = ($2 - one[++m]) / one[m]; d = d < 0 ? -d : d; if (d > worst) worst = d } }
+        END { print (m == n && n > 0) ? worst + 0 : "other steps" }' "$1" "$2")
+    measured="largest relative difference of losses $difference"
+    if ! awk -v d="$difference" 'BEGIN { exit !(d ~ /^[0-9]/ && d + 0 <= 1e-5) }'; then
+        fail "the losses differ"
+    fi
+}
+
 training=("$build/gyre" train --data fashion-mnist --threads 1)
 # A larger step makes rounding grow: at lr 0.05, one rank and two on one host differ by 1e-3 at the end.
 fifty_steps=("${training[@]}" --limit 3000 --global-batch 60 --epochs 1 --no-eval --lr 0.01
@@ -142,7 +154,7 @@ one_host() {
 
 # same_losses HOSTS RANKS_OF_EACH
 same_losses() {
-    local number before=() after=() least=$((50 * parameters * 4)) difference
+    local number before=() after=() least=$((50 * parameters * 4))
     for ((number = 1; number <= $1; ++number)); do
         before+=("$("$hosts" bytes "host$number")")
     done
@@ -158,14 +170,7 @@ same_losses() {
             fail "host$number sent or received less than its gradients: ${before[number - 1]} to ${after[0]}"
         fi
     done
-    difference=$(awk -F'"loss":' '
-        /"event":"step"/ { if (FNR == NR) one[++n] = $2 + 0
-                           else { d = ($2 - one[++m]) / one[m]; d = d < 0 ? -d : d; if (d > worst) worst = d } }
-        END { print (m == n && n > 0) ? worst + 0 : "other steps" }' "$out/1.jsonl" "$out/$1.jsonl")
-    measured="largest relative difference of losses $difference"
-    if ! awk -v d="$difference" 'BEGIN { exit !(d ~ /^[0-9]/ && d + 0 <= 1e-5) }'; then
-        fail "the losses differ"
-    fi
+    require_same_losses "$out/1.jsonl" "$out/$1.jsonl"
 }
 
 # A reduction of 32 MiB over links of 1 Gbit/s takes what a ring takes, 2 (n-1)/n S/B, within 25 %.
@@ -275,6 +280,49 @@ unknown_host() {
     require_text host9
 }
 
+# README's commands, without scripts/launch.sh.
+bare_mpirun() {
+    timeout -k 2 30 mpirun --allow-run-as-root --host host1:2,host2:2 --map-by slot --bind-to none \
+        --mca btl_tcp_if_include eth0 "${fifty_steps[@]}" --json "$out/bare.jsonl" \
+        >>"$out/log" 2>&1
+    require_status $? 0
+    require_same_losses "$out/1.jsonl" "$out/bare.jsonl"
+}
+# gloo STATUS [ARGUMENT ...]: rank 0 on host1, and rank 1 on host2 before it.
+gloo() {
+    local wanted=$1 method=(--init-method tcp://host1:22225 --world-size 2) peer status=0
+    shift
+    timeout -k 2 60 "$hosts" on host2 "$@" "${method[@]}" --rank 1 >>"$out/log.1" 2>&1 &
+    peer=$!
+    timeout -k 2 60 "$@" "${method[@]}" --rank 0 >>"$out/log" 2>&1
+    require_status $? "$wanted"
+    wait "$peer" || status=$?
+    require_status "$status" "$wanted"
+}
+without_mpi() {
+    gloo 0 "${fifty_steps[@]}" --json "$out/gloo.jsonl"
+    require_same_losses "$out/1.jsonl" "$out/gloo.jsonl"
+}
+without_mpi_or_cable() {
+    local start
+    rm -f "$out/run.jsonl"
+    (
+        gloo 4 "${training[@]}" --epochs 1000 --no-eval --log-interval 10 --timeout 6 \
+            --json "$out/run.jsonl"
+        [ -z "$failed" ]
+    ) &
+    job=$!
+    wait_for_steps "$out/run.jsonl" 5
+    start=$EPOCHREALTIME
+    "$hosts" cable host2 out
+    if ! wait "$job"; then
+        fail "an exit code is not 4"
+    fi
+    measured="ended $(since "$start") s after it"
+    require_text "not arrived|late|no answer|host2"
+    "$hosts" cable host2 in
+}
+
 # These hosts themselves: killed in the worst way, they leave nothing behind.
 kill_hosts() {
     local made
@@ -299,6 +347,11 @@ check "2 hosts: data crosses the wire, the losses are one host's" 30 same_losses
 check "2 hosts of 2 ranks: the same" 30 same_losses 2 2
 check "3 hosts: the same" 30 same_losses 3 1
 check "4 hosts: the same" 30 same_losses 4 1
+check "bare mpirun on 2 hosts of 2 ranks: the same" 30 bare_mpirun
+if "$build/gyre" info | grep -q "^Gloo .*compiled in"; then
+    check "2 hosts without MPI, over Gloo: the same" 30 without_mpi
+    check "without MPI, a pulled cable ends both ranks" 40 without_mpi_or_cable
+fi
 "$hosts" rate 1gbit
 exec {lock}<"$tests/hosts_test.sh"
 flock "$lock" # two runs at once would disturb each other's timings

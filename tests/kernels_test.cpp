@@ -1,5 +1,6 @@
 // Every other kernel on every backend, against a naive double-precision reference.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -301,6 +302,123 @@ TEST_CASE("gradients are clipped to a norm") {
         const Guarded bad = bench.vector({1.0f, std::numeric_limits<float>::quiet_NaN()});
         bench.backend.clip_norm(2, 1.0f, bad.get(), {});
         CHECK(std::isnan(bad.download()[0]));
+    });
+}
+
+TEST_CASE("gradients are added, and travel in 16 bits as the compiler rounds them") {
+    // Every exponent, ties, neighbours of ties, the ends of both types' ranges.
+    Floats values = {0.0f,
+                     -0.0f,
+                     65504.0f,
+                     65519.996f,
+                     65520.0f,
+                     -65536.0f,
+                     0x1p-14f,
+                     0x1p-24f,
+                     0x1p-25f,
+                     0x1.000002p-25f,
+                     0x1.8p-24f,
+                     std::numeric_limits<float>::max(),
+                     std::numeric_limits<float>::min(),
+                     std::numeric_limits<float>::denorm_min(),
+                     std::numeric_limits<float>::infinity(),
+                     -std::numeric_limits<float>::infinity()};
+    for (int exponent = -30; exponent < 20; ++exponent) {
+        for (const float mantissa :
+             {1.0f, 0x1.002p0f, 0x1.002002p0f, 0x1.006p0f, 0x1.01p0f, 0x1.03p0f, 0x1.010002p0f,
+              0x1.ffep0f, 0x1.fffp0f, -0x1.234568p0f}) {
+            values.push_back(std::ldexp(mantissa, exponent));
+        }
+    }
+    const Floats random = random_floats(100'003, 23);
+    values.insert(values.end(), random.begin(), random.end());
+    const auto elems = static_cast<std::int64_t>(values.size());
+    // bfloat16 has no type in C++20: the nearest of the two neighbours, the even one in a tie.
+    const auto nearest_bfloat16 = [](float value) {
+        const auto bits = std::bit_cast<std::uint32_t>(value);
+        const float below = std::bit_cast<float>(bits & 0xffff0000u);
+        const std::uint32_t next = (bits & 0xffff0000u) + 0x10000u;
+        const double above = (next & 0x7fffffffu) == 0x7f800000u  // beyond the largest: 2^128
+                                 ? std::copysign(0x1p128, value)
+                                 : double{std::bit_cast<float>(next)};
+        const double to_below = std::abs(double{value} - double{below});
+        const double to_above = std::abs(above - double{value});
+        const bool down = std::isinf(value) || to_below < to_above ||
+                          (to_below == to_above && (bits & 0x10000u) == 0);
+        return down ? below : std::bit_cast<float>(next);
+    };
+    on_every_backend([&](Bench& bench) {
+        const Guarded x = bench.vector(values), y = bench.vector(values);
+        DeviceBuffer<std::uint16_t> narrow(bench.backend, elems);
+        for (const DataType type : {DataType::float16, DataType::bfloat16}) {
+            INFO(name_of(type));
+            bench.backend.narrow(type, elems, x.get(), narrow.get());
+            bench.backend.widen(type, elems, narrow.get(), y.get());
+            const Floats found = y.download();
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < values.size(); ++i) {
+                const float expected = type == DataType::float16
+                                           ? static_cast<float>(static_cast<_Float16>(values[i]))
+                                           : nearest_bfloat16(values[i]);
+                wrong += std::bit_cast<std::uint32_t>(found[i]) !=
+                         std::bit_cast<std::uint32_t>(expected);
+            }
+            CHECK(wrong == 0);
+        }
+        const Guarded nan = bench.vector({std::numeric_limits<float>::quiet_NaN()});
+        for (const DataType type : {DataType::float16, DataType::bfloat16}) {
+            bench.backend.narrow(type, 1, nan.get(), narrow.get());
+            bench.backend.widen(type, 1, narrow.get(), nan.get());
+            CHECK(std::isnan(nan.download()[0]));
+        }
+        const Guarded sum = bench.vector(random);
+        bench.backend.add(100'003, bench.vector(random).get(), sum.get());
+        const Floats doubled = sum.download();
+        CHECK(std::equal(doubled.begin(), doubled.end(), random.begin(),
+                         [](float a, float b) { return a == b + b; }));
+    });
+}
+
+TEST_CASE("a gradient that is not finite is reported, the last of several") {
+    on_every_backend([](Bench& bench) {
+        constexpr std::int64_t kElems = 70'003;
+        const auto check = [&](std::vector<std::int64_t> bad, float value, std::int32_t expected) {
+            Floats g(kElems, 1e38f);  // finite, even where several are added
+            for (const std::int64_t i : bad) {
+                g[static_cast<std::size_t>(i)] = value;
+            }
+            const Guarded dev_g = bench.vector(g);
+            const Guarded p = bench.vector(Floats(kElems)), m = bench.vector(Floats(kElems)),
+                          v = bench.vector(Floats(kElems));
+            for (int kernel = 0; kernel < 4; ++kernel) {
+                INFO("kernel " << kernel);
+                const auto word = bench.array(std::vector<std::int32_t>(1));
+                const FiniteCheck finite{word.get(), 160};
+                SgdArgs sgd;
+                sgd.finite = finite;
+                AdamArgs adam;
+                adam.finite = finite;
+                if (kernel == 0) {
+                    bench.backend.sgd_step(sgd, kElems, p.get(), dev_g.get(), nullptr);
+                } else if (kernel == 1) {
+                    bench.backend.sgd_step(sgd, kElems, p.get(), dev_g.get(), m.get());
+                } else if (kernel == 2) {
+                    bench.backend.adam_step(adam, kElems, p.get(), dev_g.get(), m.get(), v.get());
+                } else {
+                    bench.backend.clip_norm(kElems, 1.0f, dev_g.get(), finite);
+                }
+                std::int32_t found = -1;
+                bench.backend.download(&found, word.get(), sizeof found);
+                CHECK(found == expected);
+            }
+        };
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        const float infinity = std::numeric_limits<float>::infinity();
+        check({}, nan, 0);
+        check({0}, nan, 11);  // 1 + 160 / 16
+        check({15, 16}, -infinity, 12);
+        check({3, 40'000, 20'000}, infinity, 1 + (160 + 40'000) / 16);
+        check({kElems - 1}, nan, 1 + (160 + kElems - 1) / 16);
     });
 }
 

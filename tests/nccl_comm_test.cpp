@@ -30,6 +30,9 @@ class Borrowed final : public Communicator {
                                                  DataType type) override {
         return world->allreduce_sum_async(data, elems, type);
     }
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
+        return world->allgather_async(data, bytes);
+    }
     void allreduce_sum(std::span<double> data) override { world->allreduce_sum(data); }
     void broadcast(void* data, std::size_t bytes, int root) override {
         world->broadcast(data, bytes, root);
@@ -123,6 +126,42 @@ TEST_CASE("sums of every type and size, several in flight, on the device") {
         for (const auto& request : requests) {
             request->wait();
         }
+    }
+}
+
+TEST_CASE("gatherings on the device, in one order with sums") {
+    const auto comm = make_watched_communicator(make(required()), {});
+    const auto backend = gpu(world->rank());
+    REQUIRE(comm->use_device(*backend));
+    const auto ranks = static_cast<std::size_t>(world->size());
+    const auto own = static_cast<std::size_t>(world->rank());
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{5}, std::size_t{600'000}}) {
+        std::vector<std::uint8_t> host(ranks * bytes);
+        for (std::size_t i = 0; i < bytes; ++i) {
+            host[own * bytes + i] = static_cast<std::uint8_t>(i * 7 + own);
+        }
+        DeviceBuffer<std::uint8_t> data(*backend, static_cast<std::int64_t>(host.size()));
+        DeviceBuffer<float> one(*backend, 1);
+        const float x = value(1, world->rank());
+        backend->upload(data.get(), host.data(), host.size());
+        backend->upload(one.get(), &x, sizeof x);
+        const auto gathering = comm->allgather_async(data.get(), bytes);
+        const auto sum = comm->allreduce_sum_async(one.get(), 1);
+        gathering->follow();
+        sum->follow();
+        float total = 0.0f;
+        backend->download(host.data(), data.get(), host.size());
+        backend->download(&total, one.get(), sizeof total);
+        gathering->wait();
+        sum->wait();
+        CHECK(total == expected(1));
+        std::size_t wrong = 0;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            for (std::size_t i = 0; i < bytes; ++i) {
+                wrong += host[r * bytes + i] != static_cast<std::uint8_t>(i * 7 + r);
+            }
+        }
+        CHECK(wrong == 0);
     }
 }
 

@@ -125,6 +125,18 @@ TEST_CASE("a reduction starts when its bucket is final and the one before it is 
     check_close(plan.overlap(), 0.75);
 }
 
+TEST_CASE("each bucket's update hides behind the reduction of the next") {
+    // Forward and backward pass take 1 s each, the update 0.4 s; two buckets of 1 s each.
+    const ComputeTimes compute{1.0, 1.0, 0.4, {0.9, 0.5}};
+    const StepPlan plan = plan_step(2, compute, {{5000, 10000}, {0, 5000}}, {0, 5000},
+                                    AllreduceAlgorithm::ring, second_per(20000.0));
+    check_close(plan.buckets[0].end, 2.5);
+    check_close(plan.buckets[1].end, 3.5);
+    // Waits from 2.0 to 2.5, updates until 2.7, waits until 3.5, updates until 3.7.
+    check_close(plan.exposed, 1.3);
+    check_close(plan.step(), 3.7);
+}
+
 TEST_CASE("a bucket is final with the layer that its first element belongs to") {
     const auto ready = [](std::vector<Bucket> buckets) {
         std::vector<double> times;

@@ -1,6 +1,10 @@
 // Buckets and the order in which their reductions start.
 #include "comm/reducer.hpp"
+
+#include <limits>
+
 #include "tests/catch.hpp"
+#include "train/trainer.hpp"
 
 using namespace gyre;
 
@@ -21,6 +25,12 @@ class RecordingCommunicator final : public Communicator {
                                                  DataType) override {
         const auto begin = static_cast<float*>(data) - base;
         started.push_back({begin, begin + elems});
+        if (poison >= begin && poison < begin + elems) {
+            base[poison] = std::numeric_limits<float>::quiet_NaN();
+        }
+        return std::make_unique<Done>();
+    }
+    std::unique_ptr<Request> allgather_async(void*, std::size_t) override {
         return std::make_unique<Done>();
     }
     void allreduce_sum(std::span<double>) override {}
@@ -29,6 +39,7 @@ class RecordingCommunicator final : public Communicator {
     [[noreturn]] void abort(int code) noexcept override { std::_Exit(code); }
 
     float* base = nullptr;
+    std::int64_t poison = -1;  // the element to which another rank adds NaN
     std::vector<Bucket> started;
 };
 
@@ -63,6 +74,18 @@ TEST_CASE("buckets cover the gradients from the end to the beginning") {
     const auto apart = plan_buckets(begins, total, {}, total - 16);
     check_covers(apart, total);
     CHECK(apart.front().elems() == 16);
+    // Tensors whose factors are gathered have no bucket.
+    const auto around = plan_buckets(begins, total, 1 << 20, {}, {{5312, 21376}});
+    REQUIRE(around.size() == 2);
+    CHECK(around[0].begin == 21376);
+    CHECK(around[0].end == total);
+    CHECK(around[1].begin == 0);
+    CHECK(around[1].end == 5312);
+    const auto at_the_end =
+        plan_buckets(begins, total, {}, total - 16, {{0, 272}, {21376, total - 16}});
+    CHECK(at_the_end.front().begin == total - 16);
+    CHECK(at_the_end[1].end == 21376);
+    CHECK(at_the_end.back().begin == 272);
     // However small they are asked for, there are not too many.
     const auto many = plan_buckets({0, 1'000'000}, 30'000'000, 1);
     check_covers(many, 30'000'000);
@@ -95,5 +118,62 @@ TEST_CASE("a bucket is reduced as soon as it is complete, and once") {
         CHECK(times.exposed >= 0.0);
         REQUIRE(times.buckets.size() == 3);
         CHECK(times.buckets[2].ready >= times.buckets[0].ready);
+    }
+}
+
+namespace {
+
+// A training of `net` on the CPU, on 6 images, whose other rank this test plays.
+struct Training {
+    explicit Training(int accumulate)
+        : net(*backend, load_model("net"), {1, 28, 28}, 10, {6, 0, true}),
+          images(*backend, blank_images(), {{0.5f}, {0.3f}}),
+          optimizer(*backend, net, TrainOptions()),
+          reducer(comm, *backend, plan_buckets(net.layer_begins(), net.gradient_elems(), {}),
+                  net.gradient_data()),
+          trainer(*backend, net, images, optimizer, reducer, {6, 6, 0, 1}, {1, true, accumulate}) {
+        net.initialise(1);
+        comm.base = net.gradient_data();
+        trainer.begin_epoch(1);
+    }
+    static ImageSet blank_images() {
+        ImageSet set;
+        set.count = 6;
+        set.channels = 1;
+        set.height = set.width = 28;
+        set.pixels.resize(6 * 28 * 28);
+        set.labels.resize(6);
+        return set;
+    }
+
+    const std::unique_ptr<Backend> backend = make_cpu_backend(1);
+    RecordingCommunicator comm;
+    Net net;
+    DeviceImages images;
+    Optimizer optimizer;
+    Reducer reducer;
+    Trainer trainer;
+};
+
+}  // namespace
+
+TEST_CASE("a step in several passes reduces once") {
+    Training once(1), thrice(3);
+    once.trainer.step(0, false);
+    thrice.trainer.step(0, false);
+    CHECK(once.comm.started.size() == once.reducer.buckets().size());
+    CHECK(thrice.comm.started.size() == once.comm.started.size());
+}
+
+TEST_CASE("a gradient that another rank made NaN is named by its parameter") {
+    for (const char* name : {"conv1.weight", "conv2.bias", "fc1.weight", "fc2.bias"}) {
+        Training training(1);
+        CHECK(training.trainer.step(0, false)->not_finite.empty());
+        for (const Parameter& parameter : training.net.parameters()) {
+            if (parameter.name == name) {
+                training.comm.poison = parameter.offset_elems + parameter.elems - 1;
+            }
+        }
+        CHECK(training.trainer.step(0, false)->not_finite == name);
     }
 }

@@ -118,7 +118,8 @@ using PlanBuckets = std::function<std::vector<Bucket>(std::optional<std::int64_t
 // and returns the fastest buckets, the same on all ranks.
 std::vector<Bucket> tune_buckets(Communicator& comm, Backend& backend, Net& net,
                                  DeviceImages& images, const TrainOptions& options,
-                                 const Sharding& sharding, const PlanBuckets& plan) {
+                                 const Sharding& sharding, const PlanBuckets& plan,
+                                 const std::vector<FactoredLayer>& factored, int train_batch) {
     constexpr int kSteps = 20, kWarmUps = 3;
     const std::vector<Tensor> start = net.export_parameters();
     std::vector<std::vector<Bucket>> plans = {plan(std::nullopt)};
@@ -137,8 +138,9 @@ std::vector<Bucket> tune_buckets(Communicator& comm, Backend& backend, Net& net,
         Optimizer optimizer(backend, net, options);
         Reducer reducer(comm, backend, buckets, net.gradient_data(), options.comm_dtype,
                         net.tail_offset());
+        Factors factors(backend, net, comm, reducer, factored, train_batch);
         Trainer trainer(backend, net, images, optimizer, reducer, sharding,
-                        {options.seed, options.shuffle, options.accumulate});
+                        {options.seed, options.shuffle, options.accumulate}, &factors);
         trainer.begin_epoch(1);
         Clock::time_point begin;
         for (int step = -kWarmUps; step < kSteps; ++step) {
@@ -260,12 +262,17 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         report = std::make_unique<Report>(options, !comm.is_root());
     });
     facts.parameters = net->parameter_count();
+    // Passes that a step adds up have no factors of the whole batch.
+    const auto factored =
+        choose_factored(*net, *backend, comm, train_batch,
+                        options.accumulate > 1 ? FactorUse::off : options.factors);
     const auto plan = [&](std::optional<std::int64_t> bucket_kib) {
         // The step's loss and counts must arrive as they are.
         const bool narrow = options.comm_dtype != DataType::float32;
         return plan_buckets(net->layer_begins(), net->gradient_elems(),
                             bucket_kib ? std::optional(*bucket_kib * 1024) : std::nullopt,
-                            narrow ? std::optional(net->tail_offset()) : std::nullopt);
+                            narrow ? std::optional(net->tail_offset()) : std::nullopt,
+                            ranges_of(factored));
     };
     buckets = plan(options.bucket_kib);
     std::vector<ManifestEntry> manifest = {
@@ -280,17 +287,20 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
     DeviceImages train_images(*backend, std::move(data.train), normalisation);
     DeviceImages test_images(*backend, std::move(data.test), normalisation);
     if (options.tune_buckets && comm.size() > 1) {
-        buckets = tune_buckets(comm, *backend, *net, train_images, options, sharding, plan);
+        buckets = tune_buckets(comm, *backend, *net, train_images, options, sharding, plan,
+                               factored, train_batch);
     }
     Reducer reducer(comm, *backend, buckets, net->gradient_data(), options.comm_dtype,
                     net->tail_offset());
+    Factors factors(*backend, *net, comm, reducer, factored, train_batch);
     Trainer trainer(*backend, *net, train_images, *optimizer, reducer, sharding,
-                    {options.seed, options.shuffle, options.accumulate});
+                    {options.seed, options.shuffle, options.accumulate}, &factors);
     install_interrupt_handlers();
     report->start(facts);
     if (options.verbose && comm.is_root()) {
-        fmt::print("communicator: {}\n{}{}", facts.communicator,
-                   bucket_table(buckets, *net, options.comm_dtype), backend->choices());
+        fmt::print("communicator: {}\n{}{}{}", facts.communicator,
+                   bucket_table(buckets, *net, options.comm_dtype), factors.summary(),
+                   backend->choices());
     }
 
     double best_accuracy = -1.0;

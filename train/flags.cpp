@@ -181,6 +181,13 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
     app.add_flag("--tune-buckets", o.tune_buckets,
                  "Try several sizes of buckets for 20 steps each, and train with the best")
         ->excludes("--bucket-kib");
+    app.add_option("--factors", o.factors,
+                   "Large linear layers gather inputs and output gradients instead of reducing "
+                   "weights' gradients, on CPU ranks: on (where that is less), auto (where it is "
+                   "less than half, across hosts), off")
+        ->default_str("auto")
+        ->transform(CLI::Transformer(std::map<std::string, FactorUse>{
+            {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}}));
     app.add_option("--comm-dtype", o.comm_dtype,
                    "What gradients travel in: fp32; or bf16 or fp16, half as many bytes, each sum "
                    "rounded to 8 or 11 bits")

@@ -8,6 +8,7 @@
 
 #include "comm/rendezvous.hpp"
 #include "kernels/shapes.hpp"
+#include "train/factors.hpp"
 #include "train/plan.hpp"
 
 namespace gyre {
@@ -50,8 +51,9 @@ struct TrainOptions : CommonOptions {
     bool shuffle = true;
     bool dropout = true;
     bool evaluate = true;
-    std::optional<std::int64_t> bucket_kib;   // empty: auto
-    bool tune_buckets = false;                // tries several sizes first
+    std::optional<std::int64_t> bucket_kib;  // empty: auto
+    bool tune_buckets = false;               // tries several sizes first
+    FactorUse factors = FactorUse::automatic;
     DataType comm_dtype = DataType::float32;  // that gradients travel in
     std::int64_t check_sync = 0;              // steps between comparisons of parameters; 0: none
     int log_interval = 100;                   // steps

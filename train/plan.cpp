@@ -125,7 +125,9 @@ StepPlan plan_step(int ranks, const ComputeTimes& compute, const std::vector<Buc
     StepPlan plan;
     plan.ranks = ranks;
     plan.compute = compute.total();
-    double free = 0.0;  // when the link has done the reductions so far
+    double free = 0.0;                                 // when the link has done so far
+    double done = compute.forward + compute.backward;  // when the rank has
+    const auto elems = static_cast<double>(buckets.front().end);
     for (const Bucket& bucket : buckets) {
         const auto after = std::upper_bound(layer_begins.begin(), layer_begins.end(), bucket.begin);
         const auto layer = static_cast<std::size_t>(after - layer_begins.begin() - 1);
@@ -137,9 +139,10 @@ StepPlan plan_step(int ranks, const ComputeTimes& compute, const std::vector<Buc
             allreduce_seconds(algorithm, ranks, static_cast<double>(planned.bytes), link);
         planned.end = free = planned.start + seconds;
         plan.communication += seconds;
+        plan.exposed += std::max(0.0, free - done);
+        done = std::max(done, free) + compute.update * static_cast<double>(bucket.elems()) / elems;
         plan.buckets.push_back(planned);
     }
-    plan.exposed = std::max(0.0, free - (compute.forward + compute.backward));
     return plan;
 }
 

@@ -3,7 +3,8 @@
 // them.
 //
 // Every rank computes the same step; bucket i's reduction starts when its gradients are final and
-// the reduction of bucket i-1 is done; the update follows the last one. Reductions take nothing
+// the reduction of bucket i-1 is done; its update follows after the backward pass and the update of
+// bucket i-1. Reductions take nothing
 // from the computation, which is right for GPUs with NCCL and optimistic for CPUs that also run
 // TCP.
 #pragma once
@@ -69,7 +70,7 @@ struct StepPlan {
     std::vector<PlannedBucket> buckets;
     double compute = 0.0;        // the step of one rank
     double communication = 0.0;  // all reductions
-    double exposed = 0.0;        // of that, after the backward pass
+    double exposed = 0.0;        // of that, while the rank waits
     double step() const { return compute + exposed; }
     double efficiency() const { return compute / step(); }
     // The part of the communication that computation hides; 1 where there is none.

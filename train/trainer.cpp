@@ -40,7 +40,7 @@ void Trainer::compute(const Range& local, std::int64_t global_count, int part, b
         backend_.upload(tail + kStop, &one, sizeof one);
     }
     std::int64_t end = net_.gradient_elems();
-    net_.backward(pass, [&](std::int64_t begin) {
+    const auto ready = [&](std::int64_t begin) {
         if (!last) {
             return;
         }
@@ -49,7 +49,14 @@ void Trainer::compute(const Range& local, std::int64_t global_count, int part, b
             end = begin;
         }
         reducer_.ready(begin);
-    });
+    };
+    Net::Take take;
+    if (factors_ != nullptr) {
+        take = [&](Layer& layer, const float* x, const float* dy) {
+            return factors_->take(pass, layer, x, dy);
+        };
+    }
+    net_.backward(pass, ready, take);
     if (!last) {
         backend_.add(net_.gradient_elems(), gradients, kept_.get());
     }

@@ -9,6 +9,7 @@
 #include "comm/reducer.hpp"
 #include "data/sampler.hpp"
 #include "model/net.hpp"
+#include "train/factors.hpp"
 #include "train/images.hpp"
 #include "train/optimizer.hpp"
 
@@ -33,8 +34,10 @@ struct TrainerOptions {
 
 class Trainer {
  public:
+    // factors: null where all gradients are reduced.
     Trainer(Backend& backend, Net& net, DeviceImages& images, Optimizer& optimizer,
-            Reducer& reducer, const Sharding& sharding, const TrainerOptions& options)
+            Reducer& reducer, const Sharding& sharding, const TrainerOptions& options,
+            Factors* factors = nullptr)
         : backend_(backend),
           net_(net),
           images_(images),
@@ -42,6 +45,7 @@ class Trainer {
           reducer_(reducer),
           sharding_(sharding),
           options_(options),
+          factors_(factors),
           kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend, net.gradient_elems())
                                        : DeviceBuffer<float>()),
           ahead_(backend.host_memory() ? 0 : 2),
@@ -69,6 +73,7 @@ class Trainer {
     Reducer& reducer_;
     const Sharding sharding_;
     const TrainerOptions options_;
+    Factors* factors_;
     DeviceBuffer<float> kept_;  // the sum of the gradients of the parts so far
     const std::int64_t ahead_;
     HostBuffer<float> results_;  // [ahead_ + 1][kTailElems], used in turn

@@ -6,6 +6,10 @@ rank, one thread and one core per rank; the first epoch is the warm-up of both a
 neither evaluates on test images. Speeds are images/s over all ranks; memory is the peak resident
 memory of the largest rank. A ratio above 1 says that gyre is faster (speed) or larger (memory).
 
+    tests/hosts.sh 2 bench/peers/compare.py --rate 1gbit --check
+
+puts one rank of either on each of two hosts, made of this machine, whose link has that rate.
+
 --check compares with the goals below; exit status 1 when one is missed.
 """
 
@@ -31,6 +35,7 @@ CASES = {
     "net": {"images": 30000, "epochs": 3, "speed": 4.0, "optimizer": "sgd", "lr": "0.01"},
     "wide": {"images": 1920, "epochs": 2, "speed": 1.5, "optimizer": "adam", "lr": "0.001"},
 }
+ACROSS_HOSTS = 1.5  # the least speed ratio of either case over a link of 1 Gbit/s
 MEMORY_GOAL = 1.0  # the greatest ratio gyre / torch
 MIB = 2**20
 
@@ -174,7 +179,7 @@ def check(results: list[dict]) -> bool:
     """Prints whether each goal is met; true when all are."""
     good = True
     for r in results:
-        goal = CASES[r["case"]]["speed"]
+        goal = ACROSS_HOSTS if torch_ddp.made_hosts() else CASES[r["case"]]["speed"]
         for what, met, line in [
             ("speed", r["speed_ratio"] >= goal, f"{r['speed_ratio']:.2f}, goal >= {goal}"),
             ("memory", r["memory_ratio"] <= MEMORY_GOAL,
@@ -192,11 +197,13 @@ def main() -> int:
     add("--gyre", default=str(ROOT / "build" / "gyre"), help="the gyre binary")
     add("--python", action="append",
         help="interpreter with torch; give it more than once to compare with several")  # fmt: skip
-    add("--mpirun", default="mpirun", help="the launcher, with its options")
+    add("--mpirun", help="the launcher, with its options (default: mpirun; across hosts "
+        "scripts/launch.sh)")  # fmt: skip
+    add("--rate", help="of every link, such as 1gbit; started by tests/hosts.sh only")
     add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
     add("--case", action="append", choices=CASES, help="net, wide (default: both)")
     add("--runs", type=int, default=5, help="runs of each side")
-    add("--ranks", type=int, default=2)
+    add("--ranks", type=int, help="(default: 2; across hosts one on each)")
     add("--batch-size", type=int, default=64, help="images per rank and step")
     add("--limit", type=int, help="images per epoch, in place of each case's own")
     add("--epochs", type=int, help="epochs with the warm-up, in place of each case's own")
@@ -208,6 +215,12 @@ def main() -> int:
     add("--json", help="write all figures to this file")
     args = parser.parse_args()
 
+    hosts = torch_ddp.made_hosts()
+    if args.rate and not hosts:
+        parser.error("--rate needs hosts: start this with tests/hosts.sh 2")
+    args.ranks = args.ranks or len(hosts) or 2
+    launcher = f"{ROOT / 'scripts/launch.sh'} --host {','.join(hosts)}" if hosts else "mpirun"
+    args.mpirun = args.mpirun or launcher
     for case in CASES.values():
         case["images"] = case["images"] if args.limit is None else args.limit
         case["epochs"] = args.epochs or case["epochs"]
@@ -230,6 +243,10 @@ def main() -> int:
     host |= {"commit": commit(), "load_at_start": os.getloadavg()[0]}
     print(f"{host['cpu']}, {host['cores']} cores, {host['system']}")
     print(f"{host['date']}, commit {host['commit']}, load {host['load_at_start']:.2f}")
+    if hosts:
+        print(f"{len(hosts)} hosts made of this machine, links: {args.rate or 'as they are'}")
+    if args.rate:
+        subprocess.run([torch_ddp.HOSTS, "rate", args.rate], check=True)
     if host["cores"] < args.ranks:
         print(f"note: {args.ranks} ranks share {host['cores']} cores")
     if host["load_at_start"] > 0.5:

@@ -31,6 +31,14 @@ import time
 MEAN, STD = 0.1307, 0.3081  # of the pixels scaled to 0..1
 
 
+HOSTS = str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "hosts.sh")
+
+
+def made_hosts() -> list[str]:
+    """The hosts that tests/hosts.sh has made of this machine, if it has started us."""
+    return os.environ.get("GYRE_HOSTS", "").split()
+
+
 def find_python(wanted: str | None) -> str | None:
     """The interpreter asked for, or the first usual one, that can import torch, or None."""
     usual = [sys.executable, shutil.which("python3"), "/usr/bin/python3"]
@@ -255,17 +263,20 @@ def launch(args: argparse.Namespace) -> int:
     except FileNotFoundError as error:
         print(f"torch_ddp.py: {error}", file=sys.stderr)
         return 1
+    hosts = made_hosts()
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    env = os.environ | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    address, interface = (hosts[0], "eth0") if hosts else ("127.0.0.1", "lo")
+    env = os.environ | {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
     env |= {"WORLD_SIZE": str(args.ranks), "OMP_NUM_THREADS": "1"}
     if sys.platform == "linux":
-        env.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    ranks = [
-        subprocess.Popen([python, __file__, *sys.argv[1:], "--worker"], env=env | {"RANK": str(i)})
-        for i in range(args.ranks)
-    ]
+        env.setdefault("GLOO_SOCKET_IFNAME", interface)
+    ranks = []
+    for i in range(args.ranks):
+        place = [HOSTS, "on", hosts[i % len(hosts)]] if hosts else []
+        command = [*place, python, __file__, *sys.argv[1:], "--worker"]
+        ranks.append(subprocess.Popen(command, env=env | {"RANK": str(i)}))
     try:
         while any(rank.poll() is None for rank in ranks):
             if any(rank.poll() for rank in ranks):

@@ -1,0 +1,110 @@
+#include "train/factors.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gyre {
+
+std::vector<FactoredLayer> choose_factored(const Net& net, Backend& backend,
+                                           const Communicator& comm, std::int64_t most_images,
+                                           FactorUse use) {
+    std::vector<FactoredLayer> chosen;
+    const bool several_hosts = comm.local_size() < comm.size();
+    if (use == FactorUse::off || comm.size() == 1 || !backend.host_memory() ||
+        (use == FactorUse::automatic && !several_hosts)) {
+        return chosen;
+    }
+    const double ranks = comm.size();
+    for (const auto& layer : net.layers()) {
+        if (!layer->factored()) {
+            continue;
+        }
+        const auto in = static_cast<double>(layer->in.elems());
+        const auto out = static_cast<double>(layer->out.elems());
+        const double reduced = 2.0 * (ranks - 1.0) / ranks * in * out;
+        const double gathered = (ranks - 1.0) * static_cast<double>(most_images) * (in + out);
+        if (gathered < (use == FactorUse::on ? 1.0 : 0.5) * reduced) {
+            const Parameter& last = layer->parameters.back();
+            const std::int64_t end = last.offset_elems + last.elems;
+            const std::int64_t aligned =
+                (end + Net::kAlignElems - 1) / Net::kAlignElems * Net::kAlignElems;
+            chosen.push_back({layer.get(), {layer->parameters.front().offset_elems, aligned}});
+        }
+    }
+    return chosen;
+}
+
+std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers) {
+    std::vector<Bucket> ranges;
+    for (const FactoredLayer& layer : layers) {
+        ranges.push_back(layer.range);
+    }
+    return ranges;
+}
+
+Factors::Factors(Backend& backend, Net& net, Communicator& comm, Reducer& reducer,
+                 const std::vector<FactoredLayer>& layers, std::int64_t most_images)
+    : backend_(backend), net_(net), reducer_(reducer), rank_(comm.rank()), ranks_(comm.size()) {
+    for (const FactoredLayer& which : layers) {
+        const auto elems = [&](const Shape& shape) {
+            return backend.activation_elems(shape, static_cast<int>(most_images));
+        };
+        const std::int64_t x = elems(which.layer->in), dy = elems(which.layer->out);
+        gathered_.push_back({which, {backend, x * ranks_}, {backend, dy * ranks_}, x, dy});
+    }
+}
+
+// A share of fewer images than the slot holds is filled up with zeros, which add nothing.
+void Factors::put(DeviceBuffer<float>& to, std::int64_t slot_elems, const Shape& shape, int n,
+                  const float* from) {
+    float* slot = to.get() + slot_elems * rank_;
+    const std::int64_t elems = backend_.activation_elems(shape, n);
+    std::copy_n(from, elems, slot);
+    std::fill(slot + elems, slot + slot_elems, 0.0f);
+}
+
+bool Factors::take(const Pass& pass, Layer& layer, const float* x, const float* dy) {
+    const auto found = std::find_if(gathered_.begin(), gathered_.end(),
+                                    [&](const Gathered& g) { return g.which.layer == &layer; });
+    if (found == gathered_.end()) {
+        return false;
+    }
+    Gathered& g = *found;
+    put(g.x, g.x_slot_elems, layer.in, pass.n, x);
+    put(g.dy, g.dy_slot_elems, layer.out, pass.n, dy);
+    const auto bytes = [](std::int64_t elems) {
+        return static_cast<std::size_t>(elems) * sizeof(float);
+    };
+    Pass all = pass;
+    all.n = static_cast<int>(g.x_slot_elems / layer.in.elems()) * ranks_;
+    reducer_.gather(g.x.get(), bytes(g.x_slot_elems), {}, {});
+    reducer_.gather(g.dy.get(), bytes(g.dy_slot_elems), g.which.range, [this, &g, all] {
+        net_.backward_weights(*g.which.layer, all, g.x.get(), g.dy.get());
+    });
+    return true;
+}
+
+void Factors::gather_alone() {
+    for (Gathered& g : gathered_) {
+        for (auto [buffer, slot_elems] :
+             {std::pair{&g.x, g.x_slot_elems}, {&g.dy, g.dy_slot_elems}}) {
+            reducer_.gather(buffer->get(), static_cast<std::size_t>(slot_elems) * sizeof(float), {},
+                            {});
+        }
+    }
+}
+
+std::string Factors::summary() const {
+    std::string text;
+    for (const Gathered& g : gathered_) {
+        text += fmt::format(
+            "{}: {:.1f} KiB of factors gathered from each rank, instead of {:.1f} KiB reduced\n",
+            g.which.layer->name,
+            static_cast<double>((g.x_slot_elems + g.dy_slot_elems) * 4) / 1024.0,
+            static_cast<double>(g.which.range.bytes()) / 1024.0);
+    }
+    return text;
+}
+
+}  // namespace gyre

@@ -1,0 +1,64 @@
+// Sufficient factors: the gradient of a large linear layer is dy^T x over the images of all ranks.
+// Instead of reducing it (2 (ranks-1)/ranks in out elements each way) the ranks can gather x and
+// dy, (ranks-1) images (in + out) elements, and each computes the sum itself. That pays for large
+// layers and small batches: `wide`'s fc1 at 64 images a rank and two ranks sends 6.7 MB instead of
+// 103. It costs (ranks-1) times the arithmetic of the layer's weight gradient.
+// Xie et al., Distributed machine learning via sufficient factor broadcasting, UAI 2016; Zhang et
+// al., Poseidon, USENIX ATC 2017.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/reducer.hpp"
+#include "model/net.hpp"
+
+namespace gyre {
+
+// --factors: on uses them where they are fewer bytes, automatic where they are less than half as
+// many and some rank is on another host. On CPU ranks only.
+enum class FactorUse { automatic, on, off };
+
+struct FactoredLayer {
+    Layer* layer;
+    Bucket range;  // of its gradients
+};
+// The layers whose factors are gathered, ascending. most_images: the largest share of a rank.
+std::vector<FactoredLayer> choose_factored(const Net& net, Backend& backend,
+                                           const Communicator& comm, std::int64_t most_images,
+                                           FactorUse use);
+// Their ranges, for plan_buckets().
+std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers);
+
+// The factors of the chosen layers, in each step.
+class Factors {
+ public:
+    Factors(Backend& backend, Net& net, Communicator& comm, Reducer& reducer,
+            const std::vector<FactoredLayer>& layers, std::int64_t most_images);
+
+    // For Net::backward: takes a chosen layer's gradients over, and starts gathering its factors.
+    bool take(const Pass& pass, Layer& layer, const float* x, const float* dy);
+
+    // Gathers whatever lies in this rank's part, and computes nothing: for benchmarks.
+    void gather_alone();
+    // A line for each layer, for -v.
+    std::string summary() const;
+
+ private:
+    struct Gathered {
+        FactoredLayer which;
+        DeviceBuffer<float> x, dy;  // [ranks][slot], each an activation of most_images
+        std::int64_t x_slot_elems, dy_slot_elems;
+    };
+    void put(DeviceBuffer<float>& to, std::int64_t slot_elems, const Shape& shape, int n,
+             const float* from);
+
+    Backend& backend_;
+    Net& net_;
+    Reducer& reducer_;
+    const int rank_, ranks_;
+    std::vector<Gathered> gathered_;
+};
+
+}  // namespace gyre
