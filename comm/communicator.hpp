@@ -23,8 +23,11 @@ class Request {
     // Returns when the operation is complete on this rank. Throws Error(communication).
     virtual void wait() = 0;
     // What the device is asked for from now on sees the result. The host need not wait for that
-    // where the operation runs on the device.
-    virtual void follow() { wait(); }
+    // where the operation runs on the device; true: it has, and the operation is complete.
+    virtual bool follow() {
+        wait();
+        return true;
+    }
 };
 
 class Communicator {
@@ -41,8 +44,13 @@ class Communicator {
     virtual void annotate(std::int64_t /*step*/, int /*bucket*/) {}
 
     // Whether reductions take and leave their data in this device's memory, ordered with its calls;
-    // if not, data is the host's. Called once, before the first reduction.
+    // if not, data is the host's. Collective, before the first reduction; the first call decides.
     virtual bool use_device(Backend& backend) { return backend.host_memory(); }
+    // Tells a library that transfers from and to this memory will be frequent, until the result is
+    // destroyed; null where that makes no difference.
+    virtual std::shared_ptr<void> register_buffer(void* /*data*/, std::size_t /*bytes*/) {
+        return nullptr;
+    }
     // In place: data[i] = sum over ranks of data[i]; each addition is rounded to the type. All
     // ranks start the same reductions in the same order. The memory must stay untouched until
     // wait() returns.
@@ -58,6 +66,9 @@ class Communicator {
     virtual void allreduce_sum(std::span<double> data) = 0;
     virtual void broadcast(void* data, std::size_t bytes, int root) = 0;
     virtual void barrier() = 0;
+    // What has gone wrong in reductions under way that may therefore never complete; empty:
+    // nothing. For a thread that watches.
+    virtual std::string async_error() { return {}; }
     // Ends all ranks of the job at once with this exit code. Does not return.
     [[noreturn]] virtual void abort(int exit_code) noexcept = 0;
 

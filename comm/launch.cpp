@@ -8,6 +8,7 @@
 #include <optional>
 
 #include "comm/communicator.hpp"
+#include "comm/nccl_communicator.hpp"
 #include "comm/rendezvous.hpp"
 
 namespace gyre {
@@ -256,7 +257,9 @@ StartUp find_start_up(const LaunchOptions& options) {
     return start_up;
 }
 
-std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options) {
+namespace {
+
+std::unique_ptr<Communicator> make_host_communicator(const LaunchOptions& options) {
     const StartUp start_up = find_start_up(options);
     switch (start_up.method) {
         case StartUp::Method::single:
@@ -277,6 +280,19 @@ std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options) {
             start_up.launcher_remedy));
     }
     return make_gloo_communicator(start_up, options);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options) {
+    auto host = make_host_communicator(options);
+    const bool required = options.comm == "nccl";
+    if (host->size() == 1 || !(required || options.comm == "auto")) {
+        return host;
+    }
+    return make_nccl_communicator(
+        std::move(host), {required, options.share_gpu, options.nccl_register, options.init_timeout,
+                          options.collective_timeout});
 }
 
 std::unique_ptr<Communicator> make_communicator() {

@@ -70,6 +70,12 @@ Reducer::Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> bucke
     }
     if (!comm.use_device(backend)) {
         staging_ = {backend, buckets_.front().end};
+        return;
+    }
+    const auto elems = static_cast<std::size_t>(buckets_.front().end);
+    registered_[0] = comm.register_buffer(gradients_, elems * sizeof(float));
+    if (narrow_.get() != nullptr) {
+        registered_[1] = comm.register_buffer(narrow_.get(), narrow_.bytes());
     }
 }
 
@@ -171,6 +177,8 @@ Reducer::Times Reducer::settle() {
     steps_.pop_front();
     Times times;
     for (const Flight& flight : step.flights) {
+        // First, what the rank itself computed: the request's wait is for the other ranks alone.
+        backend_.wait_transfer(flight.ready);
         flight.request->wait();
         const auto since_begin = [&](Backend::Transfer mark) {
             return backend_.seconds_between(step.begin, mark);

@@ -108,7 +108,8 @@ class Reducer {
     float* gradients_;
     const DataType type_;
     const std::int64_t exact_from_;
-    DeviceBuffer<std::uint16_t> narrow_;  // [gradients], where they travel in 16 bits
+    DeviceBuffer<std::uint16_t> narrow_;   // [gradients], where they travel in 16 bits
+    std::shared_ptr<void> registered_[2];  // gradients_ and narrow_
     HostBuffer<float> staging_;  // [gradients], where they travel through the host's memory
     std::deque<Step> steps_;     // not settled; the last is the current one
     std::int64_t step_ = -1;     // since the reducer was made

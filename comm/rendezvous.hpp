@@ -16,12 +16,14 @@ namespace gyre {
 
 // What the user asked for; what is empty comes from the environment.
 struct LaunchOptions {
-    std::string comm = "auto";  // auto, mpi, gloo
+    std::string comm = "auto";  // auto, nccl, mpi, gloo
     std::string init_method;    // mpi, env://, tcp://HOST:PORT, file:///PATH
     std::optional<int> rank, world_size;
     std::string job_id;                 // tells jobs apart that meet on one port or file
     double init_timeout = 60.0;         // seconds until all ranks must have met
     double collective_timeout = 120.0;  // seconds of one collective over Gloo
+    bool share_gpu = false;             // ranks may share a GPU, also where they reduce over NCCL
+    bool nccl_register = false;         // gradient buffers with NCCL
 };
 
 // What a rank knows when it starts.

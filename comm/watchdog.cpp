@@ -29,6 +29,9 @@ constexpr double kConnectSeconds = 5.0;
 constexpr double kSilentSeconds = 3.0;  // after which a rank counts as not answering
 constexpr double kGoneSeconds = 1.0;    // that the launcher gets to end the job of a dead rank
 constexpr unsigned kAbortSeconds = 5;   // that the library's abort gets
+constexpr double kAskSeconds = 1.0;     // between two questions whether the library has failed
+constexpr double kSpeechSeconds = 1.0;  // that a rank waits for another to report
+constexpr const char* kSetUp = "set-up of reductions";
 
 // How far a rank is. Sent as it is: all ranks run the same program on the same kind of machine.
 struct Status {
@@ -216,20 +219,23 @@ class WatchedCommunicator final : public Communicator {
         bucket_ = bucket;
     }
 
-    bool use_device(Backend& backend) override { return inner_->use_device(backend); }
+    bool use_device(Backend& backend) override {
+        bool result = false;
+        watched(kSetUp, 0, [&] { result = inner_->use_device(backend); });
+        return result;
+    }
+    std::shared_ptr<void> register_buffer(void* data, std::size_t bytes) override {
+        return inner_->register_buffer(data, bytes);
+    }
+    std::string async_error() override { return inner_->async_error(); }
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
                                                  DataType type) override {
-        const std::int64_t number =
-            recorder_.start(fmt::format("allreduce({})", name_of(type)),
-                            elems * static_cast<std::int64_t>(bytes_of(type)), step_, bucket_);
-        return std::make_unique<WatchedRequest>(*this, number,
-                                                inner_->allreduce_sum_async(data, elems, type));
+        return begun(fmt::format("allreduce({})", name_of(type)),
+                     static_cast<std::size_t>(elems) * bytes_of(type),
+                     [&] { return inner_->allreduce_sum_async(data, elems, type); });
     }
     std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
-        const std::int64_t number =
-            recorder_.start("allgather", static_cast<std::int64_t>(bytes), step_, bucket_);
-        return std::make_unique<WatchedRequest>(*this, number,
-                                                inner_->allgather_async(data, bytes));
+        return begun("allgather", bytes, [&] { return inner_->allgather_async(data, bytes); });
     }
     void allreduce_sum(std::span<double> data) override {
         watched("allreduce(double)", data.size_bytes(), [&] { inner_->allreduce_sum(data); });
@@ -252,16 +258,46 @@ class WatchedCommunicator final : public Communicator {
                        std::unique_ptr<Request> inner)
             : comm_(comm), number_(number), inner_(std::move(inner)) {}
         void wait() override {
+            if (finished_) {
+                return;
+            }
             comm_.recorder_.wait(number_);
             inner_->wait();
-            comm_.recorder_.finish(number_);
+            finish();
+        }
+        bool follow() override {
+            if (!finished_) {
+                comm_.recorder_.wait(number_);
+                if (inner_->follow()) {
+                    finish();
+                } else {
+                    comm_.recorder_.follow(number_);
+                }
+            }
+            return finished_;
         }
 
      private:
+        void finish() {
+            comm_.recorder_.finish(number_);
+            finished_ = true;
+        }
+
         WatchedCommunicator& comm_;
         const std::int64_t number_;
         std::unique_ptr<Request> inner_;
+        bool finished_ = false;
     };
+
+    template <typename Work>
+    std::unique_ptr<Request> begun(const std::string& kind, std::size_t bytes, Work work) {
+        const std::int64_t number =
+            recorder_.start(kind, static_cast<std::int64_t>(bytes), step_, bucket_);
+        recorder_.wait(number);  // a library that connects when it is first used may block
+        auto request = work();
+        recorder_.resume(number);
+        return std::make_unique<WatchedRequest>(*this, number, std::move(request));
+    }
 
     template <typename Work>
     void watched(const char* kind, std::size_t bytes, Work work) {
@@ -346,10 +382,21 @@ class WatchedCommunicator final : public Communicator {
         status.step = step_;
         status.bucket = bucket_;
         status.flags = (leaving_ ? Status::kLeaving : 0) | (reporting_ ? Status::kReporting : 0);
-        if (const auto waiting = recorder_.waiting()) {
-            status.waiting = static_cast<float>(waiting->seconds);
+        if (const auto pending = this->pending()) {
+            status.waiting = static_cast<float>(pending->seconds);
         }
         return status;
+    }
+
+    // What this rank waits for: its host, or else its device, for so long that the host, which
+    // does not run far ahead, must be waiting for the device in some call or other.
+    std::optional<FlightRecorder::Waiting> pending() const {
+        if (const auto waiting = recorder_.waiting()) {
+            return waiting;
+        }
+        const auto following = recorder_.following();
+        return following && following->seconds >= options_.warning_seconds ? following
+                                                                           : std::nullopt;
     }
 
     void exchange() {
@@ -390,12 +437,26 @@ class WatchedCommunicator final : public Communicator {
     void watch() {
         std::int64_t warned_of = -1;
         Clock::time_point last_whole = Clock::now();  // when nobody was gone, or nobody waited
+        Clock::time_point last_asked = Clock::now();
         for (;; pause()) {
             exchange();
             if (leaving_) {
                 return;
             }
-            const auto waiting = recorder_.waiting();
+            if (seconds_since(last_asked) >= kAskSeconds) {
+                last_asked = Clock::now();
+                if (const std::string error = inner_->async_error(); !error.empty()) {
+                    auto collective = recorder_.last().value_or(Collective{});
+                    if (const auto following = recorder_.following()) {
+                        collective = following->collective;
+                    }
+                    fail(
+                        fmt::format("{}; under way: {}; {}. A rank, its host or its network may "
+                                    "be gone",
+                                    error, describe(collective), late_ranks(collective)));
+                }
+            }
+            const auto waiting = pending();
             // A process that has ended without taking its leave will never arrive.
             if (!waiting || std::none_of(table_.begin(), table_.end(), gone)) {
                 last_whole = Clock::now();
@@ -403,11 +464,17 @@ class WatchedCommunicator final : public Communicator {
             if (!waiting) {
                 continue;
             }
-            if (waiting->seconds >= options_.timeout_seconds ||
+            const bool set_up = waiting->collective.kind == kSetUp;
+            if (waiting->seconds >= (set_up ? options_.setup_seconds : options_.timeout_seconds) ||
                 seconds_since(last_whole) >= kGoneSeconds) {
-                fail(*waiting);
+                fail(
+                    fmt::format("no progress for {:.0f} s in {}; {}. Look at the late rank first "
+                                "(is it running? its host's log, memory, network); --timeout "
+                                "sets how long a wait may last",
+                                waiting->seconds, describe(waiting->collective),
+                                late_ranks(waiting->collective)));
             }
-            if (waiting->seconds >= options_.warning_seconds &&
+            if (waiting->seconds >= options_.warning_seconds && !set_up &&
                 warned_of != waiting->collective.number) {
                 warned_of = waiting->collective.number;
                 if (speaks()) {
@@ -427,11 +494,15 @@ class WatchedCommunicator final : public Communicator {
         return (s.flags & Status::kClosed) != 0 && (s.flags & Status::kLeaving) == 0;
     }
 
+    bool somebody_reports() const {
+        return std::any_of(table_.begin(), table_.end(), [&](const Status& s) {
+            return s.rank != rank() && (s.flags & Status::kReporting) != 0;
+        });
+    }
+
     // One rank speaks for the job: the lowest that waits and is heard.
     bool speaks() const {
-        if (std::any_of(table_.begin(), table_.end(), [&](const Status& s) {
-                return s.rank != rank() && (s.flags & Status::kReporting) != 0;
-            })) {
+        if (somebody_reports()) {
             return false;
         }
         for (const Status& s : table_) {
@@ -479,21 +550,22 @@ class WatchedCommunicator final : public Communicator {
     }
 
     // Reports, keeps the flight record, and ends the job.
-    [[noreturn]] void fail(const FlightRecorder::Waiting& waiting) {
-        const std::string reason =
-            fmt::format("no progress for {:.0f} s in {}; {}", waiting.seconds,
-                        describe(waiting.collective), late_ranks(waiting.collective));
+    [[noreturn]] void fail(const std::string& reason) {
         if (!options_.flight_record.empty()) {
             std::ofstream(fmt::format("{}.rank{}.json", options_.flight_record, rank()))
                 << recorder_.json(rank(), size(), host_, reason) << "\n";
         }
-        if (speaks()) {
+        // The lowest rank that waits reports, unless it notices nothing.
+        bool speak = speaks();
+        for (const auto begin = Clock::now();
+             !speak && !somebody_reports() && !(speak = seconds_since(begin) >= kSpeechSeconds);) {
+            std::this_thread::sleep_for(kPulse / 4);
+            exchange();
+        }
+        if (speak) {
             reporting_ = true;
             exchange();  // the others then hold their tongues, even when this process is gone
-            fmt::print(stderr,
-                       "gyre: rank {} on {}: {}. Look at the late rank first (is it running? its "
-                       "host's log, memory, network); --timeout sets how long a wait may last. "
-                       "Ending the job with exit code {}\n",
+            fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n",
                        rank(), host_, reason, static_cast<int>(ExitCode::communication));
             std::fflush(stderr);
         } else {

@@ -21,6 +21,7 @@ struct WatchOptions {
     // Where each rank writes its last collectives on failure, as PATH.rankN.json; empty: nowhere.
     // docs/design.md says how to read it.
     std::string flight_record;
+    double setup_seconds = 120.0;  // that use_device() may take
 };
 
 // Collective. Ranks that cannot reach rank 0's extra port are watched without news of the others,

@@ -121,6 +121,12 @@ class LayerKernels {
     virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;
 };
 
+// Which GPU a backend runs on, for telling apart those of the ranks. Empty: the host itself.
+struct DeviceIdentity {
+    std::string bus_id, uuid;
+    bool emulated = false;
+};
+
 class Backend : public LayerKernels {
  public:
     // Memory. allocate() is zeroed; sizes are in bytes.
@@ -153,6 +159,7 @@ class Backend : public LayerKernels {
     virtual double seconds_between(Transfer begin, Transfer end) = 0;
     // Whether the host may use device pointers as its own.
     virtual bool host_memory() const = 0;
+    virtual DeviceIdentity device_identity() const { return {}; }
 
     // Activations: floats to allocate for n images, and conversion from and to [n][shape] on the
     // host.
@@ -189,6 +196,7 @@ class Backend : public LayerKernels {
 enum class KernelSet { ours, library, automatic };  // --kernels ours|cudnn|auto
 struct GpuOptions {
     int device = 0;
+    bool share = false;  // ranks take turns where there are fewer devices
     KernelSet kernels = KernelSet::ours;
     bool deterministic = false;  // libraries may use only algorithms that are
     bool tf32 = false;           // matrix products may round their operands to TF32

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "comm/communicator.hpp"
+#include "comm/nccl_library.hpp"
 #include "comm/rendezvous.hpp"
 #include "data/dataset.hpp"
 #include "kernels/device_info.hpp"
@@ -18,6 +19,7 @@ ExitCode run_info() {
     }
     fmt::print("{:<18} compiled in: {}, found: {}\n", "MPI", mpi_compiled_version(),
                mpi_library_version());
+    fmt::print("{:<18} {}\n", "NCCL", nccl::library_version());
     fmt::print("{:<18} {}\n", "Gloo", gloo_available() ? "compiled in" : "none in this build");
     for (const std::string& name : builtin_models()) {
         fmt::print("{:<18} {}\n", "built-in net", name);

@@ -221,6 +221,7 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         data = load_dataset({options.data, options.limit, options.classes});
         normalisation = choose_normalisation(options, data.train);
     });
+    comm.use_device(*backend);  // what it then uses is among the facts
     facts = {model.name, data.name, backend->description(), comm.description()};
     facts.train_images = data.train.count;
     facts.test_images = data.test.count;

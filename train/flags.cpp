@@ -24,10 +24,12 @@ CLI::Validator at_least(T least) {
 }
 
 void add_launch_flags(CLI::App& app, LaunchOptions& o) {
-    app.add_option("--comm", o.comm,
-                   "What the ranks reduce over: mpi, gloo (without mpirun), or auto: as started")
+    app.add_option(
+           "--comm", o.comm,
+           "What gradients are reduced over: nccl (CUDA GPUs), mpi, gloo (without mpirun), or "
+           "auto: NCCL where the ranks have GPUs and it is found, otherwise as started")
         ->capture_default_str()
-        ->check(CLI::IsMember({"auto", "mpi", "gloo"}));
+        ->check(CLI::IsMember({"auto", "nccl", "mpi", "gloo"}));
     app.add_option("--init-method", o.init_method,
                    "Where the ranks meet: mpi, env:// (MASTER_ADDR, MASTER_PORT), tcp://HOST:PORT "
                    "(rank 0 listens there), or file:///PATH (a new folder that all see) [as the "
@@ -50,9 +52,14 @@ void add_launch_flags(CLI::App& app, LaunchOptions& o) {
     app.add_option("--job-id", o.job_id,
                    "Any text, the same on all ranks: keeps jobs apart that meet at one place");
     app.add_option("--init-timeout", o.init_timeout,
-                   "Seconds until all ranks must have met (not with MPI)")
+                   "Seconds until all ranks must have met (not with MPI), and until NCCL must have "
+                   "connected them")
         ->capture_default_str()
         ->check(at_least(0.1));
+    app.add_flag("--share-gpu", o.share_gpu,
+                 "Ranks may share a GPU: to try things out; otherwise that is refused");
+    app.add_flag("--nccl-register", o.nccl_register,
+                 "Register the gradients' memory with NCCL, which may then copy less");
 }
 
 void add_common_flags(CLI::App& app, CommonOptions& o) {

@@ -96,8 +96,8 @@ int main(int argc, char** argv) {
             return static_cast<int>(run_plan(*comm, plan_options, flag_manifest(*plan)));
         }
         comm = make_watched_communicator(
-            std::move(comm),
-            {common.timeout, std::min(5.0, common.timeout / 2), common.flight_record});
+            std::move(comm), {common.timeout, std::min(5.0, common.timeout / 2),
+                              common.flight_record, launch.init_timeout + common.timeout});
         return static_cast<int>(train->parsed()
                                     ? run_train(*comm, train_options, flag_manifest(*train))
                                     : run_eval(*comm, eval_options, flag_manifest(*eval)));

@@ -70,6 +70,7 @@ std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Commun
     }
     GpuOptions gpu_options;
     gpu_options.device = comm.local_rank();
+    gpu_options.share = options.launch.share_gpu;
     gpu_options.kernels = options.kernels == "ours"    ? KernelSet::ours
                           : options.kernels == "cudnn" ? KernelSet::library
                                                        : KernelSet::automatic;

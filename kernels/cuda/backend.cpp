@@ -31,7 +31,7 @@ namespace own = gyre::SIMT_NAMESPACE;
 class GpuBackend final : public Backend {
  public:
     explicit GpuBackend(const GpuOptions& options)
-        : device_(select_device(options.device)),
+        : device_(select_device(options.device, options.share)),
           workspace_(compute_),
           context_{compute_, workspace_, device_.multiprocessors, options.tf32},
           kernels_(make_kernels(options)) {}
@@ -112,6 +112,14 @@ class GpuBackend final : public Backend {
     void follow(Transfer transfer) override { compute_.wait(event(transfer)); }
     void wait_transfer(Transfer transfer) override { event(transfer).synchronize(); }
     bool host_memory() const override { return false; }
+    DeviceIdentity device_identity() const override {
+#if defined(GYRE_EMULATED)
+        constexpr bool emulated = true;
+#else
+        constexpr bool emulated = false;
+#endif
+        return {device_.bus_id, device_.uuid, emulated};
+    }
 
     void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n) override {
         kernels_->prepare_conv2d(layer, shape, n);
@@ -122,7 +130,9 @@ class GpuBackend final : public Backend {
     void prepare_linear(const std::string& layer, const LinearShape& shape, int n) override {
         kernels_->prepare_linear(layer, shape, n);
     }
-    std::string choices() const override { return kernels_->choices(); }
+    std::string choices() const override {
+        return kernels_->choices();
+    }
 
     std::int64_t activation_elems(const Shape& shape, int n) const override {
         return shape.elems() * n;

@@ -1,6 +1,6 @@
-// Versions of CUDA, cuDNN and NCCL, compiled in and found at run time, and the GPUs.
+// Versions of CUDA and cuDNN, compiled in and found at run time, and the GPUs.
 //
-// cuDNN and NCCL are looked for with dlopen, so that the program starts without them.
+// cuDNN is looked for with dlopen, so that the program starts without it.
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
 #include <fmt/format.h>
@@ -9,9 +9,6 @@
 #include "kernels/device_info.hpp"
 #if __has_include(<cudnn_version.h>)
 #include <cudnn_version.h>
-#endif
-#if __has_include(<nccl.h>)
-#include <nccl.h>
 #endif
 
 namespace gyre {
@@ -41,20 +38,6 @@ InfoLine cudnn_line() {
     return {"cuDNN", fmt::format("compiled in: {}, found: {}", built, found)};
 }
 
-InfoLine nccl_line() {
-    std::string built = "none";
-#if defined(NCCL_MAJOR)
-    built = fmt::format("{}.{}.{}", NCCL_MAJOR, NCCL_MINOR, NCCL_PATCH);
-#endif
-    std::string found = "none";
-    int v = 0;
-    if (const auto version = find_function<int(int*)>("libnccl.so.2", "ncclGetVersion");
-        version && version(&v) == 0) {
-        found = fmt::format("{}.{}.{}", v / 10000, v / 100 % 100, v % 100);
-    }
-    return {"NCCL", fmt::format("compiled in: {}, found: {}", built, found)};
-}
-
 }  // namespace
 
 std::vector<InfoLine> cuda_info() {
@@ -69,8 +52,7 @@ std::vector<InfoLine> cuda_info() {
     std::vector<InfoLine> lines = {
         {"CUDA", fmt::format("compiled in: {}, driver for: {}", cuda_version_text(runtime),
                              cuda_version_text(driver))},
-        cudnn_line(),
-        nccl_line()};
+        cudnn_line()};
     const cudaError_t result = cudaGetDeviceCount(&count);
     if (result != cudaSuccess || count == 0) {
         lines.push_back(

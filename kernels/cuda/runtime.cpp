@@ -3,6 +3,8 @@
 
 #include <fmt/format.h>
 
+#include <array>
+
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/native.hpp"
 #include "kernels/error.hpp"
@@ -139,7 +141,17 @@ void release_pinned(void* memory) noexcept {
     cudaFreeHost(memory);
 }
 
-DeviceProperties select_device(int index) {
+// As nvidia-smi -L prints it.
+static std::string uuid_text(const cudaUUID_t& uuid) {
+    std::string text = "GPU-";
+    for (int i = 0; i < 16; ++i) {
+        text += fmt::format("{}{:02x}", i == 4 || i == 6 || i == 8 || i == 10 ? "-" : "",
+                            static_cast<unsigned char>(uuid.bytes[i]));
+    }
+    return text;
+}
+
+DeviceProperties select_device(int index, bool share) {
     int driver = 0, count = 0;
     GYRE_CUDA_CHECK(cudaDriverGetVersion(&driver));
     const cudaError_t found = driver == 0 ? cudaErrorNoDevice : cudaGetDeviceCount(&count);
@@ -150,16 +162,22 @@ DeviceProperties select_device(int index) {
             host_name(), driver == 0 ? "no NVIDIA driver is loaded" : cudaGetErrorString(found)));
     }
     GYRE_CUDA_CHECK(found);
+    if (share) {
+        index %= count;
+    }
     if (index >= count) {
         throw usage_error(
             fmt::format("this rank would use GPU {}, but {} has {} (CUDA_VISIBLE_DEVICES may hide "
-                        "others); start at most one rank per GPU",
+                        "others); start at most one rank per GPU, or add --share-gpu",
                         index, host_name(), count));
     }
     GYRE_CUDA_CHECK(cudaSetDevice(index));
     cudaDeviceProp properties{};
     GYRE_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
-    return {properties.name, properties.multiProcessorCount};
+    std::array<char, 32> bus_id{};
+    GYRE_CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), index));
+    return {properties.name, properties.multiProcessorCount, bus_id.data(),
+            uuid_text(properties.uuid)};
 }
 
 }  // namespace gyre::cuda

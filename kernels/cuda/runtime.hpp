@@ -75,8 +75,10 @@ void release_pinned(void* memory) noexcept;
 struct DeviceProperties {
     std::string name;
     int multiprocessors = 1;
+    std::string bus_id, uuid;
 };
-// Makes this device the current one of the calling thread. Throws where it cannot run gyre.
-DeviceProperties select_device(int index);
+// Makes this device the current one of the calling thread. Throws where it cannot run gyre. share:
+// an index beyond the devices there are counts on from the first.
+DeviceProperties select_device(int index, bool share);
 
 }  // namespace gyre::SIMT_NAMESPACE

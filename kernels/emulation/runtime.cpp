@@ -18,6 +18,7 @@
 #include "kernels/emulation/emulator.hpp"
 #include "kernels/emulation/sanitizer.hpp"
 #include "kernels/error.hpp"
+#include "kernels/host_name.hpp"
 
 namespace gyre::emulated {
 
@@ -223,8 +224,10 @@ void release_pinned(void* memory) noexcept {
     ::operator delete(memory);
 }
 
-DeviceProperties select_device(int) {
-    return {"emulated GPU", 4};
+// A host has as many emulated GPUs as are asked for.
+DeviceProperties select_device(int index, bool) {
+    return {"emulated GPU", 4, fmt::format("emulated:{:02x}.0", index),
+            fmt::format("EMULATED-{}-{}", host_name(), index)};
 }
 
 }  // namespace gyre::emulated

@@ -1,0 +1,270 @@
+// The communicator over NCCL, on the emulated GPU and a fake NCCL (fake_nccl.cpp), run under mpirun
+// with 1, 2, 3 and 4 ranks.
+#define CATCH_CONFIG_RUNNER
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+
+#include "comm/nccl_communicator.hpp"
+#include "comm/reducer.hpp"
+#include "comm/watchdog.hpp"
+#include "tests/catch.hpp"
+#include "tests/expect_error.hpp"
+
+using namespace gyre;
+using gyre::test::expect_error;
+
+namespace {
+
+Communicator* world = nullptr;  // MPI's; one per process
+
+// MPI starts once, but a test wants a communicator over NCCL of its own.
+class Borrowed final : public Communicator {
+ public:
+    std::string description() const override { return world->description(); }
+    int rank() const override { return world->rank(); }
+    int size() const override { return world->size(); }
+    int local_rank() const override { return world->local_rank(); }
+    int local_size() const override { return world->local_size(); }
+    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                 DataType type) override {
+        return world->allreduce_sum_async(data, elems, type);
+    }
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
+        return world->allgather_async(data, bytes);
+    }
+    void allreduce_sum(std::span<double> data) override { world->allreduce_sum(data); }
+    void broadcast(void* data, std::size_t bytes, int root) override {
+        world->broadcast(data, bytes, root);
+    }
+    void barrier() override { world->barrier(); }
+    [[noreturn]] void abort(int exit_code) noexcept override {
+        world->abort(exit_code);
+        std::_Exit(exit_code);
+    }
+};
+
+std::unique_ptr<Communicator> make(NcclOptions options) {
+    return make_nccl_communicator(std::make_unique<Borrowed>(), options);
+}
+
+NcclOptions required() {
+    NcclOptions options;
+    options.required = true;
+    return options;
+}
+
+std::unique_ptr<Backend> gpu(int index) {
+    GpuOptions options;
+    options.device = index;
+    return make_emulated_backend(options);
+}
+
+// Small integers, so that all sums are exact in 8 bits.
+float value(std::size_t i, int rank) {
+    return static_cast<float>(static_cast<int>(i % 7) + rank);
+}
+float expected(std::size_t i) {
+    const int n = world->size();
+    return static_cast<float>(n * static_cast<int>(i % 7) + n * (n - 1) / 2);
+}
+
+class Environment {
+ public:
+    Environment(const char* name, const char* text) : name_(name) { setenv(name, text, 1); }
+    ~Environment() { unsetenv(name_); }
+    Environment(const Environment&) = delete;
+    Environment& operator=(const Environment&) = delete;
+
+ private:
+    const char* name_;
+};
+
+}  // namespace
+
+TEST_CASE("sums of every type and size, several in flight, on the device") {
+    const auto watched = make_watched_communicator(make(required()), {});
+    const auto backend = gpu(world->rank());
+    REQUIRE(watched->use_device(*backend));
+    CHECK(watched->description().find("NCCL (2.28.9") == 0);
+    for (const DataType type : {DataType::float32, DataType::bfloat16, DataType::float16}) {
+        INFO(name_of(type));
+        std::vector<DeviceBuffer<float>> data;
+        std::vector<DeviceBuffer<std::uint16_t>> narrow;
+        std::vector<std::unique_ptr<Request>> requests;
+        for (const std::int64_t elems : {0, 1, 3, 1000, (1 << 20) + 1}) {
+            auto& wide = data.emplace_back(*backend, elems);
+            auto& half = narrow.emplace_back(*backend, elems);
+            std::vector<float> host(static_cast<std::size_t>(elems));
+            for (std::size_t i = 0; i < host.size(); ++i) {
+                host[i] = value(i, world->rank());
+            }
+            backend->upload(wide.get(), host.data(), wide.bytes());
+            void* sum = wide.get();
+            if (type != DataType::float32) {
+                backend->narrow(type, elems, wide.get(), half.get());
+                sum = half.get();
+            }
+            requests.push_back(watched->allreduce_sum_async(sum, elems, type));
+        }
+        for (std::size_t k = 0; k < data.size(); ++k) {
+            requests[k]->follow();
+            if (type != DataType::float32) {
+                backend->widen(type, data[k].elems(), narrow[k].get(), data[k].get());
+            }
+        }
+        for (const auto& wide : data) {
+            std::vector<float> host(static_cast<std::size_t>(wide.elems()));
+            backend->download(host.data(), wide.get(), wide.bytes());
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < host.size(); ++i) {
+                wrong += host[i] != expected(i);
+            }
+            INFO(host.size());
+            CHECK(wrong == 0);
+        }
+        for (const auto& request : requests) {
+            request->wait();
+        }
+    }
+}
+
+TEST_CASE("gatherings on the device, in one order with sums") {
+    const auto comm = make_watched_communicator(make(required()), {});
+    const auto backend = gpu(world->rank());
+    REQUIRE(comm->use_device(*backend));
+    const auto ranks = static_cast<std::size_t>(world->size());
+    const auto own = static_cast<std::size_t>(world->rank());
+    for (const std::size_t bytes : {std::size_t{0}, std::size_t{5}, std::size_t{600'000}}) {
+        std::vector<std::uint8_t> host(ranks * bytes);
+        for (std::size_t i = 0; i < bytes; ++i) {
+            host[own * bytes + i] = static_cast<std::uint8_t>(i * 7 + own);
+        }
+        DeviceBuffer<std::uint8_t> data(*backend, static_cast<std::int64_t>(host.size()));
+        DeviceBuffer<float> one(*backend, 1);
+        const float x = value(1, world->rank());
+        backend->upload(data.get(), host.data(), host.size());
+        backend->upload(one.get(), &x, sizeof x);
+        const auto gathering = comm->allgather_async(data.get(), bytes);
+        const auto sum = comm->allreduce_sum_async(one.get(), 1);
+        gathering->follow();
+        sum->follow();
+        float total = 0.0f;
+        backend->download(host.data(), data.get(), host.size());
+        backend->download(&total, one.get(), sizeof total);
+        gathering->wait();
+        sum->wait();
+        CHECK(total == expected(1));
+        std::size_t wrong = 0;
+        for (std::size_t r = 0; r < ranks; ++r) {
+            for (std::size_t i = 0; i < bytes; ++i) {
+                wrong += host[r * bytes + i] != static_cast<std::uint8_t>(i * 7 + r);
+            }
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("a reducer leaves gradients on the device, registered or not") {
+    NcclOptions options = required();
+    for (const bool registered : {false, true}) {
+        options.register_buffers = registered;
+        const auto comm = make(options);
+        const auto backend = gpu(world->rank());
+        constexpr std::int64_t kElems = 40'000;
+        DeviceBuffer<float> gradients(*backend, kElems);
+        std::vector<float> host(kElems);
+        for (int again = 0; again < 2; ++again) {  // the second reducer finds NCCL running
+            Reducer reducer(*comm, *backend, plan_buckets({0, 16, 20'000}, kElems, 16 << 10),
+                            gradients.get(), again == 1 ? DataType::bfloat16 : DataType::float32,
+                            kElems);
+            for (std::size_t i = 0; i < host.size(); ++i) {
+                host[i] = value(i, world->rank());
+            }
+            backend->upload(gradients.get(), host.data(), gradients.bytes());
+            reducer.begin_step();
+            reducer.ready(20'000);
+            reducer.ready(0);
+            std::int64_t arrived = 0;
+            reducer.finish_step([&](const Bucket& bucket) { arrived += bucket.elems(); });
+            reducer.settle();
+            CHECK(arrived == kElems);
+            backend->download(host.data(), gradients.get(), gradients.bytes());
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < host.size(); ++i) {
+                wrong += host[i] != expected(i);
+            }
+            CHECK(wrong == 0);
+        }
+    }
+}
+
+TEST_CASE("two ranks on one GPU are refused with a table, unless they are to share it") {
+    if (world->size() == 1) {
+        return;
+    }
+    // The last rank uses rank 0's GPU.
+    const bool last = world->rank() == world->size() - 1;
+    const auto backend = gpu(last ? 0 : world->rank());
+    const std::string row = std::to_string(world->size() - 1) + "  ";
+    expect_error(ExitCode::communication,
+                 {"share a GPU", "PCI bus id", "\n     0  ", row, "emulated:00.0", "EMULATED-",
+                  "--share-gpu"},
+                 [&] { make(required())->use_device(*backend); });
+    CHECK(std::getenv("NCCL_HOSTID") == nullptr);
+    const Environment p2p("NCCL_P2P_DISABLE", "0");  // the user's own setting stays
+    NcclOptions sharing = required();
+    sharing.share_gpu = true;
+    CHECK(make(sharing)->use_device(*backend));
+    const char* id = std::getenv("NCCL_HOSTID");
+    REQUIRE(id != nullptr);
+    CHECK(std::string(id).ends_with("-rank-" + std::to_string(world->rank())));
+    CHECK(std::getenv("NCCL_SHM_DISABLE") == std::string("1"));
+    CHECK(std::getenv("NCCL_P2P_DISABLE") == std::string("0"));
+    unsetenv("NCCL_HOSTID");
+    unsetenv("NCCL_SHM_DISABLE");
+}
+
+TEST_CASE("NCCL that never gets ready ends at the deadline, also where its abort hangs") {
+    NcclOptions options = required();
+    options.init_timeout = 0.5;
+    for (const char* faults : {"init", "init,abort"}) {
+        if (world->size() != 2 && faults != std::string("init")) {
+            continue;  // takes seconds, and is the same with other ranks
+        }
+        const Environment fault("GYRE_FAKE_NCCL", faults);
+        const auto backend = gpu(world->rank());
+        const auto begin = std::chrono::steady_clock::now();
+        expect_error(ExitCode::communication,
+                     {"has not connected", "0.5 s (--init-timeout)", "rank ", " on ",
+                      "NCCL_SOCKET_IFNAME", "NCCL_DEBUG=INFO", "firewall"},
+                     [&] { make(options)->use_device(*backend); });
+        const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
+        CHECK(took.count() >= 0.5);
+        CHECK(took.count() < 8.0);
+    }
+}
+
+TEST_CASE("a device that NCCL cannot use, or a missing library") {
+    const auto cpu = make_cpu_backend(1);
+    expect_error(ExitCode::usage, {"rank 0 on ", "--device cuda", "--comm auto"},
+                 [&] { make(required())->use_device(*cpu); });
+    CHECK(make({})->use_device(*cpu));
+    const auto backend = gpu(world->rank());
+    CHECK(!make({})->use_device(*backend));  // auto: the emulated GPU is none
+    const std::string fake = std::getenv("GYRE_NCCL_LIBRARY");
+    {
+        const Environment nowhere("GYRE_NCCL_LIBRARY", "/nowhere/libnccl.so.2");
+        expect_error(
+            ExitCode::usage,
+            {"/nowhere/libnccl.so.2", "libnccl2", "site-packages/nvidia/nccl/lib", "--comm mpi"},
+            [&] { make(required())->use_device(*backend); });
+    }
+    setenv("GYRE_NCCL_LIBRARY", fake.c_str(), 1);
+}
+
+int main(int argc, char** argv) {
+    const auto comm = make_communicator();
+    world = comm.get();
+    return Catch::Session().run(argc, argv);
+}

@@ -1,0 +1,117 @@
+// gyre train --comm nccl from end to end, on the emulated GPU and a fake NCCL (fake_nccl.cpp): the
+// losses, and what a user sees when something goes wrong. Each case has a time bound.
+#include <chrono>
+#include <cmath>
+
+#include "tests/catch.hpp"
+#include "tests/gyre_process.hpp"
+#include "tests/temp_dir.hpp"
+
+using namespace gyre::test;
+
+namespace {
+
+struct Timed {
+    Outcome outcome;
+    double seconds;
+};
+
+// `gyre train` on the emulated GPU; environment: NAME=VALUE ... in front of it.
+Timed train(const TempDir& dir, const std::string& flags, const std::string& environment = {}) {
+    if (!std::filesystem::exists(dir.path() / "set")) {
+        make_dataset(dir.path() / "set", 160, 10, 1, 28, 28, 10);
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    Timed result{run_shell("GYRE_NCCL_LIBRARY=" FAKE_NCCL " " + environment + " timeout -k 1 60 " +
+                           gyre_command(2,
+                                        "train --threads 1 --no-eval --seed 7 --log-interval 1 "
+                                        "--global-batch 8 --data " +
+                                            (dir.path() / "set").string() + " " + flags)),
+                 0.0};
+    result.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    return result;
+}
+
+std::vector<double> losses(const TempDir& dir, const std::string& flags) {
+    const auto json = dir.path() / "losses.jsonl";
+    std::filesystem::remove(json);
+    const Timed run =
+        train(dir, "--device emulated --epochs 1 --json " + json.string() + " " + flags);
+    INFO(run.outcome.output);
+    REQUIRE(run.outcome.exit_code == 0);
+    CHECK(run.outcome.output.find("NCCL is not used") == std::string::npos);
+    std::vector<double> values;
+    for (const auto& event : read_events(json, "step")) {
+        values.push_back(event.at("loss"));
+    }
+    return values;
+}
+
+int count_of(const std::string& text, const std::string& part) {
+    int count = 0;
+    for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) {
+        ++count;
+    }
+    return count;
+}
+
+}  // namespace
+
+TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
+    const TempDir dir;
+    const std::vector<double> mpi = losses(dir, "--comm mpi");
+    REQUIRE(mpi.size() == 20);
+    for (const std::string flags : {"--comm nccl --check-sync 7",
+                                    "--comm nccl --bucket-kib 1 --accumulate 2 --nccl-register"}) {
+        const std::vector<double> nccl = losses(dir, flags);
+        REQUIRE(nccl.size() == 20);
+        double worst = 0.0;
+        for (std::size_t i = 0; i < mpi.size(); ++i) {
+            worst = std::max(worst, std::abs(nccl[i] - mpi[i]) / mpi[i]);
+        }
+        INFO(flags << ": largest relative difference " << worst);
+        CHECK(worst <= 1e-5);
+    }
+}
+
+TEST_CASE("an asynchronous error ends the job at once, with a report, though the abort hangs") {
+    const TempDir dir;
+    const std::string record = (dir.path() / "flight").string();
+    const Timed run =
+        train(dir, "--device emulated --comm nccl --epochs 1000 --flight-record " + record,
+              "GYRE_FAKE_NCCL=async:50,abort");
+    INFO(run.outcome.output);
+    CHECK(run.outcome.exit_code == 4);
+    CHECK(run.seconds < 15);
+    CHECK(count_of(run.outcome.output, "NCCL reports") == 1);
+    for (const char* part : {"remote process exited", "fake: connection closed", "allreduce(fp32)",
+                             "step ", "bucket ", "rank "}) {
+        INFO(part);
+        CHECK(count_of(run.outcome.output, part) >= 1);
+    }
+    CHECK(std::filesystem::exists(record + ".rank0.json"));
+    CHECK(std::filesystem::exists(record + ".rank1.json"));
+}
+
+TEST_CASE("a reduction that does not end is found also where the host waits for the device only") {
+    const TempDir dir;
+    // --check-sync reads the parameters, for which the device must have finished its reductions.
+    const Timed run = train(dir,
+                            "--device emulated --comm nccl --check-sync 1 --epochs 1000 "
+                            "--timeout 2",
+                            "GYRE_FAKE_NCCL=stall:50");
+    INFO(run.outcome.output);
+    CHECK(run.outcome.exit_code == 4);
+    CHECK(run.seconds < 15);
+    CHECK(count_of(run.outcome.output, "no progress for 2 s") == 1);
+    CHECK(count_of(run.outcome.output, "allreduce(fp32)") >= 1);
+}
+
+TEST_CASE("the real NCCL, or none, says that it does not know the emulated GPU") {
+    const TempDir dir;
+    const Timed run = train(dir, "--device emulated --comm nccl", "GYRE_NCCL_LIBRARY=libnccl.so.2");
+    INFO(run.outcome.output);
+    CHECK(run.outcome.exit_code == 2);
+    CHECK(count_of(run.outcome.output, "use --comm") == 1);
+}
