@@ -22,7 +22,7 @@
 namespace gyre {
 namespace {
 
-constexpr double kAbortSeconds = 3.0;      // that NCCL's abort gets
+constexpr double kAbortSeconds = 2.0;      // that NCCL's abort gets
 constexpr double kFinalizeSeconds = 10.0;  // that the last reductions get at the end
 constexpr std::chrono::microseconds kPollInterval{50};
 
@@ -33,8 +33,9 @@ nccl::Type nccl_type(DataType type) {
 }
 
 // Calls a function of NCCL and checks its result, also where that comes later.
-#define GYRE_NCCL(function, ...) \
-    finish(library_->function(__VA_ARGS__), #function "(" #__VA_ARGS__ ")", __FILE__, __LINE__)
+#define GYRE_NCCL(lock, function, ...)                                                      \
+    finish(lock, library_->function(__VA_ARGS__), #function "(" #__VA_ARGS__ ")", __FILE__, \
+           __LINE__)
 
 class NcclCommunicator final : public Communicator {
  public:
@@ -71,10 +72,13 @@ class NcclCommunicator final : public Communicator {
     void refuse_shared_gpus(const DeviceIdentity& own);
     void start();
     void initialise(const nccl::UniqueId& id);
-    // Waits until NCCL's answer is final, and throws where it is an error.
-    void finish(nccl::Result result, const char* expression, const char* file, int line);
+    // Waits until NCCL's answer is final; where it is an error, aborts NCCL and throws. With the
+    // lock.
+    void finish(const std::unique_lock<std::mutex>& lock, nccl::Result result,
+                const char* expression, const char* file, int line);
     std::string error_text(nccl::Result result) const;
     void abort_nccl() noexcept;
+    void abort_nccl(const std::unique_lock<std::mutex>& lock) noexcept;
     void stop_if_aborted() const;
 
     std::unique_ptr<Communicator> host_;
@@ -85,20 +89,13 @@ class NcclCommunicator final : public Communicator {
     std::unique_ptr<nccl::Library> library_;
     std::mutex mutex_;  // one call of NCCL's at a time, but for the abort
     nccl::Handle comm_ = nullptr;
-    std::atomic<bool> aborted_{false};
+    std::atomic<bool> aborted_{false}, abort_begun_{false};
 };
 
 class NcclCommunicator::Operation final : public Request {
  public:
     Operation(NcclCommunicator& comm, std::optional<Backend::Transfer> transfer)
         : comm_(comm), backend_(*comm.backend_), transfer_(transfer) {}
-    // On the way of an error nobody will wait for the operation, but the device's memory is
-    // released only when the device is done, for which another rank may be missing.
-    ~Operation() override {
-        if (!done_ && std::uncaught_exceptions() > 0) {
-            comm_.abort_nccl();
-        }
-    }
     void wait() override {
         if (transfer_ && !done_) {
             backend_.wait_transfer(*transfer_);
@@ -267,7 +264,8 @@ void NcclCommunicator::start() {
     nccl::UniqueId id{};
     agree(*host_, [&] {
         if (is_root()) {
-            GYRE_NCCL(get_unique_id, &id);
+            const std::unique_lock lock(mutex_);
+            GYRE_NCCL(lock, get_unique_id, &id);
         }
     });
     host_->broadcast(&id, sizeof id, 0);
@@ -304,7 +302,7 @@ void NcclCommunicator::initialise(const nccl::UniqueId& id) {
                 fmt::format("NCCL {} {}, on rank {} on {}; it may have picked a network interface "
                             "that does not lead to the other hosts (set NCCL_SOCKET_IFNAME to one "
                             "that does), or a firewall is in the way; NCCL_DEBUG=INFO says what it "
-                            "tries",
+                            "tries, and --comm mpi or gloo does without NCCL",
                             library_->version(), what, rank(), host_name_));
 }
 
@@ -315,8 +313,8 @@ std::string NcclCommunicator::error_text(nccl::Result result) const {
                        details == nullptr ? "" : details);
 }
 
-void NcclCommunicator::finish(nccl::Result result, const char* expression, const char* file,
-                              int line) {
+void NcclCommunicator::finish(const std::unique_lock<std::mutex>& lock, nccl::Result result,
+                              const char* expression, const char* file, int line) {
     std::string what;
     if (result == nccl::in_progress) {
         const Clock::time_point begin = Clock::now();
@@ -335,11 +333,14 @@ void NcclCommunicator::finish(nccl::Result result, const char* expression, const
     if (result == nccl::success) {
         return;
     }
-    throw Error(
+    const Error error(
         ExitCode::communication,
-        fmt::format("nccl {} failed: {} ({}:{}, rank {} on {}); a rank, its host or its network "
+        fmt::format("NCCL: {} failed: {} ({}:{}, rank {} on {}); a rank, its host or its network "
                     "may be gone: look at the other ranks' messages, and run with NCCL_DEBUG=INFO",
                     expression, error_text(result), file, line, rank(), host_name_));
+    // Memory is released only when the device is done, which it may never be.
+    abort_nccl(lock);
+    throw error;
 }
 
 std::shared_ptr<void> NcclCommunicator::register_buffer(void* data, std::size_t bytes) {
@@ -347,8 +348,8 @@ std::shared_ptr<void> NcclCommunicator::register_buffer(void* data, std::size_t 
         return host_->register_buffer(data, bytes);
     }
     void* registration = nullptr;
-    const std::lock_guard lock(mutex_);
-    GYRE_NCCL(comm_register, comm_, data, bytes, &registration);
+    const std::unique_lock lock(mutex_);
+    GYRE_NCCL(lock, comm_register, comm_, data, bytes, &registration);
     return {registration, [this](void* registered) {
                 const std::lock_guard again(mutex_);
                 if (registered != nullptr && !aborted_) {
@@ -366,8 +367,8 @@ std::unique_ptr<Request> NcclCommunicator::allreduce_sum_async(void* data, std::
         return std::make_unique<Operation>(*this, std::nullopt);
     }
     const Backend::Transfer transfer = backend_->run_beside([&](void* stream) {
-        const std::lock_guard lock(mutex_);
-        GYRE_NCCL(all_reduce, data, data, static_cast<std::size_t>(elems), nccl_type(type),
+        const std::unique_lock lock(mutex_);
+        GYRE_NCCL(lock, all_reduce, data, data, static_cast<std::size_t>(elems), nccl_type(type),
                   nccl::sum, comm_, stream);
     });
     return std::make_unique<Operation>(*this, transfer);
@@ -382,8 +383,8 @@ std::unique_ptr<Request> NcclCommunicator::allgather_async(void* data, std::size
     }
     const void* own = static_cast<std::byte*>(data) + static_cast<std::size_t>(rank()) * bytes;
     const Backend::Transfer transfer = backend_->run_beside([&](void* stream) {
-        const std::lock_guard lock(mutex_);
-        GYRE_NCCL(all_gather, own, data, bytes, nccl::uint8, comm_, stream);
+        const std::unique_lock lock(mutex_);
+        GYRE_NCCL(lock, all_gather, own, data, bytes, nccl::uint8, comm_, stream);
     });
     return std::make_unique<Operation>(*this, transfer);
 }
@@ -404,18 +405,22 @@ std::string NcclCommunicator::async_error() {
 
 // Ends what NCCL does on the device, as far as it lets itself be ended.
 void NcclCommunicator::abort_nccl() noexcept {
-    if (aborted_.exchange(true)) {
-        return;
-    }
     const Clock::time_point begin = Clock::now();
+    aborted_ = true;
     // Nobody should be inside NCCL; but who is may be stuck there.
     std::unique_lock lock(mutex_, std::defer_lock);
     while (!lock.try_lock() && seconds_since(begin) < 1.0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    if (comm_ == nullptr) {
+    abort_nccl(lock);
+}
+
+void NcclCommunicator::abort_nccl(const std::unique_lock<std::mutex>&) noexcept {
+    aborted_ = true;
+    if (comm_ == nullptr || abort_begun_.exchange(true)) {
         return;
     }
+    const Clock::time_point begin = Clock::now();
     try {
         const auto done = std::make_shared<std::atomic<bool>>(false);
         std::thread([done, abort = library_->comm_abort, comm = comm_] {

@@ -257,6 +257,12 @@ class WatchedCommunicator final : public Communicator {
         WatchedRequest(WatchedCommunicator& comm, std::int64_t number,
                        std::unique_ptr<Request> inner)
             : comm_(comm), number_(number), inner_(std::move(inner)) {}
+        // Where an error has come between, the device may be busy with it for ever.
+        ~WatchedRequest() override {
+            if (!finished_) {
+                comm_.recorder_.follow(number_);
+            }
+        }
         void wait() override {
             if (finished_) {
                 return;

@@ -8,6 +8,7 @@
 //   init       the communicator is never ready
 //   async:N    from the N-th operation on they do not end, and an asynchronous error appears
 //   stall:N    from the N-th operation on they do not end, and nothing is said
+//   call:N     the N-th call that begins an operation fails
 //   abort      ncclCommAbort hangs
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -135,6 +136,10 @@ struct gyre::nccl::Communicator {
     }
 
     Result begin(Stream stream, std::function<void()> operation) {
+        const std::string call = fault("call:");
+        if (!call.empty() && calls++ >= std::stol(call.substr(5))) {
+            return system_error;
+        }
         asked = 0;
         submit = [this, stream, operation] {
             emulated::emulator::submit(*static_cast<emulated::Stream*>(stream),
@@ -176,7 +181,7 @@ struct gyre::nccl::Communicator {
     bool ready = false;
     std::function<void()> submit;  // a call that is in progress, and how often it was asked after
     int asked = 0;
-    long fails_at = -1, operations = 0;
+    long fails_at = -1, operations = 0, calls = 0;
     int registered = 0;
     std::atomic<bool> aborted{false}, error{false};
 };

@@ -1,5 +1,5 @@
 // The communicator over NCCL, on the emulated GPU and a fake NCCL (fake_nccl.cpp), run under mpirun
-// with 1, 2, 3 and 4 ranks.
+// with 1, 2, 3 and 4 ranks, and over Gloo with 3.
 #define CATCH_CONFIG_RUNNER
 #include <chrono>
 #include <cmath>

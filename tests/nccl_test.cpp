@@ -108,6 +108,20 @@ TEST_CASE("a reduction that does not end is found also where the host waits for 
     CHECK(count_of(run.outcome.output, "allreduce(fp32)") >= 1);
 }
 
+TEST_CASE("a call of NCCL that fails names itself, its place, rank and host") {
+    const TempDir dir;
+    const Timed run =
+        train(dir, "--device emulated --comm nccl --epochs 1000", "GYRE_FAKE_NCCL=call:30");
+    INFO(run.outcome.output);
+    CHECK(run.outcome.exit_code == 4);
+    CHECK(run.seconds < 15);
+    for (const char* part : {"NCCL: all_reduce(data, data, ", "an error of the fake NCCL",
+                             "nccl_communicator.cpp:", "rank ", " on ", "NCCL_DEBUG=INFO"}) {
+        INFO(part);
+        CHECK(count_of(run.outcome.output, part) >= 1);
+    }
+}
+
 TEST_CASE("the real NCCL, or none, says that it does not know the emulated GPU") {
     const TempDir dir;
     const Timed run = train(dir, "--device emulated --comm nccl", "GYRE_NCCL_LIBRARY=libnccl.so.2");
