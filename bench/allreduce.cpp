@@ -2,6 +2,8 @@
 // in place, verified.
 //
 //   mpirun -np N build/bench-allreduce -b 8 -e 256M -f 2
+//   mpirun -np N build/bench-allreduce --comm nccl --device cuda
+//   torchrun --no-python --nproc-per-node N build/bench-allreduce          (over Gloo)
 //
 //   time    of one reduction: the median over the iterations, the slowest rank counting
 //   algbw   bytes / time
@@ -19,6 +21,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <memory>
+#include <string>
 #include <vector>
 
 #include "bench/on_ranks.hpp"
@@ -37,6 +41,8 @@ struct Options {
     int factor = 2, iterations = 20, warm_ups = 5;
     double min_busbw = 0.0;
     bool peer = true;
+    LaunchOptions launch;
+    std::string device = "cpu";
 };
 
 struct Measured {
@@ -51,20 +57,32 @@ float expected(std::int64_t i, int ranks) {
     return static_cast<float>(ranks * static_cast<int>(i % 1000) + ranks * (ranks - 1) / 2);
 }
 
+// reduce(data) returns when the sums are in `data`, which is the backend's memory.
 template <typename Reduce>
-Measured measure(Communicator& comm, std::int64_t elems, const Options& options, Reduce reduce) {
+Measured measure(Communicator& comm, Backend& backend, std::int64_t elems, const Options& options,
+                 Reduce reduce) {
     std::vector<float> memory(static_cast<std::size_t>(elems + 2 * kGuardElems), kGuard);
     float* data = memory.data() + kGuardElems;
+    // A GPU's memory is filled from the host's and checked there.
+    const bool copied = !backend.host_memory();
+    const DeviceBuffer<float> device(backend, copied ? elems + 2 * kGuardElems : 1);
+    const std::size_t bytes = memory.size() * sizeof(float);
     std::vector<double> times;
     Measured result;
     for (int iteration = -options.warm_ups; iteration < options.iterations; ++iteration) {
         for (std::int64_t i = 0; i < elems; ++i) {
             data[i] = input(i, comm.rank());
         }
+        if (copied) {
+            backend.upload(device.get(), memory.data(), bytes);
+        }
         comm.barrier();
         const auto start = std::chrono::steady_clock::now();
-        reduce(data);
+        reduce(copied ? device.get() + kGuardElems : data);
         const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
+        if (copied) {
+            backend.download(memory.data(), device.get(), bytes);
+        }
         std::vector<double> all(static_cast<std::size_t>(comm.size()));
         all[static_cast<std::size_t>(comm.rank())] = taken.count();
         comm.allreduce_sum(all);
@@ -111,6 +129,11 @@ void add_flags(CLI::App& app, Options& o) {
                    ->transform(size)
                    ->needs(minimum);
     minimum->needs(at);
+    bench::add_launch_flags(app, o.launch);
+    app.add_option("--device", o.device,
+                   "Whose memory is reduced: cpu, or with --comm nccl cuda (emulated: for tests)")
+        ->check(CLI::IsMember({"cpu", "cuda", "emulated"}))
+        ->capture_default_str();
     app.add_flag_callback(
         "--no-peer", [&o] { o.peer = false; }, "Leave the plain MPI_Iallreduce out");
 }
@@ -140,9 +163,24 @@ int run(Communicator& comm, int argc, char** argv) {
     if (!bench::parse_on_ranks(comm, app, argc, argv, [&] { list = sizes(options); })) {
         return 0;
     }
+    std::unique_ptr<Backend> backend;
+    agree(comm, [&] {
+        GpuOptions gpu;
+        gpu.device = comm.local_rank();
+        gpu.share = options.launch.share_gpu;
+        backend = options.device == "cpu"    ? make_cpu_backend(1)
+                  : options.device == "cuda" ? make_cuda_backend(gpu)
+                                             : make_emulated_backend(gpu);
+    });
+    if (!comm.use_device(*backend)) {
+        throw AgreedError(ExitCode::usage,
+                          fmt::format("{} reduces the host's memory: use --device cpu, or --comm "
+                                      "nccl with GPUs",
+                                      comm.description()));
+    }
     int mpi = 0;
     MPI_Initialized(&mpi);
-    const bool peer = options.peer && mpi != 0;
+    const bool peer = options.peer && mpi != 0 && backend->host_memory();
     if (comm.is_root()) {
         fmt::print("# {} ranks, {}; {} warm-ups, median of {} iterations, slowest rank\n",
                    comm.size(), comm.description(), options.warm_ups, options.iterations);
@@ -155,7 +193,7 @@ int run(Communicator& comm, int argc, char** argv) {
     double wrong = 0.0, busbw_sum = 0.0, busbw_at = 0.0;
     for (const std::int64_t bytes : list) {
         const std::int64_t elems = bytes / std::int64_t{sizeof(float)};
-        const Measured ours = measure(comm, elems, options, [&](float* data) {
+        const Measured ours = measure(comm, *backend, elems, options, [&](float* data) {
             comm.allreduce_sum_async(data, elems)->wait();
         });
         wrong += ours.wrong;
@@ -165,7 +203,7 @@ int run(Communicator& comm, int argc, char** argv) {
         busbw_at = bytes == options.at_bytes ? busbw : busbw_at;
         std::string peer_us;
         if (peer) {
-            const Measured whole = measure(comm, elems, options, [&](float* data) {
+            const Measured whole = measure(comm, *backend, elems, options, [&](float* data) {
                 MPI_Request request = MPI_REQUEST_NULL;
                 if (MPI_Iallreduce(MPI_IN_PLACE, data, static_cast<int>(elems), MPI_FLOAT, MPI_SUM,
                                    MPI_COMM_WORLD, &request) != MPI_SUCCESS ||
@@ -201,6 +239,6 @@ int run(Communicator& comm, int argc, char** argv) {
 
 int main(int argc, char** argv) {
     // Every rank has the same times, so all end with the same code.
-    return bench::on_ranks("bench-allreduce",
+    return bench::on_ranks("bench-allreduce", bench::launch_options(argc, argv),
                            [&](Communicator& comm) { return run(comm, argc, argv); });
 }

@@ -39,7 +39,7 @@ class Suite {
  public:
     explicit Suite(const bench::Options& options)
         : options_(options),
-          device_(select_device(0)),
+          device_(select_device(0, false)),
           context_{stream_, workspace_, device_.multiprocessors, options.tf32},
           ours_(make_own_kernels(context_)),
           library_(make_library(options.tf32)),

@@ -6,8 +6,10 @@
 #include <CLI/CLI.hpp>
 #include <functional>
 #include <memory>
+#include <string>
 
 #include "comm/communicator.hpp"
+#include "comm/rendezvous.hpp"
 
 namespace gyre::bench {
 
@@ -37,11 +39,34 @@ inline bool parse_on_ranks(
     return !answered;
 }
 
+// --comm and --share-gpu: read before anything else, as the ranks must meet to agree about flags.
+inline LaunchOptions launch_options(int argc, char** argv) {
+    LaunchOptions options;
+    for (int i = 1; i < argc; ++i) {
+        const std::string flag = argv[i];
+        if (flag == "--comm" && i + 1 < argc) {
+            options.comm = argv[i + 1];
+        } else if (flag.starts_with("--comm=")) {
+            options.comm = flag.substr(7);
+        }
+        options.share_gpu = options.share_gpu || flag == "--share-gpu";
+    }
+    return options;
+}
+// The same for --help and for the check of what was given.
+inline void add_launch_flags(CLI::App& app, LaunchOptions& options) {
+    app.add_option("--comm", options.comm, "auto, nccl, mpi or gloo, as of gyre train")
+        ->check(CLI::IsMember({"auto", "nccl", "mpi", "gloo"}))
+        ->capture_default_str();
+    app.add_flag("--share-gpu", options.share_gpu, "Ranks may share a GPU, with --comm nccl");
+}
+
 // The whole of main(): run(comm) and its exit code, or an error's message and code.
-inline int on_ranks(const char* program, const std::function<int(Communicator&)>& run) {
+inline int on_ranks(const char* program, const LaunchOptions& options,
+                    const std::function<int(Communicator&)>& run) {
     std::unique_ptr<Communicator> comm;
     try {
-        comm = make_communicator();
+        comm = make_communicator(options);
         return run(*comm);
     } catch (const AgreedError& error) {
         if (comm->is_root()) {

@@ -156,6 +156,8 @@ int run(Communicator& comm, int argc, char** argv) {
     app.add_option("--optimizer", options.optimizer, "sgd, adam or adamw")
         ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
         ->capture_default_str();
+    LaunchOptions launch;
+    bench::add_launch_flags(app, launch);
     app.add_option("--factors", options.factors, "auto, on or off, as of gyre train")
         ->default_str("auto")
         ->transform(CLI::Transformer(std::map<std::string, FactorUse>{
@@ -179,6 +181,6 @@ int run(Communicator& comm, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    return bench::on_ranks("bench-overlap",
+    return bench::on_ranks("bench-overlap", bench::launch_options(argc, argv),
                            [&](Communicator& comm) { return run(comm, argc, argv); });
 }

@@ -14,7 +14,7 @@ namespace gyre {
 struct Collective {
     enum class State { started, followed, waiting, finished };
     std::int64_t number = -1;  // counts from 0 on each rank; the same collective on all
-    std::string kind;          // such as allreduce(float)
+    std::string kind;          // such as allreduce(fp32)
     std::int64_t bytes = 0;
     std::int64_t step = -1;  // of the training, and bucket of its gradients; -1: none
     int bucket = -1;

@@ -3,6 +3,8 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
 #include <netinet/in.h>
 #include <poll.h>
 
@@ -105,24 +107,36 @@ struct Hello {
     std::int64_t rank = 0;
 };
 
-// Listens on any port; of this host alone where the whole job is there.
+// Listens on any port, for IPv6 and IPv4 alike; of this host alone where the whole job is there.
 Socket listen_anywhere(bool this_host_only, std::uint16_t& port) {
-    Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(this_host_only ? INADDR_LOOPBACK : INADDR_ANY);
-    socklen_t length = sizeof address;
-    if (!socket.open() ||
-        bind(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0 ||
-        listen(socket.fd(), SOMAXCONN) != 0 ||
-        getsockname(socket.fd(), reinterpret_cast<sockaddr*>(&address), &length) != 0) {
-        return {};
+    for (const int family : {AF_INET6, AF_INET}) {  // a system may be without IPv6
+        if (family == AF_INET6 && this_host_only) {
+            continue;
+        }
+        Socket socket(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+        sockaddr_storage address{};
+        socklen_t length = sizeof(sockaddr_in6);
+        auto* const plain = reinterpret_cast<sockaddr*>(&address);
+        plain->sa_family = static_cast<sa_family_t>(family);
+        if (family == AF_INET6) {
+            const int off = 0;
+            setsockopt(socket.fd(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+        } else {
+            length = sizeof(sockaddr_in);
+            reinterpret_cast<sockaddr_in*>(plain)->sin_addr.s_addr =
+                htonl(this_host_only ? INADDR_LOOPBACK : INADDR_ANY);
+        }
+        if (socket.open() && bind(socket.fd(), plain, length) == 0 &&
+            listen(socket.fd(), SOMAXCONN) == 0 && getsockname(socket.fd(), plain, &length) == 0) {
+            // Both kinds of address have their port in one place.
+            port = ntohs(reinterpret_cast<const sockaddr_in*>(plain)->sin_port);
+            return socket;
+        }
     }
-    port = ntohs(address.sin_port);
-    return socket;
+    return {};
 }
 
-// This host's IPv4 addresses, blank-separated.
+// This host's addresses that others may reach, blank-separated, IPv4 first.
 std::string own_addresses(bool this_host_only) {
     if (this_host_only) {
         return "127.0.0.1";
@@ -132,14 +146,18 @@ std::string own_addresses(bool this_host_only) {
     if (getifaddrs(&all) != 0) {
         return text;
     }
-    for (const ifaddrs* at = all; at != nullptr; at = at->ifa_next) {
-        if (at->ifa_addr != nullptr && at->ifa_addr->sa_family == AF_INET) {
-            char name[INET_ADDRSTRLEN] = {};
-            inet_ntop(AF_INET, &reinterpret_cast<const sockaddr_in*>(at->ifa_addr)->sin_addr, name,
-                      sizeof name);
-            if (std::strcmp(name, "127.0.0.1") != 0) {
-                text.append(text.empty() ? "" : " ").append(name);
+    for (const int family : {AF_INET, AF_INET6}) {
+        for (const ifaddrs* at = all; at != nullptr; at = at->ifa_next) {
+            char name[NI_MAXHOST] = {};
+            const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+            if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != family ||
+                (at->ifa_flags & IFF_LOOPBACK) != 0 ||
+                getnameinfo(at->ifa_addr, length, name, sizeof name, nullptr, 0, NI_NUMERICHOST) !=
+                    0 ||
+                std::strchr(name, '%') != nullptr) {  // link-local: means nothing to others
+                continue;
             }
+            text.append(text.empty() ? "" : " ").append(name);
         }
     }
     freeifaddrs(all);
@@ -147,14 +165,19 @@ std::string own_addresses(bool this_host_only) {
 }
 
 Socket connect_to(const std::string& host, std::uint16_t port, int timeout_ms) {
-    Socket socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_port = htons(port);
-    if (!socket.open() || inet_pton(AF_INET, host.c_str(), &address.sin_addr) != 1) {
+    addrinfo hints{};
+    hints.ai_socktype = SOCK_STREAM;
+    hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
+    addrinfo* address = nullptr;
+    if (getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &address) != 0) {
         return {};
     }
-    if (connect(socket.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) != 0) {
+    const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> owner(address, &freeaddrinfo);
+    Socket socket(::socket(address->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    if (!socket.open()) {
+        return {};
+    }
+    if (connect(socket.fd(), address->ai_addr, address->ai_addrlen) != 0) {
         pollfd wait{socket.fd(), POLLOUT, 0};
         int error = 0;
         socklen_t length = sizeof error;

@@ -53,7 +53,7 @@ TEST_CASE("a stopped rank ends the job at the deadline, and is named, once") {
     CHECK(run.outcome.exit_code != 0);
     CHECK(run.seconds < 20);
     CHECK(count_of(run.outcome.output, "no progress for") == 1);
-    for (const char* part : {"allreduce(float)", "step ", "bucket ", "rank 1 on ", "stopped",
+    for (const char* part : {"allreduce(fp32)", "step ", "bucket ", "rank 1 on ", "stopped",
                              "arrived: ranks 0, 2", "--timeout"}) {
         INFO(part);
         CHECK(count_of(run.outcome.output, part) >= 1);
@@ -97,7 +97,7 @@ TEST_CASE("a slow rank is named, and waited for") {
 TEST_CASE("the flight recorder keeps the last 256 collectives") {
     gyre::FlightRecorder recorder;
     for (int i = 0; i < 300; ++i) {
-        const auto number = recorder.start("allreduce(float)", 8 * i, i / 3, i % 3);
+        const auto number = recorder.start("allreduce(fp32)", 8 * i, i / 3, i % 3);
         CHECK(number == i);
         if (i < 298) {
             recorder.wait(number);

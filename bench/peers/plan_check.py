@@ -66,6 +66,7 @@ def compare(args: argparse.Namespace, name: str, launch: list[str], env: dict[st
         plan += ["--bandwidth", f"{bandwidth}B", "--latency", f"{latency}s"]
         plan += ["--algorithm", "ring", "--json", planned]
         train = [*launch, f"{args.build}/gyre", "train", *common, "--data", args.data]
+        train += ["--factors", "off"]  # which the plan does not know
         train += ["--lr", case["lr"], "--limit", str(steps * args.batch_size * args.hosts)]
         train += ["--epochs", str(epochs), "--no-eval", "--json", trained]
         print(f"{name}:\n  {show(plan)}\n  {show(train)}", flush=True)
