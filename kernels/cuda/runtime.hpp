@@ -79,6 +79,6 @@ struct DeviceProperties {
 };
 // Makes this device the current one of the calling thread. Throws where it cannot run gyre. share:
 // an index beyond the devices there are counts on from the first.
-DeviceProperties select_device(int index, bool share = false);
+DeviceProperties select_device(int index, bool share);
 
 }  // namespace gyre::SIMT_NAMESPACE
