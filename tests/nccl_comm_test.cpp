@@ -99,7 +99,9 @@ TEST_CASE("sums of every type and size, several in flight, on the device") {
             for (std::size_t i = 0; i < host.size(); ++i) {
                 host[i] = value(i, world->rank());
             }
-            backend->upload(wide.get(), host.data(), wide.bytes());
+            if (elems > 0) {
+                backend->upload(wide.get(), host.data(), wide.bytes());
+            }
             void* sum = wide.get();
             if (type != DataType::float32) {
                 backend->narrow(type, elems, wide.get(), half.get());
@@ -115,7 +117,9 @@ TEST_CASE("sums of every type and size, several in flight, on the device") {
         }
         for (const auto& wide : data) {
             std::vector<float> host(static_cast<std::size_t>(wide.elems()));
-            backend->download(host.data(), wide.get(), wide.bytes());
+            if (!host.empty()) {
+                backend->download(host.data(), wide.get(), wide.bytes());
+            }
             std::size_t wrong = 0;
             for (std::size_t i = 0; i < host.size(); ++i) {
                 wrong += host[i] != expected(i);
@@ -143,14 +147,18 @@ TEST_CASE("gatherings on the device, in one order with sums") {
         DeviceBuffer<std::uint8_t> data(*backend, static_cast<std::int64_t>(host.size()));
         DeviceBuffer<float> one(*backend, 1);
         const float x = value(1, world->rank());
-        backend->upload(data.get(), host.data(), host.size());
+        if (bytes > 0) {
+            backend->upload(data.get(), host.data(), host.size());
+        }
         backend->upload(one.get(), &x, sizeof x);
         const auto gathering = comm->allgather_async(data.get(), bytes);
         const auto sum = comm->allreduce_sum_async(one.get(), 1);
         gathering->follow();
         sum->follow();
         float total = 0.0f;
-        backend->download(host.data(), data.get(), host.size());
+        if (bytes > 0) {
+            backend->download(host.data(), data.get(), host.size());
+        }
         backend->download(&total, one.get(), sizeof total);
         gathering->wait();
         sum->wait();

@@ -35,14 +35,7 @@ class GpuBackend final : public Backend {
           workspace_(compute_),
           context_{compute_, workspace_, device_.multiprocessors, options.tf32},
           kernels_(make_kernels(options)) {}
-    ~GpuBackend() override {
-        try {
-            compute_.synchronize();
-            beside_.synchronize();
-        } catch (const Error&) {
-            // Whoever waited for the work has reported it.
-        }
-    }
+    ~GpuBackend() override { finish_quietly(); }
 
     std::string description() const override {
         return fmt::format("{}, {}{}", device_.name, kernels_->description(),
@@ -59,10 +52,7 @@ class GpuBackend final : public Backend {
         if (memory == nullptr) {
             return;
         }
-        try {
-            synchronize();
-        } catch (const Error&) {
-        }
+        finish_quietly();
         own::release(memory);
     }
     void upload(void* device, const void* host, std::size_t bytes) override {
@@ -80,7 +70,10 @@ class GpuBackend final : public Backend {
     }
 
     void* allocate_host(std::size_t bytes) override { return allocate_pinned(bytes); }
-    void release_host(void* memory) noexcept override { release_pinned(memory); }
+    void release_host(void* memory) noexcept override {
+        finish_quietly();  // on the way of an error, transfers to it may be under way
+        release_pinned(memory);
+    }
     Transfer download_in_order(void* host, const void* device, std::size_t bytes) override {
         compute_.download(host, device, bytes);
         return record(compute_);
@@ -263,6 +256,13 @@ class GpuBackend final : public Backend {
         }
 #endif
         return ours;
+    }
+    void finish_quietly() noexcept {
+        try {
+            synchronize();
+        } catch (const Error&) {
+            // Whoever waited for the work has reported it.
+        }
     }
     void zero(float* x, std::int64_t elems) {
         own::fill(context_, elems, 0.0f, x);
