@@ -264,10 +264,12 @@ class Operations {
         });
         Operation& adam = add("adam", 0, 28.0 * bytes);
         adam.operands = {vector(Role::in_out, elems), vector(Role::in, elems),
-                         vector(Role::in_out, elems),
-                         vector(Role::in_out, elems, Values::positive)};
+                         vector(Role::in_out, elems), vector(Role::in_out, elems, Values::positive),
+                         vector(Role::in, sizeof(AdamState) / sizeof(float), Values::positive)};
         do_with(adam, [=](const auto& k, const Args& a) {
-            k.adam_step({}, elems, a.f(0), a.f(1), a.f(2), a.f(3));
+            AdamArgs args;
+            args.state = reinterpret_cast<AdamState*>(a.f(4));
+            k.adam_step(args, elems, a.f(0), a.f(1), a.f(2), a.f(3));
         });
         Operation& fill = add("fill", 0, 4.0 * bytes);
         fill.operands = {vector(Role::out, elems)};

@@ -186,9 +186,11 @@ class Suite {
         add(layer + "/sgd", 0, 5 * bytes, [=] {
             backend->sgd_step({1e-9f, 0.5f, 0.0f, false, {}}, elems, at(0), at(1), at(2));
         });
+        const auto state = std::make_shared<DeviceBuffer<AdamState>>(backend_, 1);
         add(layer + "/adam", 0, 7 * bytes, [=] {
             AdamArgs args;
             args.learning_rate = 1e-9f;
+            args.state = state->get();
             backend->adam_step(args, elems, at(0), at(1), at(2), at(3));
         });
     }

@@ -28,6 +28,8 @@ class Request {
         wait();
         return true;
     }
+    // It was captured in a graph, and is not under way: nobody will wait for it.
+    virtual void forget() {}
 };
 
 class Communicator {
@@ -62,6 +64,12 @@ class Communicator {
     // data: [size][bytes], of which this rank has written its own part: afterwards all have all
     // parts. In one order with the reductions, under the same rules.
     virtual std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) = 0;
+    // An operation of this rank's that contains reductions, such as a graph of them: returns what
+    // the rank is to wait for in its place. In the same order on all ranks, too.
+    virtual std::unique_ptr<Request> track(std::unique_ptr<Request> operation,
+                                           const std::string& /*kind*/, std::int64_t /*bytes*/) {
+        return operation;
+    }
     // Blocking, for figures that need more than float's 24 bits.
     virtual void allreduce_sum(std::span<double> data) = 0;
     virtual void broadcast(void* data, std::size_t bytes, int root) = 0;

@@ -1,12 +1,25 @@
 #include "comm/reducer.hpp"
 
 #include <algorithm>
+#include <exception>
 
 namespace gyre {
 
 namespace {
 // A device keeps the marks of a few steps only (Backend::seconds_between).
 constexpr std::int64_t kMostBuckets = 1024;
+
+// What the device was asked for up to a mark.
+class Passed final : public Request {
+ public:
+    explicit Passed(Backend& backend) : backend_(backend), mark_(backend.mark()) {}
+    void wait() override { backend_.wait_transfer(mark_); }
+    bool follow() override { return false; }  // the device does in any case
+
+ private:
+    Backend& backend_;
+    const Backend::Transfer mark_;
+};
 }  // namespace
 
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
@@ -172,14 +185,68 @@ void Reducer::finish_step(const std::function<void(const Bucket&)>& arrived) {
     }
 }
 
+Reducer::Captured Reducer::capture(const std::function<void()>& calls) {
+    const std::size_t steps = steps_.size();
+    const std::int64_t number = step_;
+    Captured captured;
+    std::exception_ptr failure;
+    try {
+        captured.graph = backend_.capture(calls);
+    } catch (...) {
+        failure = std::current_exception();
+    }
+    // Nothing has run: this was no step, and its requests cannot be waited for.
+    step_ = number;
+    if (steps_.size() > steps) {
+        captured.step = std::move(steps_.back());
+        steps_.pop_back();
+        for (Flight& flight : captured.step.flights) {
+            if (flight.request != nullptr) {
+                flight.request->forget();
+                flight.request = nullptr;
+            }
+        }
+    }
+    if (failure != nullptr) {
+        std::rethrow_exception(failure);
+    }
+    return captured;
+}
+
+void Reducer::launch(const Captured& captured) {
+    ++step_;
+    captured.graph->launch();
+    Step& step = steps_.emplace_back();
+    step.begin = captured.step.begin;
+    for (const Flight& flight : captured.step.flights) {
+        step.flights.push_back({flight.bucket, nullptr, flight.gathers, nullptr, flight.staged,
+                                flight.ready, flight.waited, flight.arrived});
+    }
+    if (comm_.size() > 1) {
+        comm_.annotate(step_, 0);
+        step.graph =
+            comm_.track(std::make_unique<Passed>(backend_),
+                        "graph with " + std::to_string(step.flights.size()) + " reductions",
+                        buckets_.front().end * std::int64_t{sizeof(float)});
+        step.graph->follow();
+    }
+}
+
 Reducer::Times Reducer::settle() {
     const Step step = std::move(steps_.front());
     steps_.pop_front();
     Times times;
+    if (step.graph != nullptr) {
+        step.graph->wait();  // before that, its marks may still be those of an earlier launch
+    }
     for (const Flight& flight : step.flights) {
-        // First, what the rank itself computed: the request's wait is for the other ranks alone.
-        backend_.wait_transfer(flight.ready);
-        flight.request->wait();
+        if (flight.request != nullptr) {
+            // First, what the rank itself computed: the request's wait is for the other ranks
+            // alone.
+            backend_.wait_transfer(flight.ready);
+            flight.request->wait();
+        }
+        backend_.wait_transfer(flight.arrived);  // which the device may not have passed yet
         const auto since_begin = [&](Backend::Transfer mark) {
             return backend_.seconds_between(step.begin, mark);
         };

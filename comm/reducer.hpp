@@ -41,6 +41,20 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
 // Where the communicator cannot use the device's memory, buckets travel through host memory: copied
 // beside the backward pass as they become final, reduced, and copied back.
 class Reducer {
+    struct Flight {
+        Bucket bucket{};
+        std::unique_ptr<Request> request;  // null in a graph
+        bool gathers = false;
+        std::function<void()> then;
+        Backend::Transfer staged = 0, ready = 0, waited = 0, arrived = 0;
+    };
+    struct Step {
+        Backend::Transfer begin = 0;
+        std::vector<Flight> flights;     // of what is ready
+        std::size_t buckets = 0;         // among them
+        std::unique_ptr<Request> graph;  // null without
+    };
+
  public:
     // gradients: the device's. With another type than float32, gradients travel in it, except for
     // those at and after `exact_from`, whose buckets must begin there.
@@ -61,6 +75,15 @@ class Reducer {
     // became ready, as soon as the device's next calls see its sum; all buckets must be ready.
     void finish_step(const std::function<void(const Bucket&)>& arrived);
 
+    struct Captured {
+        std::unique_ptr<Backend::Graph> graph;
+        Step step;  // its marks
+    };
+    // Backend::capture() for the calls of a whole step, alike on all ranks. Only where direct().
+    Captured capture(const std::function<void()>& calls);
+    // In place of a step's calls; a graph is launched again only when its last step was settled.
+    void launch(const Captured& captured);
+
     // What the communication of a step cost, in seconds of the device's time.
     struct Times {
         double exposed = 0.0;  // it waited for reductions, that is they were not hidden
@@ -75,22 +98,11 @@ class Reducer {
     // may begin before earlier ones are settled.
     Times settle();
 
+    Communicator& communicator() const { return comm_; }
     const std::vector<Bucket>& buckets() const { return buckets_; }
     DataType type() const { return type_; }
 
  private:
-    struct Flight {
-        Bucket bucket{};
-        std::unique_ptr<Request> request;
-        bool gathers = false;
-        std::function<void()> then;
-        Backend::Transfer staged = 0, ready = 0, waited = 0, arrived = 0;
-    };
-    struct Step {
-        Backend::Transfer begin = 0;
-        std::vector<Flight> flights;  // of what is ready
-        std::size_t buckets = 0;      // among them
-    };
     bool narrow(const Bucket& bucket) const {
         return type_ != DataType::float32 && bucket.begin < exact_from_;
     }

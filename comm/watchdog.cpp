@@ -237,6 +237,10 @@ class WatchedCommunicator final : public Communicator {
     std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
         return begun("allgather", bytes, [&] { return inner_->allgather_async(data, bytes); });
     }
+    std::unique_ptr<Request> track(std::unique_ptr<Request> operation, const std::string& kind,
+                                   std::int64_t bytes) override {
+        return begun(kind, static_cast<std::size_t>(bytes), [&] { return std::move(operation); });
+    }
     void allreduce_sum(std::span<double> data) override {
         watched("allreduce(double)", data.size_bytes(), [&] { inner_->allreduce_sum(data); });
     }
@@ -282,6 +286,7 @@ class WatchedCommunicator final : public Communicator {
             }
             return finished_;
         }
+        void forget() override { finish(); }
 
      private:
         void finish() {

@@ -34,6 +34,7 @@ struct GatherArgs {
 // 1 / (1 - probability); by_channel draws one word per channel (dropout2d).
 struct DropoutArgs {
     RandomStream stream;
+    const std::uint32_t* epoch = nullptr;   // the stream's, on the device; null: stream.epoch
     const std::int32_t* samples = nullptr;  // [n], the images' indices in the training set
     Shape shape;
     float probability = 0.5f;
@@ -67,6 +68,11 @@ struct SgdArgs {
     bool nesterov = false;
     FiniteCheck finite;
 };
+struct AdamState {
+    std::int64_t step;  // begun so far
+    float step_size;    // learning rate / (1 - beta1^step)
+    float correction;   // 1 / sqrt(1 - beta2^step)
+};
 struct AdamArgs {
     float learning_rate = 0.001f;
     float beta1 = 0.9f;
@@ -74,7 +80,7 @@ struct AdamArgs {
     float epsilon = 1e-8f;
     float weight_decay = 0.0f;
     bool decoupled_decay = false;  // AdamW
-    std::int64_t step = 1;         // counts from 1
+    AdamState* state = nullptr;    // on the device; starts as zeros
     FiniteCheck finite;
 };
 
@@ -134,6 +140,7 @@ class Backend : public LayerKernels {
     virtual void release(void* memory) noexcept = 0;
     virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
     virtual void download(void* host, const void* device, std::size_t bytes) = 0;
+    virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // on the device
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
     virtual void synchronize() = 0;
 
@@ -157,6 +164,20 @@ class Backend : public LayerKernels {
     // last 16384 marks and transfers.
     virtual Transfer mark() = 0;
     virtual double seconds_between(Transfer begin, Transfer end) = 0;
+    // Calls as a graph, which the device is asked for as a whole: captured once, with their
+    // arguments, and then launched any number of times. Calls that wait for the device or allocate
+    // cannot be captured; transfers must have been followed. The backend outlives its graphs.
+    class Graph {
+     public:
+        virtual ~Graph() = default;
+        virtual void launch() = 0;
+    };
+    virtual bool can_capture() const { return false; }
+    // Runs nothing of what `calls` asks for. Throws what went wrong; then there is no graph. Marks
+    // that were made in it are those of the latest launch, for as long as there is the graph.
+    virtual std::unique_ptr<Graph> capture(const std::function<void()>& /*calls*/) {
+        return nullptr;
+    }
     // Whether the host may use device pointers as its own.
     virtual bool host_memory() const = 0;
     virtual DeviceIdentity device_identity() const { return {}; }
@@ -188,6 +209,8 @@ class Backend : public LayerKernels {
     // velocity may be null when momentum is 0; it starts as zeros.
     virtual void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                           float* velocity) = 0;
+    // Before the adam_step() calls of a step: counts it in args.state, and what follows from that.
+    virtual void adam_begin_step(const AdamArgs& args) = 0;
     virtual void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g,
                            float* m, float* v) = 0;
 };

@@ -145,8 +145,9 @@ class Dropout final : public Layer {
 
  private:
     void apply(Backend& backend, const Pass& pass, float* x) {
-        const RandomStream stream{pass.seed, RandomPurpose::dropout, index_, pass.epoch};
-        backend.dropout({stream, pass.samples, in, probability_, by_channel_}, pass.n, x);
+        const RandomStream stream{pass.seed, RandomPurpose::dropout, index_, 0};
+        backend.dropout({stream, pass.epoch, pass.samples, in, probability_, by_channel_}, pass.n,
+                        x);
     }
     const std::uint32_t index_;
     const float probability_;

@@ -25,8 +25,8 @@ struct Pass {
     int n = 0;                              // images
     const std::int32_t* samples = nullptr;  // [n] on the device: their indices in the data set
     std::uint64_t seed = 0;
-    std::uint32_t epoch = 0;
-    bool training = false;  // dropout is active, and a backward pass may follow
+    const std::uint32_t* epoch = nullptr;  // on the device; null: 0
+    bool training = false;                 // dropout is active, and a backward pass may follow
     const float* parameters = nullptr;
     float* gradients = nullptr;
 };

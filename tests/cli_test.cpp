@@ -135,6 +135,12 @@ TEST_CASE("wrong flags are refused with exit code 2, once") {
     refuse("--device cpu --tf32", {"--tf32", "uses the CPU"});
     refuse("--device emulated --kernels cudnn", {"--kernels ours"});
     refuse("--device emulated --kernels auto --deterministic", {"--deterministic", "timings"});
+    refuse("--device cpu --graph on", {"--graph on", "uses the CPU"});
+    refuse("--graph perhaps", {"--graph"});
+    expect_exit(run_gyre(2, set.base + "--device emulated --graph on"), 2,
+                {"--graph on", "through the host's memory"});
+    expect_exit(run_gyre(0, set.base + "--epochs 1 --device emulated --graph on -v"), 0,
+                {"CUDA graph: a step"});
     refuse("--max-grad-norm=-1", {"--max-grad-norm"});
     refuse("--device emulated --kernels mine", {"--kernels", "mine"});
     const Outcome outcome = run_gyre(3, set.base + "--optimizer lion");

@@ -135,8 +135,14 @@ TEST_CASE("dropout draws its mask from the image's index, wherever the image lie
                     }
                     const Guarded y = bench.activation(shape, n, x);
                     const auto dev_samples = bench.array(samples);
-                    bench.backend.dropout({stream, dev_samples.get(), shape, p, by_channel}, n,
-                                          y.get());
+                    const auto dev_epoch = bench.array(std::vector<std::uint32_t>{stream.epoch});
+                    bench.backend.dropout({{stream.seed, stream.purpose, stream.index, 0},
+                                           dev_epoch.get(),
+                                           dev_samples.get(),
+                                           shape,
+                                           p,
+                                           by_channel},
+                                          n, y.get());
                     CHECK(bench.read(shape, n, y) == expected);
                 }
             }
@@ -153,7 +159,8 @@ TEST_CASE("dropout keeps the share of elements that it should") {
         const auto dev_samples = bench.array(samples);
         const Guarded y = bench.activation(shape, n, Floats(64000, 1.0f));
         bench.backend.dropout(
-            {{1, RandomPurpose::dropout, 1, 1}, dev_samples.get(), shape, 0.3f, false}, n, y.get());
+            {{1, RandomPurpose::dropout, 1, 1}, nullptr, dev_samples.get(), shape, 0.3f, false}, n,
+            y.get());
         const Floats values = bench.read(shape, n, y);
         const auto kept = static_cast<double>(
             std::count_if(values.begin(), values.end(), [](float v) { return v != 0.0f; }));
@@ -396,7 +403,9 @@ TEST_CASE("a gradient that is not finite is reported, the last of several") {
                 const FiniteCheck finite{word.get(), 160};
                 SgdArgs sgd;
                 sgd.finite = finite;
+                const DeviceBuffer<AdamState> state(bench.backend, 1);
                 AdamArgs adam;
+                adam.state = state.get();
                 adam.finite = finite;
                 if (kernel == 0) {
                     bench.backend.sgd_step(sgd, kElems, p.get(), dev_g.get(), nullptr);
@@ -437,9 +446,9 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
             {"sgd, weight decay", false, {0.1f, 0.0f, 0.1f, false, {}}, {}},
             {"sgd, momentum", false, {0.1f, 0.9f, 0.0f, false, {}}, {}},
             {"sgd, nesterov, weight decay", false, {0.1f, 0.9f, 0.01f, true, {}}, {}},
-            {"adam", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.0f, false, 0, {}}},
-            {"adam, weight decay", true, {}, {0.01f, 0.8f, 0.99f, 1e-6f, 0.1f, false, 0, {}}},
-            {"adamw", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, true, 0, {}}},
+            {"adam", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.0f, false, nullptr, {}}},
+            {"adam, weight decay", true, {}, {0.01f, 0.8f, 0.99f, 1e-6f, 0.1f, false, nullptr, {}}},
+            {"adamw", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, true, nullptr, {}}},
         };
         for (const Case& c : cases) {
             INFO(c.name);
@@ -448,13 +457,15 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
             const Guarded dev_p = bench.vector(start);
             const Guarded dev_m = bench.vector(Floats(p.size())),
                           dev_v = bench.vector(Floats(p.size()));
+            const DeviceBuffer<AdamState> state(bench.backend, 1);
             const int steps = 4;
             for (int step = 1; step <= steps; ++step) {
                 const Floats g = random_floats(elems, 100 + static_cast<std::uint32_t>(step));
                 const Guarded dev_g = bench.vector(g);
                 AdamArgs adam = c.adam_args;
-                adam.step = step;
+                adam.state = state.get();
                 if (c.adam) {
+                    bench.backend.adam_begin_step(adam);
                     bench.backend.adam_step(adam, elems, dev_p.get(), dev_g.get(), dev_m.get(),
                                             dev_v.get());
                 } else {

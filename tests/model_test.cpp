@@ -167,11 +167,12 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
         }
         std::vector<std::int32_t> samples(n);
         std::iota(samples.begin(), samples.end(), 100);
+        const std::uint32_t epoch = 2;
         Pass pass;
         pass.n = n;
         pass.samples = samples.data();
         pass.seed = 5;
-        pass.epoch = 2;
+        pass.epoch = &epoch;
         pass.training = true;
         DeviceBuffer<float> sums(*backend, 2);
         const auto loss = [&] {

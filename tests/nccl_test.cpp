@@ -72,6 +72,7 @@ TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
         }
         INFO(flags << ": largest relative difference " << worst);
         CHECK(worst <= 1e-5);
+        CHECK(losses(dir, flags + " --graph on") == nccl);
     }
 }
 
@@ -106,6 +107,19 @@ TEST_CASE("a reduction that does not end is found also where the host waits for 
     CHECK(run.seconds < 15);
     CHECK(count_of(run.outcome.output, "no progress for 2 s") == 1);
     CHECK(count_of(run.outcome.output, "allreduce(fp32)") >= 1);
+}
+
+TEST_CASE("a reduction in a graph that does not end is found") {
+    const TempDir dir;
+    const Timed run =
+        train(dir, "--device emulated --comm nccl --graph on --timeout 2 --epochs 1000",
+              "GYRE_FAKE_NCCL=stall:50");
+    INFO(run.outcome.output);
+    CHECK(run.outcome.exit_code == 4);
+    CHECK(run.seconds < 15);
+    CHECK(count_of(run.outcome.output, "no progress for 2 s") == 1);
+    CHECK(count_of(run.outcome.output, "graph with ") >= 1);
+    CHECK(count_of(run.outcome.output, "could not be captured") == 0);
 }
 
 TEST_CASE("a call of NCCL that fails names itself, its place, rank and host") {

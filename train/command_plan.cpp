@@ -74,7 +74,7 @@ ComputeTimes measure_compute(Communicator& comm, Backend& backend, Net& net,
         std::vector<double> times(layers + 3);
         backend.synchronize();
         const Clock::time_point start = Clock::now();
-        images.gather(0, pass.n, net.input(), net.labels());
+        images.gather(pass.samples, pass.n, net.input(), net.labels());
         net.forward(pass);
         net.loss(pass, 1.0f / static_cast<float>(pass.n), net.gradient_data() + net.tail_offset());
         times.front() = finished_after(start);

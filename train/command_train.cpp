@@ -120,7 +120,7 @@ std::vector<Bucket> tune_buckets(Communicator& comm, Backend& backend, Net& net,
                                  DeviceImages& images, const TrainOptions& options,
                                  const Sharding& sharding, const PlanBuckets& plan,
                                  const std::vector<FactoredLayer>& factored, int train_batch) {
-    constexpr int kSteps = 20, kWarmUps = 3;
+    constexpr int kSteps = 20, kWarmUps = 6;  // in which the step is captured, too
     const std::vector<Tensor> start = net.export_parameters();
     std::vector<std::vector<Bucket>> plans = {plan(std::nullopt)};
     for (std::int64_t kib = 16; kib <= 65536; kib *= 4) {
@@ -140,7 +140,9 @@ std::vector<Bucket> tune_buckets(Communicator& comm, Backend& backend, Net& net,
                         net.tail_offset());
         Factors factors(backend, net, comm, reducer, factored, train_batch);
         Trainer trainer(backend, net, images, optimizer, reducer, sharding,
-                        {options.seed, options.shuffle, options.accumulate}, &factors);
+                        {options.seed, options.shuffle, options.accumulate,
+                         choose_graph(options, backend, reducer)},
+                        &factors);
         trainer.begin_epoch(1);
         Clock::time_point begin;
         for (int step = -kWarmUps; step < kSteps; ++step) {
@@ -294,11 +296,14 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
                     net->tail_offset());
     Factors factors(*backend, *net, comm, reducer, factored, train_batch);
     Trainer trainer(*backend, *net, train_images, *optimizer, reducer, sharding,
-                    {options.seed, options.shuffle, options.accumulate}, &factors);
+                    {options.seed, options.shuffle, options.accumulate,
+                     choose_graph(options, *backend, reducer)},
+                    &factors);
     install_interrupt_handlers();
     report->start(facts);
     if (options.verbose && comm.is_root()) {
-        fmt::print("communicator: {}\n{}{}{}", facts.communicator,
+        fmt::print("communicator: {}\nCUDA graph: {}\n{}{}{}", facts.communicator,
+                   trainer.graph() ? "a step of a whole batch" : "none",
                    bucket_table(buckets, *net, options.comm_dtype), factors.summary(),
                    backend->choices());
     }

@@ -195,6 +195,11 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
         ->transform(CLI::Transformer(std::map<std::string, DataType>{{"fp32", DataType::float32},
                                                                      {"bf16", DataType::bfloat16},
                                                                      {"fp16", DataType::float16}}));
+    app.add_option("--graph", o.graph,
+                   "Capture the step as a CUDA graph: on, off, or auto: on a GPU, with one rank or "
+                   "where the ranks reduce on their GPUs")
+        ->capture_default_str()
+        ->check(CLI::IsMember({"auto", "on", "off"}));
     app.add_option("--check-sync", o.check_sync,
                    "Compare the parameters of all ranks every N steps; 0: never")
         ->capture_default_str()

@@ -32,10 +32,9 @@ void DeviceImages::set_order(const std::vector<std::int32_t>& order) {
     backend_.upload(order_.get(), order.data(), order_.bytes());
 }
 
-void DeviceImages::gather(std::int64_t first, int n, float* x, std::int32_t* y) const {
-    backend_.gather(
-        {pixels_.get(), labels_.get(), samples(first), shape_, scale_.get(), shift_.get()}, n, x,
-        y);
+void DeviceImages::gather(const std::int32_t* samples, int n, float* x, std::int32_t* y) const {
+    backend_.gather({pixels_.get(), labels_.get(), samples, shape_, scale_.get(), shift_.get()}, n,
+                    x, y);
 }
 
 }  // namespace gyre

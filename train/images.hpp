@@ -19,8 +19,8 @@ class DeviceImages {
     void set_order(const std::vector<std::int32_t>& order);
     // Device pointer to the indices at positions [first, ...) of the order.
     const std::int32_t* samples(std::int64_t first) const { return order_.get() + first; }
-    // Gathers positions [first, first + n) of the order: x [n][shape], y [n] labels.
-    void gather(std::int64_t first, int n, float* x, std::int32_t* y) const;
+    // Gathers the images with these indices, [n] on the device: x [n][shape], y [n] labels.
+    void gather(const std::int32_t* samples, int n, float* x, std::int32_t* y) const;
 
  private:
     Backend& backend_;

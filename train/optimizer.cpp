@@ -26,15 +26,19 @@ Optimizer::Optimizer(Backend& backend, Net& net, const TrainOptions& options)
                  options.epsilon,
                  options.weight_decay.value_or(adamw ? 0.01f : 0.0f),
                  adamw,
-                 0,
+                 nullptr,
                  {}};
+        adam_state_ = {backend, 1};
+        adam_.state = adam_state_.get();
         first_ = {backend, net.flat_elems()};
         second_ = {backend, net.flat_elems()};
     }
 }
 
 void Optimizer::begin_step(std::int32_t* not_finite) {
-    ++adam_.step;
+    if (rule_ == Rule::adam) {
+        backend_.adam_begin_step(adam_);
+    }
     sgd_.finite.word = adam_.finite.word = max_grad_norm_ ? nullptr : not_finite;
     clip_.word = not_finite;
 }

@@ -28,6 +28,7 @@ class Optimizer {
     AdamArgs adam_;
     FiniteCheck clip_;
     DeviceBuffer<float> first_, second_;  // velocity; or the moments m and v
+    DeviceBuffer<AdamState> adam_state_;
 };
 
 }  // namespace gyre

@@ -55,6 +55,7 @@ struct TrainOptions : CommonOptions {
     bool tune_buckets = false;               // tries several sizes first
     FactorUse factors = FactorUse::automatic;
     DataType comm_dtype = DataType::float32;  // that gradients travel in
+    std::string graph = "auto";               // the step as a CUDA graph: auto, on, off
     std::int64_t check_sync = 0;              // steps between comparisons of parameters; 0: none
     int log_interval = 100;                   // steps
     std::string save, init, json;             // paths; empty: none

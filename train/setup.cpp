@@ -80,6 +80,20 @@ std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Commun
     return gpu ? make_cuda_backend(gpu_options) : make_emulated_backend(gpu_options);
 }
 
+bool choose_graph(const TrainOptions& options, const Backend& backend, const Reducer& reducer) {
+    const bool possible = backend.can_capture() && reducer.direct();
+    if (options.graph == "on" && !possible) {
+        throw AgreedError(ExitCode::usage,
+                          backend.can_capture()
+                              ? "--graph on needs ranks that reduce on their GPUs, or one rank: "
+                                "here gradients travel through the host's memory; leave it at auto"
+                              : "--graph on is about GPUs, but this run uses the CPU");
+    }
+    // Emulated, a graph saves nothing.
+    return possible &&
+           (options.graph == "on" || (options.graph == "auto" && options.device != "emulated"));
+}
+
 Normalisation choose_normalisation(const CommonOptions& options, const ImageSet& train) {
     const auto channels = static_cast<std::size_t>(train.channels);
     const auto spread = [&](std::vector<float> values, const char* flag) {

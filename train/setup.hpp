@@ -6,6 +6,7 @@
 #include <string>
 
 #include "comm/communicator.hpp"
+#include "comm/reducer.hpp"
 #include "data/dataset.hpp"
 #include "kernels/backend.hpp"
 #include "train/options.hpp"
@@ -17,6 +18,10 @@ int choose_threads(int asked, const Communicator& comm);
 
 // The backend for --device auto|cpu|cuda.
 std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm);
+
+// Whether the step is to be captured as a graph, the same on all ranks. Throws AgreedError(usage)
+// for --graph on where it cannot be.
+bool choose_graph(const TrainOptions& options, const Backend& backend, const Reducer& reducer);
 
 // The user's mean and standard deviation, or those measured on the training set.
 Normalisation choose_normalisation(const CommonOptions& options, const ImageSet& train);

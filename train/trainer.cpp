@@ -1,10 +1,15 @@
 #include "train/trainer.hpp"
 
+#include <fmt/format.h>
+
 #include <bit>
 
 namespace gyre {
 
 namespace {
+// Steps that run before one is captured: libraries and drivers load and allocate at first use.
+constexpr int kWarmUps = 2;
+
 // Floats in the tail of the gradient buffer, summed over the ranks with the gradients: what the
 // loss kernel writes, then the number of ranks that want to stop. Last, and 0 until the reduction
 // is over, FiniteCheck's word.
@@ -12,33 +17,27 @@ enum Tail { kLoss, kCorrect, kStop, kNotFinite };
 }  // namespace
 
 void Trainer::begin_epoch(std::uint32_t epoch) {
-    epoch_ = epoch;
+    backend_.upload(epoch_.get(), &epoch, sizeof epoch);
     images_.set_order(epoch_order(images_.count(), options_.seed, epoch, options_.shuffle));
 }
 
-void Trainer::compute(const Range& local, std::int64_t global_count, int part, bool stop) {
-    const Range range = rank_share(local.count, part, options_.accumulate);
-    const std::int64_t first = local.first + range.first;
+void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int part) {
+    const Range range = rank_share(local_count, part, options_.accumulate);
     const bool last = part + 1 == options_.accumulate;
     Pass pass;
     pass.n = static_cast<int>(range.count);
-    pass.samples = images_.samples(first);
+    pass.samples = samples_.get() + range.first;
     pass.seed = options_.seed;
-    pass.epoch = epoch_;
+    pass.epoch = epoch_.get();
     pass.training = true;
 
-    images_.gather(first, pass.n, net_.input(), net_.labels());
+    images_.gather(pass.samples, pass.n, net_.input(), net_.labels());
     net_.forward(pass);
     // Every rank scales by the size of the global batch, so the sum over ranks is the mean over
     // it, whatever each rank's share.
     float* gradients = net_.gradient_data();
     float* tail = gradients + net_.tail_offset();
     net_.loss(pass, 1.0f / static_cast<float>(global_count), tail + kLoss);
-    if (stop && last) {
-        // Nobody has asked before, or there would be no further step: the sum so far is 0.
-        const float one = 1.0f;
-        backend_.upload(tail + kStop, &one, sizeof one);
-    }
     std::int64_t end = net_.gradient_elems();
     const auto ready = [&](std::int64_t begin) {
         if (!last) {
@@ -62,23 +61,62 @@ void Trainer::compute(const Range& local, std::int64_t global_count, int part, b
     }
 }
 
-std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
-    const Range global = sharding_.global(step);
-    const Range local = sharding_.local(step);
+void Trainer::submit(std::int64_t local_count, std::int64_t global_count) {
     reducer_.begin_step();
     if (options_.accumulate > 1) {
         backend_.fill_zero(kept_.get(), kept_.bytes());
     }
     for (int part = 0; part < options_.accumulate; ++part) {
-        compute(local, global.count, part, stop);
+        compute(local_count, global_count, part);
     }
     float* tail = net_.gradient_data() + net_.tail_offset();
     optimizer_.begin_step(reinterpret_cast<std::int32_t*>(tail + kNotFinite));
     reducer_.finish_step(
         [&](const Bucket& bucket) { optimizer_.arrived(bucket.begin, bucket.end); });
     optimizer_.end_step();
-    float* result = results_.get() + step % (ahead_ + 1) * Net::kTailElems;
-    pending_.push_back({step, global.count,
+}
+
+void Trainer::capture(Reducer::Captured& captured, std::int64_t local_count,
+                      std::int64_t global_count) {
+    Communicator& comm = reducer_.communicator();
+    try {
+        // Where one rank launched a graph and another did not, reductions might not meet.
+        agree(comm,
+              [&] { captured = reducer_.capture([&] { submit(local_count, global_count); }); });
+    } catch (const Error& error) {
+        graph_ = false;  // those that were launched stay, as their marks are still to be read
+        if (comm.is_root()) {
+            fmt::print(stderr,
+                       "gyre: the step runs without a CUDA graph, as it could not be captured: "
+                       "{}\n",
+                       error.what());
+        }
+    }
+}
+
+std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
+    const Range global = sharding_.global(step);
+    const Range local = sharding_.local(step);
+    backend_.copy(samples_.get(), images_.samples(local.first),
+                  static_cast<std::size_t>(local.count) * sizeof(std::int32_t));
+    float* tail = net_.gradient_data() + net_.tail_offset();
+    if (stop) {
+        // Where nobody has asked before it is 0; no kernel writes it, parts and ranks add it up.
+        const float one = 1.0f;
+        backend_.upload(tail + kStop, &one, sizeof one);
+    }
+    const auto slot = static_cast<std::size_t>(submitted_++ % (ahead_ + 1));
+    const bool whole = graph_ && global.count == sharding_.global(0).count;
+    if (whole && captured_[slot].graph == nullptr && warm_ups_++ >= kWarmUps) {
+        capture(captured_[slot], local.count, global.count);
+    }
+    if (whole && graph_ && captured_[slot].graph != nullptr) {
+        reducer_.launch(captured_[slot]);
+    } else {
+        submit(local.count, global.count);
+    }
+    float* result = results_.get() + static_cast<std::int64_t>(slot) * Net::kTailElems;
+    pending_.push_back({step, global.count, result,
                         backend_.download_in_order(result, tail, Net::kTailElems * sizeof(float))});
     return std::int64_t(pending_.size()) > ahead_ ? next_result() : std::nullopt;
 }
@@ -92,7 +130,7 @@ std::optional<StepResult> Trainer::next_result() {
     StepResult result;
     result.communication = reducer_.settle();
     backend_.wait_transfer(done.transfer);
-    const float* sums = results_.get() + done.step % (ahead_ + 1) * Net::kTailElems;
+    const float* sums = done.result;
     result.step = done.step;
     result.loss = double{sums[kLoss]};
     result.images = done.images;

@@ -30,6 +30,7 @@ struct TrainerOptions {
     std::uint64_t seed = 1;
     bool shuffle = true;
     int accumulate = 1;  // parts that a rank divides its share of a batch into, one after another
+    bool graph = false;  // capture the step of a whole batch as a graph
 };
 
 class Trainer {
@@ -48,8 +49,12 @@ class Trainer {
           factors_(factors),
           kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend, net.gradient_elems())
                                        : DeviceBuffer<float>()),
+          epoch_(backend, 1),
+          samples_(backend, sharding.most_local()),
           ahead_(backend.host_memory() ? 0 : 2),
-          results_(backend, (ahead_ + 1) * Net::kTailElems) {}
+          results_(backend, (ahead_ + 1) * Net::kTailElems),
+          graph_(options.graph),
+          captured_(static_cast<std::size_t>(ahead_ + 1)) {}
 
     // Epochs count from 1, steps of an epoch from 0.
     void begin_epoch(std::uint32_t epoch);
@@ -60,11 +65,17 @@ class Trainer {
     std::optional<StepResult> next_result();
 
     const Sharding& sharding() const { return sharding_; }
+    // Whether whole batches are, or will be, launched as graphs.
+    bool graph() const { return graph_; }
 
  private:
+    // What a graph repeats: all that a step asks the device for between its samples and its result.
+    // Nothing that changes from step to step may be an argument in it.
+    void submit(std::int64_t local_count, std::int64_t global_count);
     // Part `part` of the rank's share; the gradients of the last are all parts' and go to the
     // reducer.
-    void compute(const Range& local, std::int64_t global_count, int part, bool stop);
+    void compute(std::int64_t local_count, std::int64_t global_count, int part);
+    void capture(Reducer::Captured& captured, std::int64_t local_count, std::int64_t global_count);
 
     Backend& backend_;
     Net& net_;
@@ -74,15 +85,22 @@ class Trainer {
     const Sharding sharding_;
     const TrainerOptions options_;
     Factors* factors_;
-    DeviceBuffer<float> kept_;  // the sum of the gradients of the parts so far
+    DeviceBuffer<float> kept_;            // the sum of the gradients of the parts so far
+    DeviceBuffer<std::uint32_t> epoch_;   // [1]
+    DeviceBuffer<std::int32_t> samples_;  // of the step
     const std::int64_t ahead_;
     HostBuffer<float> results_;  // [ahead_ + 1][kTailElems], used in turn
     struct Pending {
         std::int64_t step, images;
+        const float* result;
         Backend::Transfer transfer;
     };
     std::deque<Pending> pending_;
-    std::uint32_t epoch_ = 0;
+    std::int64_t submitted_ = 0;  // steps
+    bool graph_;
+    int warm_ups_ = 0;  // steps of a whole batch so far, up to what is enough
+    // [ahead_ + 1], used in turn, as a graph's marks are read before it is launched again.
+    std::vector<Reducer::Captured> captured_;
 };
 
 }  // namespace gyre

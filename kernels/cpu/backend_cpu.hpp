@@ -43,6 +43,7 @@ class CpuBackend final : public Backend {
     void release(void* memory) noexcept override { release_aligned(memory); }
     void upload(void* device, const void* host, std::size_t bytes) override;
     void download(void* host, const void* device, std::size_t bytes) override;
+    void copy(void* to, const void* from, std::size_t bytes) override { upload(to, from, bytes); }
     void fill_zero(void* device, std::size_t bytes) override;
     void synchronize() override {}
     void* allocate_host(std::size_t bytes) override { return allocate_aligned(bytes); }
@@ -103,6 +104,7 @@ class CpuBackend final : public Backend {
     void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) override;
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* velocity) override;
+    void adam_begin_step(const AdamArgs& args) override;
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
                    float* v) override;
 

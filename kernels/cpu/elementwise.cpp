@@ -63,7 +63,10 @@ void CpuBackend::dropout(const DropoutArgs& args, int n, float* x) {
     const auto words =
         static_cast<std::uint32_t>(args.by_channel ? args.shape.channels : args.shape.elems());
     const std::int64_t word_elems = args.by_channel ? plane : 1;
-    const RandomStream stream = args.stream;
+    RandomStream stream = args.stream;
+    if (args.epoch != nullptr) {
+        stream.epoch = *args.epoch;
+    }
     if (args.probability <= 0.0f) {
         return;
     }
@@ -238,14 +241,18 @@ void CpuBackend::sgd_step(const SgdArgs& args, std::int64_t elems, float* p, con
     });
 }
 
+void CpuBackend::adam_begin_step(const AdamArgs& args) {
+    const auto step = static_cast<double>(++args.state->step);
+    args.state->step_size = static_cast<float>(static_cast<double>(args.learning_rate) /
+                                               (1.0 - std::pow(double{args.beta1}, step)));
+    args.state->correction =
+        static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{args.beta2}, step)));
+}
+
 void CpuBackend::adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g,
                            float* m, float* v) {
     const AdamArgs a = args;
-    const double step = static_cast<double>(args.step);
-    const auto step_size = static_cast<float>(static_cast<double>(a.learning_rate) /
-                                              (1.0 - std::pow(double{a.beta1}, step)));
-    const auto correction =
-        static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{a.beta2}, step)));
+    const float step_size = args.state->step_size, correction = args.state->correction;
     const float shrink = a.decoupled_decay ? 1.0f - a.learning_rate * a.weight_decay : 1.0f;
     const float decay = a.decoupled_decay ? 0.0f : a.weight_decay;
     // Captured by value: constants behind a reference might be changed by the stores.

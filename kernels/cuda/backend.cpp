@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <optional>
 #include <vector>
 
 #include "kernels/cuda/layer_kernels.hpp"
@@ -15,7 +17,12 @@ namespace gyre::SIMT_NAMESPACE {
 void* Workspace::bytes(std::size_t count) {
     if (count > bytes_) {
         stream_.synchronize();
-        release(memory_);
+        if (captured_) {
+            outgrown_.push_back(memory_);
+            captured_ = false;
+        } else {
+            release(memory_);
+        }
         memory_ = nullptr;
         bytes_ = 0;
         memory_ = allocate(count);
@@ -63,6 +70,9 @@ class GpuBackend final : public Backend {
         compute_.download(host, device, bytes);
         compute_.synchronize();
     }
+    void copy(void* to, const void* from, std::size_t bytes) override {
+        compute_.copy(to, from, bytes);
+    }
     void fill_zero(void* device, std::size_t bytes) override { compute_.fill_zero(device, bytes); }
     void synchronize() override {
         compute_.synchronize();
@@ -98,12 +108,26 @@ class GpuBackend final : public Backend {
         submit(beside_.handle());
         return record(beside_);
     }
-    Transfer mark() override { return record(compute_); }
+    Transfer mark() override { return capturing_ == nullptr ? record(compute_) : mark_launches(); }
     double seconds_between(Transfer begin, Transfer end) override {
         return 1e-3 * double{Event::milliseconds(event(begin), event(end))};
     }
     void follow(Transfer transfer) override { compute_.wait(event(transfer)); }
     void wait_transfer(Transfer transfer) override { event(transfer).synchronize(); }
+    bool can_capture() const override { return true; }
+    std::unique_ptr<Backend::Graph> capture(const std::function<void()>& calls) override {
+        auto graph = std::make_unique<CapturedCalls>(*this);
+        capturing_ = graph.get();
+        try {
+            graph->graph.emplace(compute_, calls);
+        } catch (...) {
+            capturing_ = nullptr;
+            throw;
+        }
+        capturing_ = nullptr;
+        workspace_.captured();
+        return graph;
+    }
     bool host_memory() const override { return false; }
     DeviceIdentity device_identity() const override {
 #if defined(GYRE_EMULATED)
@@ -230,6 +254,9 @@ class GpuBackend final : public Backend {
                   float* velocity) override {
         own::sgd_step(context_, args, elems, p, g, velocity);
     }
+    void adam_begin_step(const AdamArgs& args) override {
+        own::adam_begin_step(context_, args);
+    }
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
                    float* v) override {
         own::adam_step(context_, args, elems, p, g, m, v);
@@ -237,6 +264,21 @@ class GpuBackend final : public Backend {
 
  private:
     static constexpr std::size_t kTransfers = 16384;  // the latest that can be waited for
+
+    struct CapturedCalls final : Backend::Graph {
+        explicit CapturedCalls(GpuBackend& backend_) : backend(backend_) {}
+        ~CapturedCalls() override {
+            graph.reset();
+            for (const Transfer mark : marks) {
+                backend.launch_marks_.erase(mark);
+            }
+        }
+        void launch() override { graph->launch(backend.compute_); }
+
+        GpuBackend& backend;
+        std::optional<own::Graph> graph;
+        std::vector<Transfer> marks;
+    };
 
     std::unique_ptr<LayerKernels> make_kernels([[maybe_unused]] const GpuOptions& options) {
         auto ours = make_own_kernels(context_);
@@ -276,7 +318,17 @@ class GpuBackend final : public Backend {
         stream.record(event(next_));
         return next_++;
     }
+    // Numbered downwards from -1.
+    Transfer mark_launches() {
+        const Transfer mark = --last_launch_mark_;
+        compute_.record_in_launches(launch_marks_[mark]);
+        capturing_->marks.push_back(mark);
+        return mark;
+    }
     Event& event(Transfer transfer) {
+        if (transfer < 0) {
+            return launch_marks_.at(transfer);
+        }
         return *transfers_[static_cast<std::size_t>(transfer) % kTransfers];
     }
 
@@ -287,6 +339,9 @@ class GpuBackend final : public Backend {
     const Context context_;
     std::vector<std::unique_ptr<Event>> transfers_;
     Transfer next_ = 0;
+    std::map<Transfer, Event> launch_marks_;  // of all graphs
+    Transfer last_launch_mark_ = 0;
+    CapturedCalls* capturing_ = nullptr;
     std::unique_ptr<LayerKernels> kernels_;
 };
 

@@ -18,6 +18,7 @@ namespace {
 // An image has fewer than 2^31 elements, in `words` random words.
 struct Dropout {
     RandomStream stream;
+    const std::uint32_t* epoch;
     const std::int32_t* samples;
     std::uint32_t words, groups, plane_elems;
     std::uint32_t largest_dropped;
@@ -27,7 +28,11 @@ struct Dropout {
 // What the four elements or planes of a group are multiplied with.
 __device__ __forceinline__ float4 factors(const Dropout& d, std::int64_t image,
                                           std::uint32_t group) {
-    const Philox4 random = d.stream.group(static_cast<std::uint32_t>(d.samples[image]), group);
+    RandomStream stream = d.stream;
+    if (d.epoch != nullptr) {
+        stream.epoch = *d.epoch;
+    }
+    const Philox4 random = stream.group(static_cast<std::uint32_t>(d.samples[image]), group);
     const auto factor = [&](std::uint32_t word) {
         return word > d.largest_dropped ? d.keep : 0.0f;
     };
@@ -94,6 +99,7 @@ void dropout(const Context& context, const DropoutArgs& args, int n, float* x) {
     }
     Dropout d{};
     d.stream = args.stream;
+    d.epoch = args.epoch;
     d.samples = args.samples;
     d.words =
         static_cast<std::uint32_t>(args.by_channel ? args.shape.channels : args.shape.elems());

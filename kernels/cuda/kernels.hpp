@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "kernels/backend.hpp"
 #include "kernels/cuda/runtime.hpp"
@@ -16,11 +17,18 @@ namespace gyre::SIMT_NAMESPACE {
 class Workspace {
  public:
     explicit Workspace(Stream& stream) : stream_(stream) {}
-    ~Workspace() { release(memory_); }
+    ~Workspace() {
+        release(memory_);
+        for (void* memory : outgrown_) {
+            release(memory);
+        }
+    }
     Workspace(const Workspace&) = delete;
     Workspace& operator=(const Workspace&) = delete;
 
     void* bytes(std::size_t count);
+    // Graphs have captured the memory: it stays, whatever more is asked for.
+    void captured() { captured_ = true; }
     float* floats(std::int64_t elems) {
         return static_cast<float*>(bytes(static_cast<std::size_t>(elems) * sizeof(float)));
     }
@@ -29,6 +37,8 @@ class Workspace {
     Stream& stream_;
     void* memory_ = nullptr;
     std::size_t bytes_ = 0;
+    bool captured_ = false;
+    std::vector<void*> outgrown_;
 };
 
 // What a launcher needs beside its operands.
@@ -80,6 +90,7 @@ void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n);
 // optimizers.cu
 void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, float* p,
               const float* g, float* velocity);
+void adam_begin_step(const Context& context, const AdamArgs& args);
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v);
 

@@ -6,7 +6,8 @@
 //
 // Memory-bound. Bytes an element: SGD 12 (read p, g; write p), with momentum 20; Adam 28. FLOPs: 4,
 // 8 and 14. One thread to 4 elements (16-byte accesses). What is the same for all elements is
-// computed on the host. A gradient that is not finite is reported on the way (FiniteCheck).
+// computed once: on the host, or, where it depends on the step, by adam_begin_step. A gradient that
+// is not finite is reported on the way (FiniteCheck).
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -68,8 +69,7 @@ __global__ void sgd_momentum_kernel(std::int64_t elems, SgdArgs a, float* p, con
 struct Adam {
     float beta1, rest1;  // rest: 1 - beta
     float beta2, rest2;
-    float step_size;   // learning rate / (1 - beta1^step)
-    float correction;  // 1 / sqrt(1 - beta2^step)
+    const AdamState* state;
     float epsilon;
     float shrink, decay;
     FiniteCheck finite;
@@ -79,7 +79,15 @@ __device__ __forceinline__ void adam(const Adam& a, float& p, float g, float& m,
     const float d = g + a.decay * p;
     m = a.beta1 * m + a.rest1 * d;
     v = a.beta2 * v + a.rest2 * d * d;
-    p = p * a.shrink - a.step_size * m / (sqrtf(v) * a.correction + a.epsilon);
+    p = p * a.shrink - a.state->step_size * m / (sqrtf(v) * a.state->correction + a.epsilon);
+}
+
+__global__ void adam_begin_step_kernel(double rate, double beta1, double beta2, AdamState* state) {
+    if (threadIdx.x == 0) {
+        const auto step = static_cast<double>(++state->step);
+        state->step_size = static_cast<float>(rate / (1.0 - pow(beta1, step)));
+        state->correction = static_cast<float>(1.0 / sqrt(1.0 - pow(beta2, step)));
+    }
 }
 
 __global__ void adam_kernel(std::int64_t elems, Adam a, float* p, const float* g, float* m,
@@ -116,18 +124,21 @@ void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, f
     }
 }
 
+void adam_begin_step(const Context& context, const AdamArgs& args) {
+    launch("adam_begin_step", adam_begin_step_kernel, dim3(1), dim3(32), context.stream,
+           double{args.learning_rate}, double{args.beta1}, double{args.beta2}, args.state);
+}
+
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v) {
     const double rate{args.learning_rate}, decay{args.weight_decay};
     const double beta1{args.beta1}, beta2{args.beta2};
-    const auto step = static_cast<double>(args.step);
     Adam a{};
     a.beta1 = args.beta1;
     a.rest1 = static_cast<float>(1.0 - beta1);
     a.beta2 = args.beta2;
     a.rest2 = static_cast<float>(1.0 - beta2);
-    a.step_size = static_cast<float>(rate / (1.0 - std::pow(beta1, step)));
-    a.correction = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(beta2, step)));
+    a.state = args.state;
     a.epsilon = args.epsilon;
     a.shrink = args.decoupled_decay ? static_cast<float>(1.0 - rate * decay) : 1.0f;
     a.decay = args.decoupled_decay ? 0.0f : args.weight_decay;

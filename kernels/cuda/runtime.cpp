@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <exception>
 
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/native.hpp"
@@ -32,6 +33,14 @@ const char* remedy(cudaError_t result) {
         case cudaErrorMisalignedAddress:
             return "; this is a bug in a kernel: run again under compute-sanitizer, or with "
                    "CUDA_LAUNCH_BLOCKING=1 to see which";
+        case cudaErrorStreamCaptureUnsupported:
+        case cudaErrorStreamCaptureInvalidated:
+        case cudaErrorStreamCaptureUnjoined:
+        case cudaErrorStreamCaptureIsolation:
+        case cudaErrorStreamCaptureImplicit:
+        case cudaErrorCapturedEvent:
+            return "; a captured step can neither wait for the device nor allocate, and must join "
+                   "its streams: this is a bug in gyre or a library, --graph off avoids it";
         case cudaErrorDevicesUnavailable:
             return "; another process uses the GPU exclusively (nvidia-smi shows its mode)";
         default:
@@ -108,11 +117,58 @@ void Stream::fill_zero(void* device, std::size_t bytes) {
 void Stream::record(Event& event) {
     GYRE_CUDA_CHECK(cudaEventRecord(event.state_->event, state_->stream));
 }
+void Stream::record_in_launches(Event& event) {
+    GYRE_CUDA_CHECK(
+        cudaEventRecordWithFlags(event.state_->event, state_->stream, cudaEventRecordExternal));
+}
 void Stream::wait(const Event& event) {
     GYRE_CUDA_CHECK(cudaStreamWaitEvent(state_->stream, event.state_->event, 0));
 }
 void Stream::synchronize() {
     GYRE_CUDA_CHECK(cudaStreamSynchronize(state_->stream));
+}
+
+struct Graph::State {
+    cudaGraphExec_t executable = nullptr;
+    // In flight it may be: CUDA then frees it when it has run.
+    ~State() {
+        if (executable != nullptr) {
+            cudaGraphExecDestroy(executable);
+        }
+    }
+};
+
+Graph::Graph(Stream& stream, const std::function<void()>& submit)
+    : state_(std::make_shared<State>()) {
+    // Only this thread is restrained: threads of libraries may allocate meanwhile.
+    GYRE_CUDA_CHECK(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal));
+    std::exception_ptr failure;
+    try {
+        submit();
+    } catch (...) {
+        failure = std::current_exception();
+    }
+    cudaGraph_t graph = nullptr;
+    const cudaError_t ended = cudaStreamEndCapture(native(stream), &graph);
+    const cudaError_t made = ended == cudaSuccess && failure == nullptr
+                                 ? cudaGraphInstantiate(&state_->executable, graph, 0)
+                                 : ended;
+    if (graph != nullptr) {
+        cudaGraphDestroy(graph);
+    }
+    if (failure != nullptr || made != cudaSuccess) {
+        cudaGetLastError();  // it is not the next call's
+    }
+    if (failure != nullptr) {
+        std::rethrow_exception(failure);
+    }
+    check(ended, "cudaStreamEndCapture", __FILE__, __LINE__);
+    check(made, "cudaGraphInstantiate", __FILE__, __LINE__);
+}
+Graph::~Graph() = default;
+
+void Graph::launch(Stream& stream) {
+    GYRE_CUDA_CHECK(cudaGraphLaunch(state_->executable, native(stream)));
 }
 
 void* allocate(std::size_t bytes) {

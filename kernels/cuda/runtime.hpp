@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -35,6 +36,7 @@ class Event {
 
  private:
     friend class Stream;
+    friend class Graph;
     struct State;
     std::shared_ptr<State> state_;
 };
@@ -52,6 +54,8 @@ class Stream {
     void copy(void* to, const void* from, std::size_t bytes);  // device to device
     void fill_zero(void* device, std::size_t bytes);
     void record(Event& event);
+    // In a capture: every launch of the graph records the event, for the host to look at.
+    void record_in_launches(Event& event);
     void wait(const Event& event);  // what follows starts after the event's last record so far
     void synchronize();
 
@@ -63,6 +67,26 @@ class Stream {
 
  private:
     std::unique_ptr<State> state_;
+};
+
+// Work of several streams, captured once and submitted as a whole any number of times.
+class Graph {
+ public:
+    // Captures what `submit` asks of `stream`, and of the streams that wait for it meanwhile, for
+    // which it must have waited in the end; none of it runs. Until then the host can neither wait
+    // for the device nor allocate. Throws what went wrong first; the streams are usable then.
+    Graph(Stream& stream, const std::function<void()>& submit);
+    ~Graph();
+    Graph(const Graph&) = delete;
+    Graph& operator=(const Graph&) = delete;
+
+    // After what the stream was asked for so far, and before what follows.
+    void launch(Stream& stream);
+
+    struct State;
+
+ private:
+    std::shared_ptr<State> state_;  // launches that have not run yet share it
 };
 
 // Device memory, aligned to 256 bytes, not initialised. Throws naming what was asked and is free.

@@ -76,6 +76,8 @@ void submit(Stream& stream, std::function<void()> work);
 void set_schedule(std::uint64_t seed);
 // Allocations of device memory so far, to show that a step makes none.
 std::int64_t allocation_count();
+// Times that the host has submitted work to a stream so far; the launch of a graph is one.
+std::int64_t submission_count();
 
 // Ends the launch with this report. For the checker.
 [[noreturn]] void report(const std::string& what);

@@ -14,6 +14,8 @@
 #include <deque>
 #include <map>
 #include <new>
+#include <optional>
+#include <vector>
 
 #include "kernels/emulation/emulator.hpp"
 #include "kernels/emulation/sanitizer.hpp"
@@ -22,18 +24,33 @@
 
 namespace gyre::emulated {
 
+namespace {
+
+std::int64_t submissions = 0;
+Graph::State* capture = nullptr;  // the one under way
+
+}  // namespace
+
 // What the event was last recorded as. Streams that wait keep the state of that moment.
 struct Event::State {
     struct Record {
         Stream::State* stream = nullptr;
         bool passed = false;
+        // Recorded in a capture: by this operation, and after so many of each stream.
+        std::weak_ptr<Graph::State> graph;
+        std::size_t operation = 0;
+        std::vector<std::size_t> after;
+        bool captured = false;
     };
     std::shared_ptr<Record> record;
 };
 
 struct Stream::State {
     std::deque<std::function<void()>> queue;
+    bool captured = false;
+    std::size_t number = 0;  // of the stream in the capture
 
+    void submit(std::function<void()> work);
     void run_one() {
         const auto work = std::move(queue.front());
         queue.pop_front();
@@ -49,16 +66,121 @@ struct Stream::State {
             run_one();
         }
     }
+    void run_all() {
+        while (!queue.empty()) {
+            run_one();
+        }
+    }
 };
+
+struct Graph::State : std::enable_shared_from_this<Graph::State> {
+    struct Operation {
+        std::size_t stream = 0;
+        std::function<void()> work;           // or, if empty:
+        std::optional<std::size_t> wait;      // for the record that this operation makes, or
+        std::shared_ptr<Event::State> event;  // a record; of an event of the host's, or null
+    };
+    std::vector<Operation> operations;
+    struct Captured {
+        Stream::State* state;
+        std::vector<std::size_t> after;  // [stream]: so much of its work comes before what follows
+    };
+    std::vector<Captured> streams;  // the first is where the capture began
+    std::string broken;             // what made the capture void
+
+    void begin(Stream::State& stream) {
+        stream.captured = true;
+        stream.number = streams.size();
+        streams.push_back({&stream, std::vector<std::size_t>(stream.number + 1)});
+    }
+    void add(std::size_t stream, std::function<void()> work) {
+        ++streams[stream].after[stream];
+        operations.push_back({stream, std::move(work), {}, nullptr});
+    }
+    std::shared_ptr<Event::State::Record> record(std::size_t stream,
+                                                 std::shared_ptr<Event::State> event) {
+        const auto record = std::make_shared<Event::State::Record>();
+        record->graph = weak_from_this();
+        record->captured = true;
+        record->operation = operations.size();
+        record->after = streams[stream].after;
+        operations.push_back({stream, {}, {}, std::move(event)});
+        return record;
+    }
+    void wait(std::size_t stream, const Event::State::Record& record) {
+        operations.push_back({stream, {}, record.operation, nullptr});
+        std::vector<std::size_t>& after = streams[stream].after;
+        after.resize(std::max(after.size(), record.after.size()));
+        for (std::size_t i = 0; i < record.after.size(); ++i) {
+            after[i] = std::max(after[i], record.after[i]);
+        }
+    }
+    void end() {
+        for (const Captured& stream : streams) {
+            stream.state->captured = false;
+        }
+        const std::vector<std::size_t>& joined = streams[0].after;
+        for (std::size_t i = 1; i < streams.size() && broken.empty(); ++i) {
+            if (const std::size_t done = streams[i].after[i];
+                done > (i < joined.size() ? joined[i] : 0)) {
+                broken =
+                    "the capture ends before its first stream has waited for all work of the "
+                    "others (cudaErrorStreamCaptureUnjoined)";
+            }
+        }
+    }
+};
+
+namespace {
+
+[[noreturn]] void break_capture(const std::string& what) {
+    if (capture != nullptr && capture->broken.empty()) {
+        capture->broken = what;
+    }
+    throw Error(ExitCode::internal, what);
+}
+// The host may not do this while streams are captured.
+void not_in_capture(const char* call) {
+    if (capture != nullptr) {
+        break_capture(fmt::format(
+            "{} while a stream is captured (cudaErrorStreamCaptureUnsupported): a captured step "
+            "can neither wait for the device nor allocate",
+            call));
+    }
+}
+
+}  // namespace
+
+void Stream::State::submit(std::function<void()> work) {
+    if (captured) {
+        capture->add(number, std::move(work));
+    } else {
+        ++submissions;
+        queue.push_back(std::move(work));
+    }
+}
 
 Event::Event() : state_(std::make_shared<State>()) {}
 Event::~Event() = default;
 void Event::synchronize() const {
-    if (const auto record = state_->record) {
-        record->stream->run_until(*record);
+    not_in_capture("Event::synchronize");
+    const auto record = state_->record;
+    if (record == nullptr || record->passed) {
+        return;
     }
+    if (record->captured) {
+        throw Error(ExitCode::internal,
+                    "Event::synchronize for an event of a capture (cudaErrorCapturedEvent)");
+    }
+    record->stream->run_until(*record);
 }
-float Event::milliseconds(const Event&, const Event&) {
+float Event::milliseconds(const Event& start, const Event& end) {
+    for (const Event* event : {&start, &end}) {
+        if (event->state_->record == nullptr || !event->state_->record->passed) {
+            throw Error(ExitCode::internal,
+                        "Event::milliseconds for an event that has not passed (cudaErrorNotReady)");
+        }
+    }
     return 0.0f;  // emulated time means nothing
 }
 
@@ -70,7 +192,7 @@ void* Stream::handle() {
 }
 
 void Stream::upload(void* device, const void* host, std::size_t bytes) {
-    state_->queue.push_back([=] {
+    state_->submit([=] {
         std::memcpy(device, host, bytes);
         if (emulator::listener != nullptr) {
             emulator::listener->device_copied(device, nullptr, bytes);
@@ -78,7 +200,7 @@ void Stream::upload(void* device, const void* host, std::size_t bytes) {
     });
 }
 void Stream::download(void* host, const void* device, std::size_t bytes) {
-    state_->queue.push_back([=] {
+    state_->submit([=] {
         if (emulator::listener != nullptr) {
             emulator::listener->device_copied(nullptr, device, bytes);
         }
@@ -86,7 +208,7 @@ void Stream::download(void* host, const void* device, std::size_t bytes) {
     });
 }
 void Stream::copy(void* to, const void* from, std::size_t bytes) {
-    state_->queue.push_back([=] {
+    state_->submit([=] {
         std::memcpy(to, from, bytes);
         if (emulator::listener != nullptr) {
             emulator::listener->device_copied(to, from, bytes);
@@ -94,7 +216,7 @@ void Stream::copy(void* to, const void* from, std::size_t bytes) {
     });
 }
 void Stream::fill_zero(void* device, std::size_t bytes) {
-    state_->queue.push_back([=] {
+    state_->submit([=] {
         std::memset(device, 0, bytes);
         if (emulator::listener != nullptr) {
             emulator::listener->device_copied(device, nullptr, bytes);
@@ -102,28 +224,113 @@ void Stream::fill_zero(void* device, std::size_t bytes) {
     });
 }
 void Stream::record(Event& event) {
+    if (state_->captured) {
+        event.state_->record = capture->record(state_->number, nullptr);
+        return;
+    }
     const auto record = std::make_shared<Event::State::Record>();
     record->stream = state_.get();
     event.state_->record = record;
-    state_->queue.push_back([record] { record->passed = true; });
+    state_->submit([record] { record->passed = true; });
+}
+void Stream::record_in_launches(Event& event) {
+    if (!state_->captured) {
+        throw Error(ExitCode::internal, "Stream::record_in_launches outside a capture");
+    }
+    capture->record(state_->number, event.state_);
 }
 void Stream::wait(const Event& event) {
-    if (const auto record = event.state_->record) {
-        state_->queue.push_back([record] {
+    const auto record = event.state_->record;
+    if (record == nullptr) {
+        return;
+    }
+    if (!record->captured) {
+        if (state_->captured) {
+            break_capture(
+                "a captured stream waits for an event that was recorded outside the capture "
+                "(cudaErrorStreamCaptureIsolation)");
+        }
+        state_->submit([record] {
             if (!record->passed) {
                 record->stream->run_until(*record);
             }
         });
+        return;
     }
+    if (capture == nullptr || record->graph.lock().get() != capture) {
+        break_capture("a stream waits for an event of a capture that has ended");
+    }
+    if (!state_->captured) {
+        capture->begin(*state_);
+    }
+    capture->wait(state_->number, *record);
 }
 void Stream::synchronize() {
-    while (!state_->queue.empty()) {
-        state_->run_one();
-    }
+    not_in_capture("Stream::synchronize");
+    state_->run_all();
 }
 
 void emulator::submit(Stream& stream, std::function<void()> work) {
-    stream.state().queue.push_back(std::move(work));
+    stream.state().submit(std::move(work));
+}
+std::int64_t emulator::submission_count() {
+    return submissions;
+}
+
+Graph::Graph(Stream& stream, const std::function<void()>& submit)
+    : state_(std::make_shared<State>()) {
+    not_in_capture("a capture");
+    capture = state_.get();
+    state_->begin(stream.state());
+    try {
+        submit();
+    } catch (...) {
+        capture = nullptr;
+        state_->end();
+        throw;
+    }
+    capture = nullptr;
+    state_->end();
+    if (!state_->broken.empty()) {
+        throw Error(ExitCode::internal, state_->broken);
+    }
+}
+Graph::~Graph() = default;
+
+// The streams of a launch run side by side, as when they were captured: each has a queue, the
+// first's is the stream's own. What is recorded and waited for is the launch's.
+void Graph::launch(Stream& stream) {
+    not_in_capture("the launch of a graph");
+    ++submissions;
+    Stream::State& first = stream.state();
+    const auto others = std::make_shared<std::vector<Stream::State>>(state_->streams.size());
+    std::vector<std::shared_ptr<Event::State::Record>> records(state_->operations.size());
+    for (std::size_t i = 0; i < records.size(); ++i) {
+        const State::Operation& operation = state_->operations[i];
+        Stream::State& on = operation.stream == 0 ? first : (*others)[operation.stream];
+        if (operation.work) {
+            on.queue.emplace_back([graph = state_, i] { graph->operations[i].work(); });
+        } else if (operation.wait) {
+            on.queue.emplace_back([record = records[*operation.wait]] {
+                if (!record->passed) {
+                    record->stream->run_until(*record);
+                }
+            });
+        } else {
+            const auto record = records[i] = std::make_shared<Event::State::Record>();
+            record->stream = &on;
+            if (operation.event != nullptr) {
+                operation.event->record = record;
+                record->stream = &first;  // which outlives the launch, and ends with all of it
+            }
+            on.queue.emplace_back([record] { record->passed = true; });
+        }
+    }
+    first.queue.emplace_back([others] {
+        for (Stream::State& other : *others) {
+            other.run_all();
+        }
+    });
 }
 
 namespace {
@@ -212,12 +419,17 @@ std::int64_t emulator::allocation_count() {
 }
 
 void* allocate(std::size_t bytes) {
+    not_in_capture("an allocation");
     return Heap::instance().allocate(bytes);
 }
 void release(void* memory) noexcept {
+    if (capture != nullptr) {
+        capture->broken = "memory is released while a stream is captured";
+    }
     Heap::instance().release(memory);
 }
 void* allocate_pinned(std::size_t bytes) {
+    not_in_capture("an allocation");
     return ::operator new(bytes);
 }
 void release_pinned(void* memory) noexcept {

@@ -1,0 +1,427 @@
+// The step as a graph: the emulator's captures keep CUDA's rules, and a training with graphs has
+// the results of one without, to the last bit.
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstdio>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "kernels/cuda/runtime.hpp"
+#include "kernels/emulation/emulator.hpp"
+#include "kernels/error.hpp"
+#include "tests/catch.hpp"
+#include "train/trainer.hpp"
+
+namespace gyre::emulated {
+namespace {
+
+std::string error_of(const std::function<void()>& work) {
+    try {
+        work();
+    } catch (const Error& error) {
+        return error.what();
+    }
+    return "";
+}
+bool contains(const std::string& text, const std::string& part) {
+    return text.find(part) != text.npos;
+}
+
+// One int on the device, which work in streams changes.
+struct Cell {
+    Cell() : at(static_cast<int*>(allocate(sizeof(int)))) { *at = 0; }
+    ~Cell() { release(at); }
+    Cell(const Cell&) = delete;
+    Cell& operator=(const Cell&) = delete;
+    // at = at * 10 + digit, so that the order shows.
+    void append(Stream& stream, int digit) const {
+        emulator::submit(stream, [to = at, digit] { *to = *to * 10 + digit; });
+    }
+    int* at;
+};
+
+}  // namespace
+
+TEST_CASE("a captured graph runs when it is launched, every time", "[graph]") {
+    Stream stream, beside;
+    Event forked, joined, mark;
+    const Cell cell;
+    Graph graph(stream, [&] {
+        cell.append(stream, 1);
+        stream.record(forked);
+        beside.wait(forked);
+        cell.append(beside, 2);
+        beside.record(joined);
+        stream.wait(joined);
+        stream.record_in_launches(mark);
+        cell.append(stream, 3);
+    });
+    stream.synchronize();
+    CHECK(*cell.at == 0);
+    const std::int64_t before = emulator::submission_count();
+    cell.append(stream, 4);
+    graph.launch(stream);
+    CHECK(emulator::submission_count() == before + 2);
+    mark.synchronize();  // the launch has got as far as this, and no further
+    CHECK(*cell.at == 412);
+    graph.launch(stream);
+    mark.synchronize();
+    CHECK(*cell.at == 412312);
+    cell.append(stream, 5);
+    stream.synchronize();
+    CHECK(*cell.at == 41231235);
+}
+
+TEST_CASE("a launch that runs later than its graph lives is complete", "[graph]") {
+    Stream stream;
+    const Cell cell;
+    {
+        Graph graph(stream, [&] { cell.append(stream, 1); });
+        graph.launch(stream);
+    }
+    stream.synchronize();
+    CHECK(*cell.at == 1);
+}
+
+TEST_CASE("what CUDA forbids in a capture is reported, and ends it", "[graph]") {
+    Stream stream, beside;
+    Event before, inside;
+    const Cell cell;
+    beside.record(before);
+    const std::vector<std::pair<std::function<void()>, std::string>> wrong = {
+        {[&] { allocate(1); }, "an allocation"},
+        {[&] { allocate_pinned(1); }, "an allocation"},
+        {[&] { stream.synchronize(); }, "Stream::synchronize"},
+        {[&] {
+             stream.record(inside);
+             inside.synchronize();
+         },
+         "Event::synchronize"},
+        {[&] { stream.wait(before); }, "StreamCaptureIsolation"},
+        {[&] {
+             stream.record(inside);
+             beside.wait(inside);
+             cell.append(beside, 2);
+         },
+         "StreamCaptureUnjoined"},
+        {[&] { error_of([] { allocate(1); }); }, "an allocation"},  // even where it goes unnoticed
+        {[&] { throw Error(ExitCode::internal, "of the caller's"); }, "of the caller's"}};
+    for (const auto& [what, report] : wrong) {
+        INFO(report);
+        const std::string found = error_of([&] {
+            Graph graph(stream, [&] {
+                cell.append(stream, 1);
+                what();
+            });
+        });
+        INFO(found);
+        CHECK(contains(found, report));
+        // The streams are free again, and nothing has run.
+        cell.append(stream, 7);
+        cell.append(beside, 7);
+        stream.synchronize();
+        beside.synchronize();
+        CHECK(*cell.at == 77);
+        *cell.at = 0;
+    }
+    CHECK(contains(error_of([&] { inside.synchronize(); }), "cudaErrorCapturedEvent"));
+    CHECK(contains(error_of([&] { stream.wait(inside); }), "capture that has ended"));
+}
+
+}  // namespace gyre::emulated
+
+namespace {
+
+using namespace gyre;
+
+// Two ranks, of which the other has the same gradients. Reduces on the device, as NCCL does.
+class TwinCommunicator final : public Communicator {
+ public:
+    std::string description() const override { return "twins"; }
+    int rank() const override { return 0; }
+    int size() const override { return 2; }
+    int local_rank() const override { return 0; }
+    int local_size() const override { return 1; }
+    bool use_device(Backend& backend) override {
+        backend_ = &backend;
+        return true;
+    }
+    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                 DataType type) override {
+        const auto transfer = backend_->run_beside([&](void* stream) {
+            emulated::emulator::submit(*static_cast<emulated::Stream*>(stream), [=] {
+                for (std::int64_t i = 0; i < elems; ++i) {
+                    if (type == DataType::float32) {
+                        static_cast<float*>(data)[i] *= 2.0f;
+                    } else {  // bfloat16: the upper half of a float
+                        auto& half = static_cast<std::uint16_t*>(data)[i];
+                        const auto value = std::bit_cast<float>(std::uint32_t{half} << 16);
+                        half = static_cast<std::uint16_t>(
+                            std::bit_cast<std::uint32_t>(2.0f * value) >> 16);
+                    }
+                }
+            });
+        });
+        return std::make_unique<OnDevice>(*this, transfer);
+    }
+    std::unique_ptr<Request> allgather_async(void*, std::size_t) override { return nullptr; }
+    std::unique_ptr<Request> track(std::unique_ptr<Request> operation, const std::string& kind,
+                                   std::int64_t) override {
+        tracked.push_back(kind);
+        return operation;
+    }
+    void allreduce_sum(std::span<double> data) override {
+        for (double& value : data) {
+            value *= 2.0;
+        }
+    }
+    void broadcast(void*, std::size_t, int) override {}
+    void barrier() override {}
+    [[noreturn]] void abort(int code) noexcept override { std::_Exit(code); }
+
+    bool host_waits = false;  // as MPI would have it
+    std::vector<std::string> tracked;
+
+ private:
+    struct OnDevice final : Request {
+        OnDevice(TwinCommunicator& comm_, Backend::Transfer transfer_)
+            : comm(comm_), transfer(transfer_) {}
+        void wait() override { comm.backend_->wait_transfer(transfer); }
+        bool follow() override {
+            if (comm.host_waits) {
+                wait();
+            }
+            comm.backend_->follow(transfer);
+            return comm.host_waits;
+        }
+        TwinCommunicator& comm;
+        const Backend::Transfer transfer;
+    };
+    Backend* backend_ = nullptr;
+};
+
+struct Run {
+    bool graph = false;
+    int ranks = 1;
+    int accumulate = 1;
+    DataType type = DataType::float32;
+    bool host_waits = false;
+    int stop_at = -1;  // step since the start
+    TrainOptions train;
+};
+
+struct Outcome {
+    std::vector<double> losses;
+    std::vector<bool> stops;
+    std::vector<float> parameters;
+    std::vector<std::int64_t> submissions;  // of each step
+    std::vector<std::string> tracked;
+    bool graph = false;
+};
+
+ImageSet random_images(std::int64_t count, int side) {
+    ImageSet set;
+    set.count = count;
+    set.channels = 1;
+    set.height = set.width = side;
+    std::mt19937 random(5);
+    set.pixels.resize(static_cast<std::size_t>(count * side * side));
+    for (std::uint8_t& pixel : set.pixels) {
+        pixel = static_cast<std::uint8_t>(random());
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+        set.labels.push_back(static_cast<std::int32_t>(random() % 5));
+    }
+    return set;
+}
+
+// Three epochs of 7 batches and a smaller one.
+Outcome train(const Run& run) {
+    constexpr int kBatch = 6, kEpochs = 3;
+    const auto backend = make_emulated_backend({});
+    TwinCommunicator twins;
+    twins.host_waits = run.host_waits;
+    const auto alone = make_single_communicator();
+    Communicator& comm = run.ranks == 1 ? *alone : twins;
+    Net net(*backend,
+            parse_model("conv 3 k3\nrelu\ndropout2d 0.3\nmaxpool 2\nlinear 8\nrelu\ndropout 0.5\n"
+                        "linear classes\n",
+                        "small"),
+            {1, 8, 8}, 5, {kBatch, 20, true});
+    net.initialise(3);
+    DeviceImages images(*backend, random_images(7 * kBatch * run.ranks + 3 * run.ranks, 8),
+                        {{0.5f}, {0.3f}});
+    Optimizer optimizer(*backend, net, run.train);
+    Reducer reducer(comm, *backend,
+                    plan_buckets(net.layer_begins(), net.gradient_elems(), 256, net.tail_offset()),
+                    net.gradient_data(), run.type, net.tail_offset());
+    const Sharding sharding{images.count(), kBatch * run.ranks, 0, run.ranks};
+    REQUIRE(sharding.steps() == 8);
+    Trainer trainer(*backend, net, images, optimizer, reducer, sharding,
+                    {9, true, run.accumulate, run.graph});
+    Outcome outcome;
+    const auto account = [&](const std::optional<StepResult>& result) {
+        if (result) {
+            outcome.losses.push_back(result->loss);
+            outcome.stops.push_back(result->stop);
+            CHECK(result->communication.buckets.size() ==
+                  (run.ranks == 1 ? 0 : reducer.buckets().size()));
+        }
+        return result.has_value();
+    };
+    int number = 0;
+    for (std::uint32_t epoch = 1; epoch <= kEpochs; ++epoch) {
+        trainer.begin_epoch(epoch);
+        for (std::int64_t step = 0; step < sharding.steps(); ++step, ++number) {
+            const std::int64_t before = emulated::emulator::submission_count();
+            account(trainer.step(step, run.stop_at >= 0 && number >= run.stop_at));
+            outcome.submissions.push_back(emulated::emulator::submission_count() - before);
+        }
+        while (account(trainer.next_result())) {
+        }
+        // An evaluation in between uses the same memory, and more of it.
+        Pass pass;
+        pass.n = 20;
+        images.gather(images.samples(0), pass.n, net.input(), net.labels());
+        net.forward(pass);
+    }
+    outcome.parameters.resize(static_cast<std::size_t>(net.flat_elems()));
+    backend->download(outcome.parameters.data(), net.parameter_data(),
+                      outcome.parameters.size() * sizeof(float));
+    outcome.tracked = twins.tracked;
+    outcome.graph = trainer.graph();
+    return outcome;
+}
+
+void check_same(const Outcome& a, const Outcome& b) {
+    CHECK(a.losses == b.losses);
+    CHECK(a.stops == b.stops);
+    CHECK(a.parameters == b.parameters);
+}
+
+// What goes to stderr meanwhile.
+std::string printed(const std::function<void()>& work) {
+    std::FILE* file = std::tmpfile();
+    REQUIRE(file != nullptr);
+    std::fflush(stderr);
+    const int kept = dup(STDERR_FILENO);
+    dup2(fileno(file), STDERR_FILENO);
+    work();
+    std::fflush(stderr);
+    dup2(kept, STDERR_FILENO);
+    close(kept);
+    std::rewind(file);
+    std::string text(4096, '\0');
+    text.resize(std::fread(text.data(), 1, text.size(), file));
+    std::fclose(file);
+    return text;
+}
+
+}  // namespace
+
+TEST_CASE("a training with graphs has the results of one without, bit by bit", "[graph]") {
+    std::vector<Run> runs(5);
+    runs[0].train.optimizer = "adam";
+    runs[1].train.momentum = 0.9f;
+    runs[1].accumulate = 2;
+    runs[2].train.optimizer = "adamw";
+    runs[2].train.max_grad_norm = 0.1f;
+    runs[2].ranks = 2;
+    runs[3].train.optimizer = "adam";
+    runs[3].ranks = 2;
+    runs[3].accumulate = 3;
+    runs[4].train.momentum = 0.0f;
+    runs[4].ranks = 2;
+    runs[4].type = DataType::bfloat16;
+    for (Run& run : runs) {
+        INFO("case " << &run - runs.data());
+        const Outcome eager = train(run);
+        run.graph = true;
+        const Outcome graph = train(run);
+        check_same(graph, eager);
+        CHECK(eager.losses.size() == 24);
+        CHECK(eager.losses.back() != eager.losses.front());
+        // Steps 0 and 1 warm up, 2 to 4 capture a graph each; every eighth batch is smaller.
+        std::size_t launches = 0;
+        for (std::size_t step = 0; step < 24; ++step) {
+            INFO("step " << step);
+            if (step < 2 || step % 8 == 7) {
+                CHECK(graph.submissions[step] == eager.submissions[step]);
+            } else {
+                // The samples, the graph, with ranks its end, and the result with its event.
+                CHECK(graph.submissions[step] == (run.ranks == 1 ? 4 : 5));
+                ++launches;
+            }
+            CHECK(eager.submissions[step] > 25);
+        }
+        CHECK(graph.graph);
+        CHECK(graph.tracked.size() == (run.ranks == 1 ? 0 : launches));
+    }
+}
+
+TEST_CASE("a stop is seen by a captured step", "[graph]") {
+    Run run;
+    run.stop_at = 10;
+    const Outcome eager = train(run);
+    run.graph = true;
+    const Outcome graph = train(run);
+    check_same(graph, eager);
+    for (std::size_t step = 0; step < 24; ++step) {
+        CHECK(graph.stops[step] == (step >= 10));
+    }
+}
+
+TEST_CASE("a step that cannot be captured runs without a graph, which is said once", "[graph]") {
+    Run run;
+    run.train.optimizer = "adam";
+    run.ranks = 2;
+    run.host_waits = true;
+    const Outcome eager = train(run);
+    run.graph = true;
+    Outcome fallback;
+    const std::string text = printed([&] { fallback = train(run); });
+    check_same(fallback, eager);
+    CHECK(!fallback.graph);
+    CHECK(fallback.tracked.empty());
+    INFO(text);
+    CHECK(text.find("could not be captured: ") != text.npos);
+    CHECK(text.find("Event::synchronize while a stream is captured") != text.npos);
+    CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+}
+
+TEST_CASE("a graph keeps the workspace that it was captured with", "[graph]") {
+    const auto backend = make_emulated_backend({});
+    constexpr std::int64_t kElems = 1000;
+    const DeviceBuffer<float> x(*backend, kElems);
+    const std::vector<float> values(kElems, 3.0f);
+    // Its partial sums lie in the workspace.
+    const auto clip = [&] { backend->clip_norm(kElems, 1.0f, x.get(), {}); };
+    clip();
+    const DeviceBuffer<float> behind(*backend, 1);  // so that it does not grow where it is
+    const auto graph = backend->capture(clip);
+    const Conv2dShape shape{{32, 16, 16}, 32, 3, 1, 1};
+    backend->prepare_conv2d("conv1", shape, 64);
+    const DeviceBuffer<float> in_its_place(*backend, 2);
+    backend->upload(x.get(), values.data(), x.bytes());
+    graph->launch();
+    std::vector<float> found(kElems);
+    backend->download(found.data(), x.get(), x.bytes());
+    CHECK(found[0] == Approx(1.0 / std::sqrt(kElems)));
+    std::vector<float> others(2);
+    backend->download(others.data(), in_its_place.get(), in_its_place.bytes());
+    CHECK(others == std::vector<float>(2));
+}
+
+TEST_CASE("what is not waited for cannot be timed", "[graph]") {
+    const auto backend = make_emulated_backend({});
+    const auto begin = backend->mark();
+    const auto end = backend->mark();
+    CHECK_THROWS_AS(backend->seconds_between(begin, end), Error);
+    backend->wait_transfer(end);
+    CHECK(backend->seconds_between(begin, end) == 0.0);
+}
