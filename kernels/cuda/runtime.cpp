@@ -218,7 +218,8 @@ DeviceProperties select_device(int index, bool share) {
             host_name(), driver == 0 ? "no NVIDIA driver is loaded" : cudaGetErrorString(found)));
     }
     GYRE_CUDA_CHECK(found);
-    if (share) {
+    // A launcher may show each rank a GPU of its own, as the only one (Slurm's --gpus-per-task=1).
+    if (share || count == 1) {
         index %= count;
     }
     if (index >= count) {
