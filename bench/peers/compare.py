@@ -6,7 +6,7 @@ rank, one thread and one core per rank; the first epoch is the warm-up of both a
 neither evaluates on test images. Speeds are images/s over all ranks; memory is the peak resident
 memory of the largest rank. A ratio above 1 says that gyre is faster (speed) or larger (memory).
 
-    tests/hosts.sh 2 bench/peers/compare.py --rate 1gbit --check
+    tests/hosts.sh 2 python3 bench/peers/compare.py --rate 1gbit --check
 
 puts one rank of either on each of two hosts, made of this machine, whose link has that rate.
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares `gyre plan` with `gyre train` across hosts whose links have a known rate.
 
-    tests/hosts.sh 2 bench/peers/plan_check.py --check
+    tests/hosts.sh 2 python3 bench/peers/plan_check.py --check
 
 Each run: the compute times, by `gyre plan` with one rank on every host at once; then a training of
 many short epochs. The least prediction of all runs is compared with the fastest epoch of all runs,
