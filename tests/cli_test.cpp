@@ -28,14 +28,6 @@ void expect_exit(const Outcome& outcome, int code, std::initializer_list<std::st
     check_contains(outcome.output, parts);
 }
 
-std::size_t count_of(const std::string& text, const std::string& part) {
-    std::size_t count = 0;
-    for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) {
-        ++count;
-    }
-    return count;
-}
-
 struct Set {
     TempDir dir;
     std::string data, base;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <fstream>
@@ -15,6 +16,7 @@
 namespace gyre::test {
 
 Outcome run_shell(const std::string& command) {
+    const auto begin = std::chrono::steady_clock::now();
     FILE* pipe = popen(("{ " + command + "\n} 2>&1 </dev/null").c_str(), "r");
     if (pipe == nullptr) {
         throw std::runtime_error("cannot start a shell");
@@ -25,8 +27,18 @@ Outcome run_shell(const std::string& command) {
         outcome.output.append(buffer.data(), bytes);
     }
     const int status = pclose(pipe);
+    outcome.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
     outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     return outcome;
+}
+
+int count_of(const std::string& text, const std::string& part) {
+    int count = 0;
+    for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) {
+        ++count;
+    }
+    return count;
 }
 
 std::string gyre_command(int ranks, const std::string& arguments) {

@@ -11,7 +11,11 @@ namespace gyre::test {
 struct Outcome {
     int exit_code = 0;   // 128 + signal where one ended it
     std::string output;  // standard output and error together
+    double seconds = 0.0;
 };
+
+// How often `part` occurs in `text`.
+int count_of(const std::string& text, const std::string& part);
 
 // Runs a shell command line to its end.
 Outcome run_shell(const std::string& command);

@@ -1,6 +1,5 @@
 // gyre train --comm nccl from end to end, on the emulated GPU and a fake NCCL (fake_nccl.cpp): the
 // losses, and what a user sees when something goes wrong. Each case has a time bound.
-#include <chrono>
 #include <cmath>
 
 #include "tests/catch.hpp"
@@ -11,49 +10,31 @@ using namespace gyre::test;
 
 namespace {
 
-struct Timed {
-    Outcome outcome;
-    double seconds;
-};
-
 // `gyre train` on the emulated GPU; environment: NAME=VALUE ... in front of it.
-Timed train(const TempDir& dir, const std::string& flags, const std::string& environment = {}) {
+Outcome train(const TempDir& dir, const std::string& flags, const std::string& environment = {}) {
     if (!std::filesystem::exists(dir.path() / "set")) {
         make_dataset(dir.path() / "set", 160, 10, 1, 28, 28, 10);
     }
-    const auto begin = std::chrono::steady_clock::now();
-    Timed result{run_shell("GYRE_NCCL_LIBRARY=" FAKE_NCCL " " + environment + " timeout -k 1 60 " +
-                           gyre_command(2,
-                                        "train --threads 1 --no-eval --seed 7 --log-interval 1 "
-                                        "--global-batch 8 --data " +
-                                            (dir.path() / "set").string() + " " + flags)),
-                 0.0};
-    result.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    return result;
+    return run_shell("GYRE_NCCL_LIBRARY=" FAKE_NCCL " " + environment + " timeout -k 1 60 " +
+                     gyre_command(2,
+                                  "train --threads 1 --no-eval --seed 7 --log-interval 1 "
+                                  "--global-batch 8 --data " +
+                                      (dir.path() / "set").string() + " " + flags));
 }
 
 std::vector<double> losses(const TempDir& dir, const std::string& flags) {
     const auto json = dir.path() / "losses.jsonl";
     std::filesystem::remove(json);
-    const Timed run =
+    const Outcome run =
         train(dir, "--device emulated --epochs 1 --json " + json.string() + " " + flags);
-    INFO(run.outcome.output);
-    REQUIRE(run.outcome.exit_code == 0);
-    CHECK(run.outcome.output.find("NCCL is not used") == std::string::npos);
+    INFO(run.output);
+    REQUIRE(run.exit_code == 0);
+    CHECK(run.output.find("NCCL is not used") == std::string::npos);
     std::vector<double> values;
     for (const auto& event : read_events(json, "step")) {
         values.push_back(event.at("loss"));
     }
     return values;
-}
-
-int count_of(const std::string& text, const std::string& part) {
-    int count = 0;
-    for (auto at = text.find(part); at != text.npos; at = text.find(part, at + 1)) {
-        ++count;
-    }
-    return count;
 }
 
 }  // namespace
@@ -79,17 +60,17 @@ TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
 TEST_CASE("an asynchronous error ends the job at once, with a report, though the abort hangs") {
     const TempDir dir;
     const std::string record = (dir.path() / "flight").string();
-    const Timed run =
+    const Outcome run =
         train(dir, "--device emulated --comm nccl --epochs 1000 --flight-record " + record,
               "GYRE_FAKE_NCCL=async:50,abort");
-    INFO(run.outcome.output);
-    CHECK(run.outcome.exit_code == 4);
+    INFO(run.output);
+    CHECK(run.exit_code == 4);
     CHECK(run.seconds < 15);
-    CHECK(count_of(run.outcome.output, "NCCL reports") == 1);
+    CHECK(count_of(run.output, "NCCL reports") == 1);
     for (const char* part : {"remote process exited", "fake: connection closed", "allreduce(fp32)",
                              "step ", "bucket ", "rank "}) {
         INFO(part);
-        CHECK(count_of(run.outcome.output, part) >= 1);
+        CHECK(count_of(run.output, part) >= 1);
     }
     CHECK(std::filesystem::exists(record + ".rank0.json"));
     CHECK(std::filesystem::exists(record + ".rank1.json"));
@@ -98,48 +79,49 @@ TEST_CASE("an asynchronous error ends the job at once, with a report, though the
 TEST_CASE("a reduction that does not end is found also where the host waits for the device only") {
     const TempDir dir;
     // --check-sync reads the parameters, for which the device must have finished its reductions.
-    const Timed run = train(dir,
-                            "--device emulated --comm nccl --check-sync 1 --epochs 1000 "
-                            "--timeout 2",
-                            "GYRE_FAKE_NCCL=stall:50");
-    INFO(run.outcome.output);
-    CHECK(run.outcome.exit_code == 4);
+    const Outcome run = train(dir,
+                              "--device emulated --comm nccl --check-sync 1 --epochs 1000 "
+                              "--timeout 2",
+                              "GYRE_FAKE_NCCL=stall:50");
+    INFO(run.output);
+    CHECK(run.exit_code == 4);
     CHECK(run.seconds < 15);
-    CHECK(count_of(run.outcome.output, "no progress for 2 s") == 1);
-    CHECK(count_of(run.outcome.output, "allreduce(fp32)") >= 1);
+    CHECK(count_of(run.output, "no progress for 2 s") == 1);
+    CHECK(count_of(run.output, "allreduce(fp32)") >= 1);
 }
 
 TEST_CASE("a reduction in a graph that does not end is found") {
     const TempDir dir;
-    const Timed run =
+    const Outcome run =
         train(dir, "--device emulated --comm nccl --graph on --timeout 2 --epochs 1000",
               "GYRE_FAKE_NCCL=stall:50");
-    INFO(run.outcome.output);
-    CHECK(run.outcome.exit_code == 4);
+    INFO(run.output);
+    CHECK(run.exit_code == 4);
     CHECK(run.seconds < 15);
-    CHECK(count_of(run.outcome.output, "no progress for 2 s") == 1);
-    CHECK(count_of(run.outcome.output, "graph with ") >= 1);
-    CHECK(count_of(run.outcome.output, "could not be captured") == 0);
+    CHECK(count_of(run.output, "no progress for 2 s") == 1);
+    CHECK(count_of(run.output, "graph with ") >= 1);
+    CHECK(count_of(run.output, "could not be captured") == 0);
 }
 
 TEST_CASE("a call of NCCL that fails names itself, its place, rank and host") {
     const TempDir dir;
-    const Timed run =
+    const Outcome run =
         train(dir, "--device emulated --comm nccl --epochs 1000", "GYRE_FAKE_NCCL=call:30");
-    INFO(run.outcome.output);
-    CHECK(run.outcome.exit_code == 4);
+    INFO(run.output);
+    CHECK(run.exit_code == 4);
     CHECK(run.seconds < 15);
     for (const char* part : {"NCCL: all_reduce(data, data, ", "an error of the fake NCCL",
                              "nccl_communicator.cpp:", "rank ", " on ", "NCCL_DEBUG=INFO"}) {
         INFO(part);
-        CHECK(count_of(run.outcome.output, part) >= 1);
+        CHECK(count_of(run.output, part) >= 1);
     }
 }
 
 TEST_CASE("the real NCCL, or none, says that it does not know the emulated GPU") {
     const TempDir dir;
-    const Timed run = train(dir, "--device emulated --comm nccl", "GYRE_NCCL_LIBRARY=libnccl.so.2");
-    INFO(run.outcome.output);
-    CHECK(run.outcome.exit_code == 2);
-    CHECK(count_of(run.outcome.output, "use --comm") == 1);
+    const Outcome run =
+        train(dir, "--device emulated --comm nccl", "GYRE_NCCL_LIBRARY=libnccl.so.2");
+    INFO(run.output);
+    CHECK(run.exit_code == 2);
+    CHECK(count_of(run.output, "use --comm") == 1);
 }
