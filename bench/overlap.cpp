@@ -20,7 +20,6 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
-#include <map>
 #include <optional>
 #include <random>
 #include <vector>
@@ -175,8 +174,7 @@ int run(Communicator& comm, int argc, char** argv) {
     bench::add_launch_flags(app, launch);
     app.add_option("--factors", options.factors, "auto, on or off, as of gyre train")
         ->default_str("auto")
-        ->transform(CLI::Transformer(std::map<std::string, FactorUse>{
-            {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}}));
+        ->transform(CLI::Transformer(kFactorUses));
     if (!bench::parse_on_ranks(comm, app, argc, argv)) {
         return 0;
     }

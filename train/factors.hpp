@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,8 @@ namespace gyre {
 // --factors: on uses them where they are fewer bytes, automatic where they are less than half as
 // many and some rank is on another host. On CPU ranks only.
 enum class FactorUse { automatic, on, off };
+inline const std::map<std::string, FactorUse> kFactorUses = {
+    {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}};
 
 struct FactoredLayer {
     Layer* layer;

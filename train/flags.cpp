@@ -186,8 +186,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
                    "weights' gradients, on CPU ranks: on (where that is less), auto (where it is "
                    "less than half, across hosts), off")
         ->default_str("auto")
-        ->transform(CLI::Transformer(std::map<std::string, FactorUse>{
-            {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}}));
+        ->transform(CLI::Transformer(kFactorUses));
     app.add_option("--comm-dtype", o.comm_dtype,
                    "What gradients travel in: fp32; or bf16 or fp16, half as many bytes, each sum "
                    "rounded to 8 or 11 bits")
