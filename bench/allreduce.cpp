@@ -31,6 +31,7 @@
 namespace {
 
 using namespace gyre;
+using namespace gyre::comm;
 
 constexpr std::int64_t kGuardElems = 16;  // on either side of the data
 constexpr float kGuard = -1.0f;           // no sum

@@ -13,6 +13,8 @@
 
 namespace gyre::bench {
 
+using namespace comm;
+
 // Parses the flags on all ranks together, then calls check(), which may throw Error. Returns false
 // where --help was asked for and answered. Throws AgreedError for wrong flags, or a single rank.
 inline bool parse_on_ranks(

@@ -31,6 +31,7 @@
 namespace {
 
 using namespace gyre;
+using namespace gyre::train;
 
 constexpr int kWarmUps = 3, kClasses = 10;
 

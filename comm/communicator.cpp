@@ -5,7 +5,7 @@
 
 #include <cstdlib>
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 class Complete final : public Request {
@@ -112,4 +112,4 @@ void require_same_manifest(Communicator& comm, const std::vector<ManifestEntry>&
     });
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

@@ -14,7 +14,7 @@
 #include "kernels/data_type.hpp"
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 
 // An operation under way. Destroying it does not wait; the data stays the operation's until then.
 class Request {
@@ -118,4 +118,4 @@ class AgreedError : public Error {
     using Error::Error;
 };
 
-}  // namespace gyre
+}  // namespace gyre::comm

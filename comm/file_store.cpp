@@ -11,7 +11,7 @@
 #include "comm/rendezvous.hpp"
 #include "kernels/host_name.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 // Keys are files in a folder that rank 0 makes; each is written elsewhere first and then linked to
@@ -92,4 +92,4 @@ std::unique_ptr<Store> make_file_store(const StartUp& start_up, double timeout_s
     return std::make_unique<FileStore>(start_up, timeout_seconds);
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-namespace gyre {
+namespace gyre::comm {
 
 Collective* FlightRecorder::find(std::int64_t number) {
     Collective& kept = kept_[static_cast<std::size_t>(number) % kKept];
@@ -136,4 +136,4 @@ std::string FlightRecorder::json(int rank, int size, const std::string& host,
     return record.dump(1);
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

@@ -9,7 +9,7 @@
 #include <set>
 #include <string>
 
-namespace gyre {
+namespace gyre::comm {
 
 struct Collective {
     enum class State { started, followed, waiting, finished };
@@ -63,4 +63,4 @@ class FlightRecorder {
     std::set<std::int64_t> followed_;  // not finished
 };
 
-}  // namespace gyre
+}  // namespace gyre::comm

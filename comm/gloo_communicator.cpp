@@ -29,13 +29,14 @@
 #include "comm/rendezvous.hpp"
 #include "kernels/host_name.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 // Our store in the form that Gloo asks for.
 class GlooStore final : public gloo::rendezvous::Store {
  public:
-    GlooStore(gyre::Store& store, std::string prefix) : store_(store), prefix_(std::move(prefix)) {}
+    GlooStore(gyre::comm::Store& store, std::string prefix)
+        : store_(store), prefix_(std::move(prefix)) {}
 
     void set(const std::string& key, const std::vector<char>& data) override {
         store_.set(prefix_ + key, std::string(data.begin(), data.end()));
@@ -54,11 +55,11 @@ class GlooStore final : public gloo::rendezvous::Store {
     }
 
  private:
-    gyre::Store& store_;
+    gyre::comm::Store& store_;
     std::string prefix_;
 };
 
-std::unique_ptr<gyre::Store> make_store(const StartUp& start_up, double timeout_seconds) {
+std::unique_ptr<gyre::comm::Store> make_store(const StartUp& start_up, double timeout_seconds) {
     return start_up.method == StartUp::Method::tcp ? make_tcp_store(start_up, timeout_seconds)
                                                    : make_file_store(start_up, timeout_seconds);
 }
@@ -143,7 +144,7 @@ class GlooCommunicator final : public Communicator {
     int rank_, size_;
     std::chrono::milliseconds timeout_;
     std::string where_;
-    std::unique_ptr<gyre::Store> store_;  // kept, so that a second job finds the place taken
+    std::unique_ptr<gyre::comm::Store> store_;  // kept, so that a second job finds the place taken
     Place place_;
     std::shared_ptr<gloo::Context> control_, gradients_;
     std::uint32_t control_tag_ = 0;
@@ -384,4 +385,4 @@ std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
     return std::make_unique<GlooCommunicator>(start_up, options);
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

@@ -11,7 +11,7 @@
 #include "comm/nccl_communicator.hpp"
 #include "comm/rendezvous.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 // The names under which a launcher tells its ranks who they are.
@@ -299,4 +299,4 @@ std::unique_ptr<Communicator> make_communicator() {
     return make_communicator(LaunchOptions{});
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

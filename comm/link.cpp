@@ -8,7 +8,7 @@
 
 #include <memory>
 
-namespace gyre {
+namespace gyre::comm {
 
 Socket listen_anywhere(bool this_host_only, std::uint16_t& port) {
     for (const int family : {AF_INET6, AF_INET}) {  // a system may be without IPv6
@@ -90,4 +90,4 @@ Socket connect_to(const std::string& host, std::uint16_t port, int timeout_ms) {
     return socket;
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

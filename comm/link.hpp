@@ -13,7 +13,7 @@
 
 #include "comm/socket.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 
 // A connection that carries messages of a fixed size. Closes itself when the other side is gone.
 class Link {
@@ -79,4 +79,4 @@ std::string own_addresses(bool this_host_only);
 // host: an address in numbers. Not open where it cannot be reached.
 Socket connect_to(const std::string& host, std::uint16_t port, int timeout_ms);
 
-}  // namespace gyre
+}  // namespace gyre::comm

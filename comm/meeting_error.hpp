@@ -7,7 +7,7 @@
 #include "kernels/clock.hpp"
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 
 inline Error meeting_error(const std::string& message) {
     return {ExitCode::communication, message};
@@ -22,4 +22,4 @@ inline Clock::time_point deadline_in(double seconds) {
            std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

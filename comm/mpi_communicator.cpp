@@ -23,7 +23,7 @@
 #include "comm/communicator.hpp"
 #include "kernels/host_name.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 constexpr std::int64_t kPieceElems = 1 << 20;  // 4 MiB
@@ -350,4 +350,4 @@ std::string mpi_compiled_version() {
 #endif
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

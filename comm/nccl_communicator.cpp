@@ -19,7 +19,7 @@
 #include "kernels/clock.hpp"
 #include "kernels/host_name.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 constexpr double kAbortSeconds = 2.0;      // that NCCL's abort gets
@@ -456,4 +456,4 @@ std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicato
     return std::make_unique<NcclCommunicator>(std::move(host), options);
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

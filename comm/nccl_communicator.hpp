@@ -5,7 +5,7 @@
 
 #include "comm/communicator.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 
 struct NcclOptions {
     bool required = false;              // otherwise host reductions where NCCL cannot be used
@@ -20,4 +20,4 @@ struct NcclOptions {
 std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> host,
                                                      const NcclOptions& options);
 
-}  // namespace gyre
+}  // namespace gyre::comm

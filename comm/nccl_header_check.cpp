@@ -5,7 +5,7 @@
 
 #include "comm/nccl_library.hpp"
 
-namespace gyre::nccl {
+namespace gyre::comm::nccl {
 namespace {
 
 static_assert(int{success} == int{ncclSuccess} && int{in_progress} == int{ncclInProgress});
@@ -94,4 +94,4 @@ static_assert(same<ncclCommRegister, CommRegister> && same<ncclCommDeregister, C
 #endif
 
 }  // namespace
-}  // namespace gyre::nccl
+}  // namespace gyre::comm::nccl

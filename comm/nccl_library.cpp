@@ -8,7 +8,7 @@
 #include "kernels/error.hpp"
 #include "kernels/host_name.hpp"
 
-namespace gyre::nccl {
+namespace gyre::comm::nccl {
 namespace {
 
 constexpr const char* kPathVariable = "GYRE_NCCL_LIBRARY";
@@ -83,4 +83,4 @@ std::string library_version() {
     }
 }
 
-}  // namespace gyre::nccl
+}  // namespace gyre::comm::nccl

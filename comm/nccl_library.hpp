@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <string>
 
-namespace gyre::nccl {
+namespace gyre::comm::nccl {
 
 struct Communicator;  // ncclComm
 using Handle = Communicator*;
@@ -80,4 +80,4 @@ class Library {
 // For `gyre info`: the version, or why there is none.
 std::string library_version();
 
-}  // namespace gyre::nccl
+}  // namespace gyre::comm::nccl

@@ -1,7 +1,7 @@
 // In place of gloo_communicator.cpp where Gloo was not found.
 #include "comm/rendezvous.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 
 bool gloo_available() {
     return false;
@@ -11,4 +11,4 @@ std::unique_ptr<Communicator> make_gloo_communicator(const StartUp&, const Launc
     throw Error(ExitCode::internal, "gyre was built without Gloo");  // refused before
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <exception>
 
-namespace gyre {
+namespace gyre::comm {
 
 namespace {
 // A device keeps the marks of a few steps only (Backend::seconds_between).
@@ -258,4 +258,4 @@ Reducer::Times Reducer::settle() {
     return times;
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

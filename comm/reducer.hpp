@@ -16,7 +16,7 @@
 #include "comm/communicator.hpp"
 #include "kernels/backend.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 
 // Elements [begin, end) of the gradient buffer.
 struct Bucket {
@@ -127,4 +127,4 @@ class Reducer {
     std::int64_t step_ = -1;     // since the reducer was made
 };
 
-}  // namespace gyre
+}  // namespace gyre::comm

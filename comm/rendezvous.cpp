@@ -17,7 +17,7 @@
 #include "kernels/clock.hpp"
 #include "kernels/host_name.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -207,4 +207,4 @@ Place meet(Store& store, const StartUp& start_up) {
     return place;
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

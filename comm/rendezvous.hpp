@@ -12,7 +12,7 @@
 
 #include "comm/communicator.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 
 // What the user asked for; what is empty comes from the environment.
 struct LaunchOptions {
@@ -89,4 +89,4 @@ bool gloo_available();
 std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
                                                      const LaunchOptions& options);
 
-}  // namespace gyre
+}  // namespace gyre::comm

@@ -15,7 +15,7 @@
 #include <string_view>
 #include <utility>
 
-namespace gyre {
+namespace gyre::comm {
 
 constexpr std::size_t kMostFrameBytes = 16 << 20;
 
@@ -97,4 +97,4 @@ class Socket {
     int fd_ = -1;
 };
 
-}  // namespace gyre
+}  // namespace gyre::comm

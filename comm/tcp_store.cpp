@@ -20,7 +20,7 @@
 #include "kernels/clock.hpp"
 #include "kernels/host_name.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 using namespace std::chrono_literals;
@@ -378,4 +378,4 @@ std::unique_ptr<Store> make_tcp_store(const StartUp& start_up, double timeout_se
     return std::make_unique<TcpStore>(start_up, timeout_seconds);
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

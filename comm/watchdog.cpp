@@ -16,7 +16,7 @@
 #include "kernels/clock.hpp"
 #include "kernels/host_name.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kPulse{200};  // between two messages of a rank
@@ -476,4 +476,4 @@ std::unique_ptr<Communicator> make_watched_communicator(std::unique_ptr<Communic
     return std::make_unique<WatchedCommunicator>(std::move(inner), options);
 }
 
-}  // namespace gyre
+}  // namespace gyre::comm

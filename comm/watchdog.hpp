@@ -13,7 +13,7 @@
 
 #include "comm/communicator.hpp"
 
-namespace gyre {
+namespace gyre::comm {
 
 struct WatchOptions {
     double timeout_seconds = 60.0;  // of one wait
@@ -29,4 +29,4 @@ struct WatchOptions {
 std::unique_ptr<Communicator> make_watched_communicator(std::unique_ptr<Communicator> inner,
                                                         const WatchOptions& options);
 
-}  // namespace gyre
+}  // namespace gyre::comm

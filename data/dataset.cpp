@@ -16,7 +16,7 @@
 #include "data/idx.hpp"
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -547,4 +547,4 @@ Normalisation measure_normalisation(const ImageSet& set) {
     return result;
 }
 
-}  // namespace gyre
+}  // namespace gyre::data

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace gyre {
+namespace gyre::data {
 
 // `count` images with values 0..255 and their labels in [0, Dataset::classes).
 struct ImageSet {
@@ -75,4 +75,4 @@ struct Normalisation {
 // Mean and standard deviation over all images of a set, independent of threads and ranks.
 Normalisation measure_normalisation(const ImageSet& set);
 
-}  // namespace gyre
+}  // namespace gyre::data

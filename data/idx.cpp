@@ -18,7 +18,7 @@
 
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::data {
 namespace {
 
 namespace fs = std::filesystem;
@@ -524,4 +524,4 @@ void write_idx(const fs::path& path, const IdxArray& array) {
     }
 }
 
-}  // namespace gyre
+}  // namespace gyre::data

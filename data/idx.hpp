@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace gyre {
+namespace gyre::data {
 
 enum class IdxType : std::uint8_t {
     u8 = 0x08,
@@ -47,4 +47,4 @@ IdxArray read_idx(const std::filesystem::path& path);
 // does not fit the format (number or size of dims, bytes in payload) or the file cannot be written.
 void write_idx(const std::filesystem::path& path, const IdxArray& array);
 
-}  // namespace gyre
+}  // namespace gyre::data

@@ -6,7 +6,7 @@
 
 #include "kernels/philox.hpp"
 
-namespace gyre {
+namespace gyre::data {
 
 std::vector<std::int32_t> epoch_order(std::int64_t count, std::uint64_t seed, std::uint32_t epoch,
                                       bool shuffle) {
@@ -43,4 +43,4 @@ Range Sharding::local(std::int64_t step) const {
     return {all.first + mine.first, mine.count};
 }
 
-}  // namespace gyre
+}  // namespace gyre::data

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace gyre {
+namespace gyre::data {
 
 // The order in which an epoch (from 1) goes through `count` images: a random permutation that is a
 // pure function of (seed, epoch, count), the same on every rank and for every number of ranks.
@@ -35,4 +35,4 @@ struct Sharding {
     std::int64_t most_local() const { return rank_share(global_batch, 0, ranks).count; }
 };
 
-}  // namespace gyre
+}  // namespace gyre::data

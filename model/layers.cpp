@@ -4,7 +4,7 @@
 
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::model {
 namespace {
 
 // Convolution and linear layers: a weight and a bias.
@@ -260,4 +260,4 @@ std::vector<std::unique_ptr<Layer>> make_layers(Backend& backend, const ModelSpe
     return layers;
 }
 
-}  // namespace gyre
+}  // namespace gyre::model

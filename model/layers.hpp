@@ -9,7 +9,7 @@
 #include "kernels/backend.hpp"
 #include "model/spec.hpp"
 
-namespace gyre {
+namespace gyre::model {
 
 // A named piece of the flat parameter buffer, and the same piece of the gradient buffer.
 struct Parameter {
@@ -64,4 +64,4 @@ std::vector<std::unique_ptr<Layer>> make_layers(Backend& backend, const ModelSpe
                                                 const Shape& input, int classes, int train_batch,
                                                 bool dropout);
 
-}  // namespace gyre
+}  // namespace gyre::model

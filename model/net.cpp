@@ -7,7 +7,7 @@
 
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::model {
 
 Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int classes,
          const NetOptions& options)
@@ -208,4 +208,4 @@ void Net::backward(const Pass& pass, const std::function<void(std::int64_t)>& re
     }
 }
 
-}  // namespace gyre
+}  // namespace gyre::model

@@ -12,7 +12,7 @@
 #include "model/safetensors.hpp"
 #include "model/spec.hpp"
 
-namespace gyre {
+namespace gyre::model {
 
 struct NetOptions {
     int train_batch = 64;   // the most images in a training pass
@@ -88,4 +88,4 @@ class Net {
     const float* logits_ = nullptr;                   // of the last forward pass
 };
 
-}  // namespace gyre
+}  // namespace gyre::model

@@ -12,7 +12,7 @@
 
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::model {
 namespace {
 
 static_assert(std::endian::native == std::endian::little,
@@ -151,4 +151,4 @@ void write_safetensors(const std::filesystem::path& path, const TensorFile& file
     }
 }
 
-}  // namespace gyre
+}  // namespace gyre::model

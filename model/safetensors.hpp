@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace gyre {
+namespace gyre::model {
 
 struct Tensor {
     std::string name;
@@ -27,4 +27,4 @@ TensorFile read_safetensors(const std::filesystem::path& path);
 // Written beside the target and renamed, so that a reader finds the old file or the new one whole.
 void write_safetensors(const std::filesystem::path& path, const TensorFile& file);
 
-}  // namespace gyre
+}  // namespace gyre::model

@@ -10,7 +10,7 @@
 
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::model {
 namespace {
 
 struct Builtin {
@@ -243,4 +243,4 @@ std::vector<std::string> builtin_models() {
     return names;
 }
 
-}  // namespace gyre
+}  // namespace gyre::model

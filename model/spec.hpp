@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-namespace gyre {
+namespace gyre::model {
 
 enum class LayerKind { conv, maxpool, relu, dropout, dropout2d, flatten, linear, log_softmax };
 
@@ -41,4 +41,4 @@ ModelSpec load_model(const std::string& name_or_path);
 
 std::vector<std::string> builtin_models();
 
-}  // namespace gyre
+}  // namespace gyre::model

@@ -16,6 +16,7 @@
 #include "train/sync_check.hpp"
 
 using namespace gyre;
+using namespace gyre::train;
 using gyre::test::expect_error;
 
 namespace {

@@ -31,7 +31,7 @@
 namespace {
 
 using namespace gyre;
-using namespace gyre::nccl;
+using namespace gyre::comm::nccl;
 
 constexpr int kMostRanks = 8;
 constexpr std::size_t kPieceBytes = 256 << 10;
@@ -53,7 +53,7 @@ std::string fault(const std::string& name) {
 
 }  // namespace
 
-struct gyre::nccl::Communicator {
+struct gyre::comm::nccl::Communicator {
     Communicator(const char* name, int ranks_, int rank_) : path(name), ranks(ranks_), rank(rank_) {
         const int file = open(name, O_RDWR | O_CLOEXEC);
         void* const at =

@@ -138,6 +138,7 @@ TEST_CASE("what CUDA forbids in a capture is reported, and ends it", "[graph]") 
 namespace {
 
 using namespace gyre;
+using namespace gyre::train;
 
 // Two ranks, of which the other has the same gradients. Reduces on the device, as NCCL does.
 class TwinCommunicator final : public Communicator {
@@ -241,7 +242,7 @@ ImageSet random_images(std::int64_t count, int side) {
 }
 
 // Three epochs of 7 batches and a smaller one.
-Outcome train(const Run& run) {
+Outcome run_training(const Run& run) {
     constexpr int kBatch = 6, kEpochs = 3;
     const auto backend = make_emulated_backend({});
     TwinCommunicator twins;
@@ -340,9 +341,9 @@ TEST_CASE("a training with graphs has the results of one without, bit by bit", "
     runs[4].type = DataType::bfloat16;
     for (Run& run : runs) {
         INFO("case " << &run - runs.data());
-        const Outcome eager = train(run);
+        const Outcome eager = run_training(run);
         run.graph = true;
-        const Outcome graph = train(run);
+        const Outcome graph = run_training(run);
         check_same(graph, eager);
         CHECK(eager.losses.size() == 24);
         CHECK(eager.losses.back() != eager.losses.front());
@@ -367,9 +368,9 @@ TEST_CASE("a training with graphs has the results of one without, bit by bit", "
 TEST_CASE("a stop is seen by a captured step", "[graph]") {
     Run run;
     run.stop_at = 10;
-    const Outcome eager = train(run);
+    const Outcome eager = run_training(run);
     run.graph = true;
-    const Outcome graph = train(run);
+    const Outcome graph = run_training(run);
     check_same(graph, eager);
     for (std::size_t step = 0; step < 24; ++step) {
         CHECK(graph.stops[step] == (step >= 10));
@@ -381,10 +382,10 @@ TEST_CASE("a step that cannot be captured runs without a graph, which is said on
     run.train.optimizer = "adam";
     run.ranks = 2;
     run.host_waits = true;
-    const Outcome eager = train(run);
+    const Outcome eager = run_training(run);
     run.graph = true;
     Outcome fallback;
-    const std::string text = printed([&] { fallback = train(run); });
+    const std::string text = printed([&] { fallback = run_training(run); });
     check_same(fallback, eager);
     CHECK(!fallback.graph);
     CHECK(fallback.tracked.empty());

@@ -15,6 +15,8 @@
 
 namespace gyre::test {
 
+using namespace data;
+
 Outcome run_shell(const std::string& command) {
     const auto begin = std::chrono::steady_clock::now();
     FILE* pipe = popen(("{ " + command + "\n} 2>&1 </dev/null").c_str(), "r");

@@ -18,6 +18,7 @@
 #include "tests/temp_dir.hpp"
 
 using namespace gyre;
+using namespace gyre::data;
 using gyre::test::expect_error;
 using gyre::test::TempDir;
 namespace fs = std::filesystem;

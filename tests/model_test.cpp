@@ -13,6 +13,7 @@
 #include "tests/temp_dir.hpp"
 
 using namespace gyre;
+using namespace gyre::model;
 using gyre::test::expect_error;
 using gyre::test::TempDir;
 

@@ -12,6 +12,7 @@
 #include "tests/expect_error.hpp"
 
 using namespace gyre;
+using namespace gyre::comm;
 using gyre::test::expect_error;
 
 namespace {

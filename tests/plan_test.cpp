@@ -11,6 +11,7 @@
 #include "tests/temp_dir.hpp"
 
 using namespace gyre;
+using namespace gyre::train;
 using namespace gyre::test;
 
 namespace {

@@ -7,6 +7,7 @@
 #include "train/trainer.hpp"
 
 using namespace gyre;
+using namespace gyre::train;
 
 namespace {
 

@@ -6,6 +6,7 @@
 #include "tests/catch.hpp"
 
 using namespace gyre;
+using namespace gyre::data;
 
 TEST_CASE("an epoch's order is a permutation that depends on seed and epoch alone") {
     for (const std::int64_t count : {1, 2, 3, 10, 900, 60000}) {

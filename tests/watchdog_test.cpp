@@ -77,7 +77,7 @@ TEST_CASE("a slow rank is named, and waited for") {
 }
 
 TEST_CASE("the flight recorder keeps the last 256 collectives") {
-    gyre::FlightRecorder recorder;
+    gyre::comm::FlightRecorder recorder;
     for (int i = 0; i < 300; ++i) {
         const auto number = recorder.start("allreduce(fp32)", 8 * i, i / 3, i % 3);
         CHECK(number == i);

@@ -10,7 +10,7 @@
 #include "train/interrupt.hpp"
 #include "train/setup.hpp"
 
-namespace gyre {
+namespace gyre::train {
 namespace {
 
 std::vector<float> parse_list(const std::string& text, const std::string& where) {
@@ -86,4 +86,4 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given,
     return ExitCode::success;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

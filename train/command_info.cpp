@@ -10,7 +10,7 @@
 #include "train/commands.hpp"
 #include "train/setup.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 ExitCode run_info() {
     fmt::print("{}\n", version_text());
@@ -35,4 +35,4 @@ ExitCode run_info() {
     return ExitCode::success;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

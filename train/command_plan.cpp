@@ -17,7 +17,7 @@
 #include "train/plan.hpp"
 #include "train/setup.hpp"
 
-namespace gyre {
+namespace gyre::train {
 namespace {
 
 double median(std::vector<double> values) {
@@ -237,4 +237,4 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options,
     return ExitCode::success;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

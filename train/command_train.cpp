@@ -18,7 +18,7 @@
 #include "train/sync_check.hpp"
 #include "train/trainer.hpp"
 
-namespace gyre {
+namespace gyre::train {
 namespace {
 
 // The largest resident set of any rank, in bytes.
@@ -388,4 +388,4 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
     return stopped ? ExitCode::interrupted : ExitCode::success;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

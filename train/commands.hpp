@@ -5,8 +5,9 @@
 
 #include "comm/communicator.hpp"
 #include "train/options.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 // Collective. `flags`: the options as given, which all ranks must share.
 ExitCode run_train(Communicator& comm, const TrainOptions& options,
@@ -18,4 +19,4 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options,
                   const std::vector<ManifestEntry>& flags);
 ExitCode run_info();
 
-}  // namespace gyre
+}  // namespace gyre::train

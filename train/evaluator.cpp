@@ -6,7 +6,7 @@
 #include "data/sampler.hpp"
 #include "train/interrupt.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
                     int batch) {
@@ -37,4 +37,4 @@ Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const Device
     return result;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

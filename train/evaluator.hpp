@@ -4,8 +4,9 @@
 #include "comm/communicator.hpp"
 #include "model/net.hpp"
 #include "train/images.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 struct Evaluation {
     double loss = 0.0;      // mean
@@ -18,4 +19,4 @@ struct Evaluation {
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
                     int batch);
 
-}  // namespace gyre
+}  // namespace gyre::train

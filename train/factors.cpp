@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace gyre {
+namespace gyre::train {
 
 std::vector<FactoredLayer> choose_factored(const Net& net, Backend& backend,
                                            const Communicator& comm, std::int64_t most_images,
@@ -107,4 +107,4 @@ std::string Factors::summary() const {
     return text;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

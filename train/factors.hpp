@@ -14,8 +14,9 @@
 
 #include "comm/reducer.hpp"
 #include "model/net.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 // --factors: on uses them where they are fewer bytes, automatic where they are less than half as
 // many and some rank is on another host. On CPU ranks only.
@@ -64,4 +65,4 @@ class Factors {
     std::vector<Gathered> gathered_;
 };
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -7,7 +7,7 @@
 #include <cstdio>
 #include <map>
 
-namespace gyre {
+namespace gyre::train {
 namespace {
 
 // A number in a range, said in full: CLI11's own ranges name no remedy and take no open ends.
@@ -309,4 +309,4 @@ std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {
     return entries;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -5,8 +5,9 @@
 
 #include "comm/communicator.hpp"
 #include "train/options.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_eval_flags(CLI::App& app, EvalOptions& options);
@@ -15,4 +16,4 @@ void add_plan_flags(CLI::App& app, PlanOptions& options);
 // The flags as they were given, for comparing the ranks; without those that concern one rank only.
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app);
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -2,7 +2,7 @@
 
 #include <numeric>
 
-namespace gyre {
+namespace gyre::train {
 
 DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation& normalisation)
     : backend_(backend),
@@ -37,4 +37,4 @@ void DeviceImages::gather(const std::int32_t* samples, int n, float* x, std::int
                     x, y);
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -6,8 +6,9 @@
 
 #include "data/dataset.hpp"
 #include "kernels/backend.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 class DeviceImages {
  public:
@@ -31,4 +32,4 @@ class DeviceImages {
     DeviceBuffer<float> scale_, shift_;  // per channel: value = byte * scale + shift
 };
 
-}  // namespace gyre
+}  // namespace gyre::train

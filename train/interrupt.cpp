@@ -7,7 +7,7 @@
 
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::train {
 namespace {
 
 volatile std::sig_atomic_t requested = 0;  // written by a signal handler, so it has to be global
@@ -34,4 +34,4 @@ bool interrupt_requested() {
     return requested != 0;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

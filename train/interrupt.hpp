@@ -2,9 +2,9 @@
 // process at once.
 #pragma once
 
-namespace gyre {
+namespace gyre::train {
 
 void install_interrupt_handlers();
 bool interrupt_requested();
 
-}  // namespace gyre
+}  // namespace gyre::train

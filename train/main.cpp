@@ -13,6 +13,7 @@
 namespace {
 
 using namespace gyre;
+using namespace gyre::train;
 
 int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_all_ranks) {
     const bool several = comm != nullptr && comm->size() > 1;

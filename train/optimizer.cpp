@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace gyre {
+namespace gyre::train {
 
 Optimizer::Optimizer(Backend& backend, Net& net, const TrainOptions& options)
     : rule_(options.optimizer == "sgd" ? Rule::sgd : Rule::adam),
@@ -72,4 +72,4 @@ void Optimizer::update(std::int64_t begin, std::int64_t end) {
     }
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

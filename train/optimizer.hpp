@@ -3,8 +3,9 @@
 
 #include "model/net.hpp"
 #include "train/options.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 class Optimizer {
  public:
@@ -31,4 +32,4 @@ class Optimizer {
     DeviceBuffer<AdamState> adam_state_;
 };
 
-}  // namespace gyre
+}  // namespace gyre::train

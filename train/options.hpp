@@ -10,8 +10,9 @@
 #include "kernels/shapes.hpp"
 #include "train/factors.hpp"
 #include "train/plan.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 // What both commands need.
 struct CommonOptions {
@@ -80,4 +81,4 @@ struct PlanOptions : CommonOptions {
     std::string json;                        // path; empty: none
 };
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -12,7 +12,7 @@
 
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::train {
 namespace {
 
 // A finite number >= 0 and the text behind it.
@@ -146,4 +146,4 @@ StepPlan plan_step(int ranks, const ComputeTimes& compute, const std::vector<Buc
     return plan;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

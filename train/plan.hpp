@@ -14,8 +14,9 @@
 #include <vector>
 
 #include "comm/reducer.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 // What one rank can send, and receive at the same time, of payload; and the time of an empty
 // message. Ranks that share a network card have a share of its bandwidth each.
@@ -83,4 +84,4 @@ StepPlan plan_step(int ranks, const ComputeTimes& compute, const std::vector<Buc
                    const std::vector<std::int64_t>& layer_begins, AllreduceAlgorithm algorithm,
                    const Link& link);
 
-}  // namespace gyre
+}  // namespace gyre::train

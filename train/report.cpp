@@ -12,7 +12,7 @@
 #include "kernels/clock.hpp"
 #include "kernels/error.hpp"
 
-namespace gyre {
+namespace gyre::train {
 namespace {
 
 std::string duration_text(double seconds) {
@@ -192,4 +192,4 @@ void Report::end(double seconds, double best_accuracy, std::int64_t peak_memory_
     write_json(json.dump());
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -12,7 +12,7 @@
 #include "train/evaluator.hpp"
 #include "train/options.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 struct RunFacts {
     std::string model, dataset, device, communicator;
@@ -57,4 +57,4 @@ class Report {
     double done_seconds_ = 0.0;  // of finished epochs
 };
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <thread>
 
-namespace gyre {
+namespace gyre::train {
 namespace {
 
 // Multiply and shift, eight bytes at a time: for telling files apart, not against an adversary.
@@ -150,4 +150,4 @@ std::string version_text() {
     return "gyre " GYRE_VERSION " (" GYRE_BUILD ")";
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -10,8 +10,9 @@
 #include "data/dataset.hpp"
 #include "kernels/backend.hpp"
 #include "train/options.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 // Worker threads for this rank: as asked, or this rank's share of the processors it may run on.
 int choose_threads(int asked, const Communicator& comm);
@@ -34,4 +35,4 @@ std::uint64_t hash_bytes(const void* data, std::size_t bytes);
 // The version of gyre, and how it was built.
 std::string version_text();
 
-}  // namespace gyre
+}  // namespace gyre::train

@@ -7,7 +7,7 @@
 
 #include "train/setup.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 void require_same_parameters(Communicator& comm, const Net& net, const std::string& when) {
     const std::vector<Tensor> tensors = net.export_parameters();
@@ -43,4 +43,4 @@ void require_same_parameters(Communicator& comm, const Net& net, const std::stri
     }
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

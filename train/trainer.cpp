@@ -4,7 +4,7 @@
 
 #include <bit>
 
-namespace gyre {
+namespace gyre::train {
 
 namespace {
 // Steps that run before one is captured: libraries and drivers load and allocate at first use.
@@ -146,4 +146,4 @@ std::optional<StepResult> Trainer::next_result() {
     return result;
 }
 
-}  // namespace gyre
+}  // namespace gyre::train

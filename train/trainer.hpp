@@ -12,8 +12,9 @@
 #include "train/factors.hpp"
 #include "train/images.hpp"
 #include "train/optimizer.hpp"
+#include "train/rooms.hpp"
 
-namespace gyre {
+namespace gyre::train {
 
 struct StepResult {
     std::int64_t step = 0;
@@ -103,4 +104,4 @@ class Trainer {
     std::vector<Reducer::Captured> captured_;
 };
 
-}  // namespace gyre
+}  // namespace gyre::train
