@@ -176,5 +176,9 @@ TEST_CASE("a gradient that another rank made NaN is named by its parameter") {
             }
         }
         CHECK(training.trainer.step(0, false)->not_finite == name);
+        // And not for ever: the net as it was has gradients as it had.
+        training.comm.poison = -1;
+        training.net.initialise(1);
+        CHECK(training.trainer.step(0, false)->not_finite.empty());
     }
 }

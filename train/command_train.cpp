@@ -17,6 +17,7 @@
 #include "train/setup.hpp"
 #include "train/sync_check.hpp"
 #include "train/trainer.hpp"
+#include "train/tune.hpp"
 
 namespace gyre::train {
 namespace {
@@ -40,15 +41,6 @@ void broadcast_parameters(Communicator& comm, Backend& backend, Net& net) {
         backend.download(chunk.data(), net.parameter_data() + at, bytes);
         comm.broadcast(chunk.data(), bytes, 0);
         backend.upload(net.parameter_data() + at, chunk.data(), bytes);
-    }
-}
-
-void check_options(const TrainOptions& options) {
-    if (options.nesterov && (options.optimizer != "sgd" || options.momentum == 0.0f)) {
-        throw usage_error("--nesterov needs --optimizer sgd and --momentum greater than 0");
-    }
-    if (options.optimizer == "sgd" && options.momentum >= 1.0f) {
-        throw usage_error("--momentum must be less than 1");
     }
 }
 
@@ -112,77 +104,6 @@ std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, Dat
     return table;
 }
 
-using PlanBuckets = std::function<std::vector<Bucket>(std::optional<std::int64_t> bucket_kib)>;
-
-// Takes 20 steps with each of several sizes of buckets, on a copy of the net that is thrown away,
-// and returns the fastest buckets, the same on all ranks.
-std::vector<Bucket> tune_buckets(Communicator& comm, Backend& backend, Net& net,
-                                 DeviceImages& images, const TrainOptions& options,
-                                 const Sharding& sharding, const PlanBuckets& plan,
-                                 const std::vector<FactoredLayer>& factored, int train_batch) {
-    constexpr int kSteps = 20, kWarmUps = 6;  // in which the step is captured, too
-    const std::vector<Tensor> start = net.export_parameters();
-    std::vector<std::vector<Bucket>> plans = {plan(std::nullopt)};
-    for (std::int64_t kib = 16; kib <= 65536; kib *= 4) {
-        const auto another = plan(kib);
-        const auto same = [&](const std::vector<Bucket>& other) {
-            return std::equal(other.begin(), other.end(), another.begin(), another.end(),
-                              [](const Bucket& a, const Bucket& b) { return a.begin == b.begin; });
-        };
-        if (std::none_of(plans.begin(), plans.end(), same)) {
-            plans.push_back(another);
-        }
-    }
-    std::vector<double> seconds;
-    for (const std::vector<Bucket>& buckets : plans) {
-        Optimizer optimizer(backend, net, options);
-        Reducer reducer(comm, backend, buckets, net.gradient_data(), options.comm_dtype,
-                        net.tail_offset());
-        Factors factors(backend, net, comm, reducer, factored, train_batch);
-        Trainer trainer(backend, net, images, optimizer, reducer, sharding,
-                        {options.seed, options.shuffle, options.accumulate,
-                         choose_graph(options, backend, reducer)},
-                        &factors);
-        trainer.begin_epoch(1);
-        Clock::time_point begin;
-        for (int step = -kWarmUps; step < kSteps; ++step) {
-            if (step == 0) {
-                backend.synchronize();
-                comm.barrier();
-                begin = Clock::now();
-            }
-            trainer.step(0, false);
-        }
-        while (trainer.next_result()) {
-        }
-        seconds.push_back(seconds_since(begin) / comm.size());
-    }
-    comm.allreduce_sum(seconds);  // the mean of the ranks, the same number on all
-    net.import_parameters(start, "the parameters before --tune-buckets");
-    broadcast_parameters(comm, backend, net);
-    const auto best = static_cast<std::size_t>(std::min_element(seconds.begin(), seconds.end()) -
-                                               seconds.begin());
-    if (comm.is_root()) {
-        for (std::size_t i = 0; i < plans.size(); ++i) {
-            fmt::print(
-                "--tune-buckets: {:>3} bucket{}, largest {:>8.1f} KiB: {:>9.3f} ms a step{}\n",
-                plans[i].size(), plans[i].size() == 1 ? " " : "s",
-                static_cast<double>(std::max_element(plans[i].begin(), plans[i].end(),
-                                                     [](const Bucket& a, const Bucket& b) {
-                                                         return a.elems() < b.elems();
-                                                     })
-                                        ->bytes()) /
-                    1024.0,
-                1e3 * seconds[i] / kSteps,
-                i == best ? "  (taken)"
-                : i == 0  ? "  (auto)"
-                          : "");
-        }
-        std::fflush(stdout);
-    }
-    return plans[best];
-}
-
 // Rank 0's weights file: the best by test accuracy, or the latest where nothing is evaluated.
 void save_weights(const Net& net, const TrainOptions& options, const ModelSpec& model,
                   const Normalisation& normalisation, int classes) {
@@ -217,7 +138,6 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
 
     // Every rank sets itself up; nobody goes on before all have succeeded and agree.
     agree(comm, [&] {
-        check_options(options);
         backend = make_backend(options, comm);
         model = load_model(options.model);
         data = load_dataset({options.data, options.limit, options.classes});

@@ -1,14 +1,33 @@
 #include "train/optimizer.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+
+#include "kernels/error.hpp"
 
 namespace gyre::train {
 
+Optimizer::Rule Optimizer::rule_of(const TrainOptions& options) {
+    const bool sgd = options.optimizer == "sgd";
+    if (!sgd && options.optimizer != "adam" && options.optimizer != "adamw") {
+        throw usage_error(
+            fmt::format("--optimizer {}: it must be sgd, adam or adamw", options.optimizer));
+    }
+    if (options.nesterov && (!sgd || options.momentum == 0.0f)) {
+        throw usage_error("--nesterov needs --optimizer sgd and --momentum greater than 0");
+    }
+    if (sgd && !(options.momentum >= 0.0f && options.momentum < 1.0f)) {
+        throw usage_error("--momentum must be at least 0 and less than 1");
+    }
+    if (options.betas.size() != 2) {
+        throw usage_error("--betas must be two numbers");
+    }
+    return sgd ? Rule::sgd : Rule::adam;
+}
+
 Optimizer::Optimizer(Backend& backend, Net& net, const TrainOptions& options)
-    : rule_(options.optimizer == "sgd" ? Rule::sgd : Rule::adam),
-      backend_(backend),
-      net_(net),
-      max_grad_norm_(options.max_grad_norm) {
+    : rule_(rule_of(options)), backend_(backend), net_(net), max_grad_norm_(options.max_grad_norm) {
     const bool adamw = options.optimizer == "adamw";
     if (rule_ == Rule::sgd) {
         sgd_ = {options.learning_rate.value_or(0.01f),

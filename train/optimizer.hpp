@@ -9,7 +9,7 @@ namespace gyre::train {
 
 class Optimizer {
  public:
-    // Throws Error(usage) for options that make no sense.
+    // Throws Error(usage) for a rule that is unknown, and for options that it cannot have.
     Optimizer(Backend& backend, Net& net, const TrainOptions& options);
 
     // A step: updates each parameter from its reduced gradient, as soon as that has arrived, or at
@@ -19,9 +19,11 @@ class Optimizer {
     void end_step();
 
  private:
+    enum class Rule { sgd, adam };
+    static Rule rule_of(const TrainOptions& options);
     void update(std::int64_t begin, std::int64_t end);
 
-    enum class Rule { sgd, adam } rule_;
+    const Rule rule_;
     Backend& backend_;
     Net& net_;
     const std::optional<float> max_grad_norm_;

@@ -136,6 +136,8 @@ std::optional<StepResult> Trainer::next_result() {
     result.images = done.images;
     result.stop = sums[kStop] > 0.0f;
     if (const auto word = std::bit_cast<std::int32_t>(sums[kNotFinite]); word != 0) {
+        // No kernel resets it. Steps that were submitted meanwhile still report one.
+        backend_.fill_zero(net_.gradient_data() + net_.tail_offset() + kNotFinite, sizeof word);
         const std::int64_t elem = std::int64_t{word - 1} * FiniteCheck::kGrain;
         for (const Parameter& parameter : net_.parameters()) {
             if (parameter.offset_elems <= elem) {
