@@ -90,6 +90,39 @@ TEST_CASE("sums of 16-bit floats, each rounded to its type") {
     }
 }
 
+TEST_CASE("a sum of 16-bit floats is rounded to the nearest, ties to even") {
+    // Two ranks have a term each and the others nothing, so that in any order one addition rounds:
+    // a term and a part of its last place, scaled by a power of two.
+    struct Case {
+        int last_places;  // of the term, above 1
+        float part;       // of a last place, added
+        int expected;     // last places of the sum
+    };
+    const std::vector<Case> cases = {{0, 0.25f, 0}, {0, 0.5f, 0}, {0, 0.75f, 1},
+                                     {1, 0.25f, 1}, {1, 0.5f, 2}, {1, 0.75f, 2},
+                                     {2, 0.5f, 2},  {3, 0.5f, 4}, {5, 0.875f, 6}};
+    const int last = world->size() - 1;
+    for (const DataType type : {DataType::bfloat16, DataType::float16}) {
+        const bool bfloat = type == DataType::bfloat16;
+        const auto narrow = bfloat ? &narrow::to_bfloat16 : &narrow::to_float16;
+        const float place = bfloat ? 0x1p-7f : 0x1p-10f;  // the last place of 1
+        std::vector<std::uint16_t> sum, expected;
+        for (int i = 0; i < 1000; ++i) {
+            const Case& c = cases[static_cast<std::size_t>(i) % cases.size()];
+            const float scale = std::ldexp(i % 2 == 0 ? 1.0f : -1.0f, i % 5);
+            float mine = 0.0f;
+            mine += world->rank() == 0 ? 1.0f + static_cast<float>(c.last_places) * place : 0.0f;
+            mine += world->rank() == last && last > 0 ? c.part * place : 0.0f;
+            const int places = last > 0 ? c.expected : c.last_places;
+            sum.push_back(narrow(mine * scale));
+            expected.push_back(narrow((1.0f + static_cast<float>(places) * place) * scale));
+        }
+        INFO(name_of(type));
+        world->allreduce_sum_async(sum.data(), static_cast<std::int64_t>(sum.size()), type)->wait();
+        CHECK(sum == expected);
+    }
+}
+
 TEST_CASE("all ranks gather what each has, between reductions") {
     const auto n = static_cast<std::size_t>(world->size());
     const auto rank = static_cast<std::size_t>(world->rank());
