@@ -344,9 +344,28 @@ std::vector<std::uint8_t> convert_pixels(const std::string& path, const IdxArray
     return pixels;
 }
 
-// Without `classes`, any label that fits is good.
+// What labels must stay below.
+struct ClassLimit {
+    std::int64_t classes = 0;
+    std::string reason;
+};
+
+// The user's number of classes, or as many as labels alone are believed: one damaged label must
+// not make a last layer of gigabytes.
+ClassLimit class_limit(std::optional<int> classes, std::int64_t train_images) {
+    constexpr std::int64_t most_classes = 65536;
+    if (classes) {
+        return {*classes, fmt::format("there are {} classes", *classes)};
+    }
+    if (train_images < most_classes) {
+        return {train_images, fmt::format("there are {} training images", train_images)};
+    }
+    return {most_classes,
+            fmt::format("more than {} classes are not taken from labels alone", most_classes)};
+}
+
 std::vector<std::int32_t> convert_labels(const std::string& path, const IdxArray& array,
-                                         std::optional<int> classes) {
+                                         const ClassLimit& limit) {
     // One below the largest int32, so that the number of classes fits too.
     constexpr double max_label = std::numeric_limits<std::int32_t>::max() - 1;
     std::vector<std::int32_t> labels(array.payload.size() / array.elem_bytes());
@@ -356,20 +375,21 @@ std::vector<std::int32_t> convert_labels(const std::string& path, const IdxArray
                 fmt::format("{}: label of image {}: expected an integer in 0..{:.0f}, found {}",
                             element_place(path, array, i), i, max_label, value));
         }
-        if (classes && value >= *classes) {
+        if (value >= static_cast<double>(limit.classes)) {
             throw input_error(fmt::format(
-                "{}: label of image {}: expected 0..{} because there are {} classes, found {}; if "
-                "the label is right, give --classes {} or more",
-                element_place(path, array, i), i, *classes - 1, *classes, value, value + 1));
+                "{}: label of image {}: expected 0..{} because {}, found {}; if the label is "
+                "right, give --classes {} or more",
+                element_place(path, array, i), i, limit.classes - 1, limit.reason, value,
+                value + 1));
         }
         labels[static_cast<std::size_t>(i)] = static_cast<std::int32_t>(value);
     });
     return labels;
 }
 
-// Labels must be below `classes` where that is given.
+// `classes`: as the user gave them; `train_images`: none where this is the training set.
 ImageSet read_image_set(const fs::path& images_path, const fs::path& labels_path,
-                        std::optional<int> classes) {
+                        std::optional<int> classes, std::optional<std::int64_t> train_images) {
     constexpr std::int64_t max_size = std::numeric_limits<std::int32_t>::max();
     ImageSet set;
     set.images_path = images_path.string();
@@ -412,7 +432,8 @@ ImageSet read_image_set(const fs::path& images_path, const fs::path& labels_path
     set.channels = images.dims.size() == 4 ? static_cast<int>(images.dims[1]) : 1;
     set.height = static_cast<int>(images.dims[last - 1]);
     set.width = static_cast<int>(images.dims[last]);
-    set.labels = convert_labels(set.labels_path, labels, classes);
+    set.labels = convert_labels(set.labels_path, labels,
+                                class_limit(classes, train_images.value_or(set.count)));
     set.pixels = convert_pixels(set.images_path, images);
     return set;
 }
@@ -480,16 +501,18 @@ Dataset load_dataset(const DatasetOptions& options) {
     set.name = set_name(location.directory);
     set.directory = location.directory.string();
     ImageSet& train = set.train;
-    train = read_image_set(paths[train_images], paths[train_labels], options.classes);
-    const std::int32_t max_label = *std::max_element(train.labels.begin(), train.labels.end());
-    set.classes = options.classes.value_or(max_label + 1);
+    train = read_image_set(paths[train_images], paths[train_labels], options.classes, {});
+    set.test = read_image_set(paths[test_images], paths[test_labels], options.classes, train.count);
+    const auto largest = [](const ImageSet& images) {
+        return *std::max_element(images.labels.begin(), images.labels.end());
+    };
+    set.classes = options.classes.value_or(std::max(largest(train), largest(set.test)) + 1);
     if (set.classes < 2) {
         throw input_error(
-            fmt::format("{}: expected labels of at least 2 classes, found only label 0; if the set "
-                        "has more classes, give their number with --classes",
-                        train.labels_path));
+            fmt::format("{}: expected labels of at least 2 classes, found only label 0, as in {}; "
+                        "if the set has more classes, give their number with --classes",
+                        train.labels_path, set.test.labels_path));
     }
-    set.test = read_image_set(paths[test_images], paths[test_labels], set.classes);
     const ImageSet& test = set.test;
     if (train.channels != test.channels || train.height != test.height ||
         train.width != test.width) {

@@ -34,7 +34,9 @@ struct DatasetOptions {
     // set; otherwise a name to look up, in any case, on dataset_search_path().
     std::string data;
     std::optional<std::int64_t> limit;  // keep the first so many training images
-    std::optional<int> classes;         // default: largest training label (before `limit`) + 1
+    // Default: the largest label of both sets (before `limit`) + 1; that must not exceed 65,536,
+    // nor the number of training images.
+    std::optional<int> classes;
 };
 
 // Loads the four files of a set: training and test images and labels. A directory D stands for D or

@@ -212,6 +212,55 @@ TEST_CASE("data set: number of classes", "[data][dataset]") {
     }
 }
 
+TEST_CASE("data set: classes that occur in the test labels only count too", "[data][dataset]") {
+    const TempDir dir;
+    SetArrays arrays;
+    arrays.test_labels = labels_of({0, 4, 1});
+    write_set(dir.path(), arrays);
+    CHECK(load(dir.path()).classes == 5);
+    // As does one of the two that there must be.
+    arrays.train_labels = labels_of({0, 0, 0, 0, 0, 0});
+    arrays.test_labels = labels_of({0, 1, 0});
+    write_set(dir.path(), arrays);
+    CHECK(load(dir.path()).classes == 2);
+}
+
+TEST_CASE("data set: more classes than images, or than 65536, need to be confirmed",
+          "[data][dataset]") {
+    // Bytes of float labels read as integers, as one changed type byte does.
+    constexpr std::int32_t one = 0x3F800000;
+    SetArrays arrays;
+    arrays.train_labels =
+        array_of(IdxType::i32, {6}, std::vector<std::int32_t>{0, 0, one, 0, 0, 0});
+    expect_bad_set(arrays, {train_labels_file, "byte offset 16 of the IDX data", "image 2",
+                            "6 training images", "found 1065353216", "--classes 1065353217"});
+    arrays = {};
+    arrays.train_labels = labels_of({0, 1, 2, 2, 1, 6});
+    expect_bad_set(arrays, {train_labels_file, "byte offset 13", "found 6", "--classes 7"});
+    arrays = {};
+    arrays.test_labels = labels_of({0, 6, 1});
+    expect_bad_set(arrays, {test_labels_file, "byte offset 9", "6 training images", "--classes 7"});
+
+    const TempDir dir;
+    write_set(dir.path(), arrays);
+    CHECK(load_dataset({dir.path().string(), {}, 7}).classes == 7);
+
+    arrays.train_images = images_of({65538, 1, 1});
+    arrays.test_images = images_of({3, 1, 1});
+    arrays.test_labels = labels_of({0, 1, 2});
+    std::vector<std::int32_t> labels(65538);
+    labels.back() = 65535;
+    arrays.train_labels = array_of(IdxType::i32, {65538}, labels);
+    write_set(dir.path(), arrays);
+    CHECK(load(dir.path()).classes == 65536);
+    labels.back() = 65536;
+    arrays.train_labels = array_of(IdxType::i32, {65538}, labels);
+    write_set(dir.path(), arrays);
+    expect_error(ExitCode::bad_input, {"image 65537", "more than 65536 classes", "--classes 65537"},
+                 [&] { load(dir.path()); });
+    CHECK(load_dataset({dir.path().string(), {}, 65537}).classes == 65537);
+}
+
 TEST_CASE("data set: option classes", "[data][dataset]") {
     const TempDir dir;
     write_set(dir.path());
@@ -248,16 +297,16 @@ TEST_CASE("data set: every element type for pixels and labels", "[data][dataset]
         using T = decltype(example);
         const TempDir dir;
         SetArrays arrays;
-        std::vector<T> pixels(12);
+        std::vector<T> pixels(20);
         pixels[3] = 127;
-        arrays.train_images = array_of(type, {3, 2, 2}, pixels);
-        arrays.train_labels = array_of(type, {3}, std::vector<T>{0, 4, 1});
+        arrays.train_images = array_of(type, {5, 2, 2}, pixels);
+        arrays.train_labels = array_of(type, {5}, std::vector<T>{0, 4, 1, 1, 1});
         arrays.test_images = images_of({3, 2, 2});
         write_set(dir.path(), arrays);
         const Dataset set = load(dir.path());
         CHECK(set.train.pixels.at(3) == 127);
         CHECK(set.train.pixels.at(4) == 0);
-        CHECK(set.train.labels == std::vector<std::int32_t>{0, 4, 1});
+        CHECK(set.train.labels == std::vector<std::int32_t>{0, 4, 1, 1, 1});
         CHECK(set.classes == 5);
     };
     check(IdxType::u8, std::uint8_t{});
@@ -308,9 +357,12 @@ TEST_CASE("data set: labels out of range", "[data][dataset]") {
                    2);
     arrays = {};
     arrays.test_labels = labels_of({0, 3, 0});
-    expect_bad_set(arrays, {test_labels_file, "byte offset 9 of the IDX data", "expected 0..2",
-                            "3 classes", "found 3", "--classes 4"});
+    expect_bad_set(arrays,
+                   {test_labels_file, "byte offset 9 of the IDX data", "expected 0..2", "3 classes",
+                    "found 3", "--classes 4"},
+                   3);
     arrays = {};
+    arrays.test_labels = labels_of({0, 0, 0});
     arrays.train_labels = labels_of({0, 0, 0, 0, 0, 0});
     expect_bad_set(arrays, {train_labels_file, "at least 2 classes", "--classes"});
 }
