@@ -1,11 +1,10 @@
 #include "model/net.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
-#include "kernels/error.hpp"
+#include "model/import.hpp"
 
 namespace gyre::model {
 
@@ -114,45 +113,15 @@ std::vector<Tensor> Net::export_parameters() const {
     return tensors;
 }
 
-void Net::import_parameters(const std::vector<Tensor>& tensors, const std::string& source) {
-    const auto shape_text = [](const std::vector<std::int64_t>& shape) {
-        std::string text;
-        for (const std::int64_t extent : shape) {
-            text += fmt::format("{}{}", text.empty() ? "" : ", ", extent);
-        }
-        return "[" + text + "]";
-    };
-    for (const Tensor& tensor : tensors) {
-        if (std::none_of(parameters_.begin(), parameters_.end(),
-                         [&](const Parameter& p) { return p.name == tensor.name; })) {
-            throw input_error(
-                fmt::format("{}: the net has no parameter '{}'; were these weights "
-                            "made for another model?",
-                            source, tensor.name));
-        }
+std::vector<std::string> Net::import_parameters(const std::vector<Tensor>& tensors,
+                                                const std::string& source) {
+    ParameterMatch match = match_parameters(parameters_, tensors, source);
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+        const Tensor& tensor = tensors[match.tensors[i]];
+        backend_.upload(parameter_data() + parameters_[i].offset_elems, tensor.values.data(),
+                        tensor.values.size() * sizeof(float));
     }
-    for (const Parameter& parameter : parameters_) {
-        const auto tensor = std::find_if(tensors.begin(), tensors.end(),
-                                         [&](const Tensor& t) { return t.name == parameter.name; });
-        if (tensor == tensors.end()) {
-            throw input_error(
-                fmt::format("{}: parameter '{}' of shape {} is missing; were these "
-                            "weights made for another model?",
-                            source, parameter.name, shape_text(parameter.shape)));
-        }
-        if (tensor->shape != parameter.shape) {
-            throw input_error(fmt::format(
-                "{}: '{}' has shape {}, but the net needs {}; were these "
-                "weights made for another model or data set?",
-                source, parameter.name, shape_text(tensor->shape), shape_text(parameter.shape)));
-        }
-    }
-    for (const Parameter& parameter : parameters_) {
-        const auto tensor = std::find_if(tensors.begin(), tensors.end(),
-                                         [&](const Tensor& t) { return t.name == parameter.name; });
-        backend_.upload(parameter_data() + parameter.offset_elems, tensor->values.data(),
-                        tensor->values.size() * sizeof(float));
-    }
+    return std::move(match.remarks);
 }
 
 Pass Net::bound(Pass pass) const {

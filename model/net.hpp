@@ -47,10 +47,11 @@ class Net {
     // PyTorch's defaults for Conv2d and Linear: all values U(-1/sqrt(fan_in), 1/sqrt(fan_in)),
     // from the stream (seed, init, index of the parameter).
     void initialise(std::uint64_t seed);
-    // Copies to and from host tensors, by name. import throws Error(bad_input) on names or shapes
-    // that do not match; `source` says where the tensors come from.
+    // Copies to and from host tensors. import matches them as match_parameters() does, and returns
+    // its remarks for the user; `source` says where the tensors come from.
     std::vector<Tensor> export_parameters() const;
-    void import_parameters(const std::vector<Tensor>& tensors, const std::string& source);
+    std::vector<std::string> import_parameters(const std::vector<Tensor>& tensors,
+                                               const std::string& source);
 
     // Where a batch goes: x [n][input], labels [n].
     float* input() const { return input_.get(); }

@@ -4,12 +4,18 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
+#include <cfloat>
+#include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <string_view>
 
+#include "kernels/data_type.hpp"
 #include "kernels/error.hpp"
 
 namespace gyre::model {
@@ -22,7 +28,52 @@ constexpr std::uint64_t kMostHeaderBytes = 100'000'000;  // the format's own lim
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& what) {
     throw input_error(
-        fmt::format("{}: {}; expected a safetensors file of F32 tensors", path.string(), what));
+        fmt::format("{}: {}; expected a safetensors file of F32, F16, BF16 or F64 tensors",
+                    path.string(), what));
+}
+
+// What torch.save or pickle write is told from a safetensors file by its first bytes: a zip file's,
+// or a pickle's of protocol 2 to 5, and no JSON after 8 bytes.
+void refuse_pickle(const std::filesystem::path& path, std::ifstream& in) {
+    std::array<char, 9> first{};
+    in.read(first.data(), first.size());
+    in.clear();
+    in.seekg(0);
+    const std::string_view bytes(first.data(), first.size());
+    const bool zip = bytes.starts_with("PK\x03\x04");
+    const bool pickle = bytes[0] == '\x80' && bytes[1] >= 2 && bytes[1] <= 5;
+    if (bytes[8] == '{' || !(zip || pickle)) {
+        return;
+    }
+    const auto python = [](const std::filesystem::path& file) {  // as a string literal
+        return nlohmann::json(file.string())
+            .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
+    };
+    // The older format of torch.save begins with a number of its own.
+    const bool torch = zip || bytes == "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9";
+    const std::string load = torch
+                                 ? fmt::format("torch.load({}, map_location=\"cpu\")", python(path))
+                                 : fmt::format("pickle.load(open({}, \"rb\"))", python(path));
+    throw input_error(fmt::format(
+        "{}: this is a {}, but gyre reads safetensors. Convert the state_dict in it with Python:\n"
+        "  import {}, safetensors.torch as st\n"
+        "  st.save_file({{k: v.contiguous() for k, v in {}.items()}}, {})",
+        path.string(), torch ? "file of torch.save" : "pickle", torch ? "torch" : "pickle", load,
+        python(std::filesystem::path(path).replace_extension(".safetensors"))));
+}
+
+// How many bytes an element has; 0 for what is not read.
+std::size_t element_bytes(std::string_view dtype) {
+    return dtype == "F32" ? 4 : dtype == "F16" || dtype == "BF16" ? 2 : dtype == "F64" ? 8 : 0;
+}
+
+template <class Stored, class Convert>
+void convert(const std::vector<char>& raw, std::vector<float>& values, Convert to_float) {
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        Stored stored;
+        std::memcpy(&stored, raw.data() + i * sizeof stored, sizeof stored);
+        values[i] = to_float(stored);
+    }
 }
 
 }  // namespace
@@ -35,6 +86,7 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
             fmt::format("{}: cannot be read: {}; check the path", path.string(), error.message()));
     }
     std::ifstream in(path, std::ios::binary);
+    refuse_pickle(path, in);
     std::uint64_t header_bytes = 0;
     if (file_bytes < sizeof header_bytes ||
         !in.read(reinterpret_cast<char*>(&header_bytes), sizeof header_bytes)) {
@@ -57,13 +109,17 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
                 file.metadata = entry.get<std::map<std::string, std::string>>();
                 continue;
             }
-            const auto dtype = entry.at("dtype").get<std::string>();
-            if (dtype != "F32") {
-                fail(path, fmt::format("tensor '{}' has dtype {}", name, dtype));
+            if (std::any_of(name.begin(), name.end(),
+                            [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
+                fail(path, "the name of a tensor has control characters");
             }
-            Tensor tensor{name, entry.at("shape").get<std::vector<std::int64_t>>(), {}};
+            const auto dtype = entry.at("dtype").get<std::string>();
+            if (element_bytes(dtype) == 0) {
+                fail(path, fmt::format("tensor '{}' has dtype {}", name, entry.at("dtype").dump()));
+            }
+            Tensor tensor{name, entry.at("shape").get<std::vector<std::int64_t>>(), {}, dtype};
             const auto offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
-            std::uint64_t bytes = sizeof(float);
+            std::uint64_t bytes = element_bytes(dtype);
             for (const std::int64_t extent : tensor.shape) {
                 std::uint64_t product = 0;
                 if (extent < 0 ||
@@ -79,12 +135,26 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
                                        name, bytes, entry.at("data_offsets").dump(), data_bytes,
                                        data_begin));
             }
-            tensor.values.resize(bytes / sizeof(float));
+            tensor.values.resize(bytes / element_bytes(dtype));
+            std::vector<char> raw(dtype == "F32" ? 0 : bytes);
             in.seekg(static_cast<std::streamoff>(data_begin + offsets[0]));
-            in.read(reinterpret_cast<char*>(tensor.values.data()),
+            in.read(raw.empty() ? reinterpret_cast<char*>(tensor.values.data()) : raw.data(),
                     static_cast<std::streamsize>(bytes));
             if (!in) {
                 fail(path, fmt::format("tensor '{}' could not be read", name));
+            }
+            if (dtype == "F16") {
+                convert<std::uint16_t>(raw, tensor.values, narrow::from_float16);
+            } else if (dtype == "BF16") {
+                convert<std::uint16_t>(raw, tensor.values, narrow::from_bfloat16);
+            } else if (dtype == "F64") {
+                convert<double>(raw, tensor.values, [&](double value) {
+                    if (std::isfinite(value) && std::abs(value) > double{FLT_MAX}) {
+                        fail(path, fmt::format("tensor '{}' has a value of {}, more than F32 holds",
+                                               name, value));
+                    }
+                    return static_cast<float>(value);
+                });
             }
             file.tensors.push_back(std::move(tensor));
         }

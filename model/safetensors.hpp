@@ -14,17 +14,20 @@ struct Tensor {
     std::string name;
     std::vector<std::int64_t> shape;
     std::vector<float> values;  // row-major
+    std::string dtype = "F32";  // in the file; `values` are converted
 };
 
 struct TensorFile {
-    std::vector<Tensor> tensors;  // F32
+    std::vector<Tensor> tensors;
     std::map<std::string, std::string> metadata;
 };
 
-// Throws Error(bad_input) naming file, offset, what was expected and found.
+// Reads tensors of F32, F16, BF16 or F64. Throws Error(bad_input) naming file, offset, what was
+// expected and found; for a file of torch.save or pickle, with the Python that converts it.
 TensorFile read_safetensors(const std::filesystem::path& path);
 
-// Written beside the target and renamed, so that a reader finds the old file or the new one whole.
+// Writes F32. Written beside the target and renamed, so that a reader finds the old file or the new
+// one whole.
 void write_safetensors(const std::filesystem::path& path, const TensorFile& file);
 
 }  // namespace gyre::model

@@ -1,0 +1,226 @@
+#include "model/import.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <set>
+#include <string_view>
+
+#include "kernels/error.hpp"
+
+namespace gyre::model {
+namespace {
+
+using Extents = std::vector<std::int64_t>;
+
+struct Entry {
+    std::string name;
+    Extents shape;
+};
+
+std::string text_of(const Extents& shape) {
+    return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// "conv1.weight [10, 1, 5, 5], conv1.bias [10], ..."
+std::string list_of(const std::vector<Entry>& entries) {
+    constexpr std::size_t kMostListed = 40;
+    std::string text;
+    for (std::size_t i = 0; i < std::min(entries.size(), kMostListed); ++i) {
+        text +=
+            fmt::format("{}{} {}", i == 0 ? "" : ", ", entries[i].name, text_of(entries[i].shape));
+    }
+    if (entries.size() > kMostListed) {
+        text += fmt::format(" and {} more", entries.size() - kMostListed);
+    }
+    return text.empty() ? "nothing" : text;
+}
+
+// A module of PyTorch, and its entries by the last part of their names (weight, bias).
+struct Module {
+    std::string name;
+    std::map<std::string, Extents> shapes;
+    std::map<std::string, std::size_t> entries;
+};
+
+// In the order of their first entries.
+std::vector<Module> modules_of(const std::vector<Entry>& entries) {
+    std::vector<Module> modules;
+    std::map<std::string, std::size_t> places;
+    for (std::size_t i = 0; i < entries.size(); ++i) {
+        const std::string& name = entries[i].name;
+        const std::size_t leaf_at = name.rfind('.') + 1;  // 0 where there is no dot
+        const std::string module = name.substr(0, leaf_at == 0 ? 0 : leaf_at - 1);
+        const auto [place, added] = places.try_emplace(module, modules.size());
+        if (added) {
+            modules.push_back({module, {}, {}});
+        }
+        modules[place->second].shapes[name.substr(leaf_at)] = entries[i].shape;
+        modules[place->second].entries[name.substr(leaf_at)] = i;
+    }
+    return modules;
+}
+
+std::optional<std::uint32_t> number_of(std::string_view text) {
+    std::uint32_t value = 0;
+    const auto result = std::from_chars(text.data(), text.data() + text.size(), value);
+    const bool whole = result.ec == std::errc{} && result.ptr == text.data() + text.size();
+    return whole ? std::optional(value) : std::nullopt;
+}
+
+// Whether module a runs before b, as far as the names tell: where they first differ, two numbers
+// are places in an nn.Sequential; anything else leaves it open.
+std::optional<bool> comes_before(std::string_view a, std::string_view b) {
+    while (!a.empty() && !b.empty()) {
+        const std::string_view part_a = a.substr(0, a.find('.'));
+        const std::string_view part_b = b.substr(0, b.find('.'));
+        if (part_a != part_b) {
+            const auto number_a = number_of(part_a), number_b = number_of(part_b);
+            return number_a && number_b && *number_a != *number_b
+                       ? std::optional(*number_a < *number_b)
+                       : std::nullopt;
+        }
+        a.remove_prefix(std::min(part_a.size() + 1, a.size()));
+        b.remove_prefix(std::min(part_b.size() + 1, b.size()));
+    }
+    return std::nullopt;
+}
+
+// Fills in `match`, or returns why there is no match or more than one.
+std::string match_by_order(const std::vector<Entry>& net, const std::vector<Entry>& file,
+                           ParameterMatch& match) {
+    const std::vector<Module> wanted = modules_of(net), given = modules_of(file);
+    if (wanted.size() != given.size()) {
+        return fmt::format("the net has {} layers with parameters, the file {}", wanted.size(),
+                           given.size());
+    }
+    const std::size_t none = wanted.size();
+    std::vector<std::size_t> place(given.size(), none);  // the net's layer that takes each
+    std::string pairs;
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+        // The first of those that fit. Their order is transitive, so that comparing each with the
+        // first so far finds every choice that the names leave open.
+        std::size_t first = none;
+        for (std::size_t j = 0; j < given.size(); ++j) {
+            if (place[j] != none || given[j].shapes != wanted[i].shapes) {
+                continue;
+            }
+            const auto before =
+                first == none ? true : comes_before(given[j].name, given[first].name);
+            if (!before) {
+                return fmt::format(
+                    "'{}' and '{}' have the same shapes, and their names do not tell "
+                    "which of them comes first",
+                    given[first].name, given[j].name);
+            }
+            first = *before ? j : first;
+        }
+        if (first == none) {
+            return fmt::format("nothing in the file has the shapes of {}", wanted[i].name);
+        }
+        place[first] = i;
+        for (const auto& [leaf, parameter] : wanted[i].entries) {
+            match.tensors[parameter] = given[first].entries.at(leaf);
+        }
+        pairs += fmt::format("{}'{}' as {}", i == 0 ? "" : ", ", given[first].name, wanted[i].name);
+    }
+    for (std::size_t a = 0; a < given.size(); ++a) {
+        for (std::size_t b = 0; b < given.size(); ++b) {
+            if (place[a] < place[b] && !comes_before(given[a].name, given[b].name).value_or(true)) {
+                return fmt::format("by their shapes '{}' is {} and '{}' is {}, against their order",
+                                   given[a].name, wanted[place[a]].name, given[b].name,
+                                   wanted[place[b]].name);
+            }
+        }
+    }
+    match.remarks.push_back("the layers' names are not the net's; by order and shape " + pairs);
+    return {};
+}
+
+}  // namespace
+
+ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
+                                const std::vector<Tensor>& tensors, const std::string& source) {
+    ParameterMatch match;
+    std::vector<Entry> net, file;
+    std::map<std::string, std::size_t> wanted, given;
+    for (const Parameter& parameter : parameters) {
+        wanted[parameter.name] = net.size();
+        net.push_back({parameter.name, parameter.shape});
+    }
+    std::set<std::string> converted;
+    for (const Tensor& tensor : tensors) {
+        file.push_back({tensor.name, tensor.shape});
+        if (tensor.dtype != "F32") {
+            converted.insert(tensor.dtype);
+        }
+    }
+    if (!converted.empty()) {
+        match.remarks.push_back(
+            fmt::format("{} tensors are converted to F32", fmt::join(converted, " and ")));
+    }
+    std::string stripped;
+    for (bool again = !file.empty(); again;) {
+        again = false;
+        for (const std::string prefix : {"module.", "_orig_mod."}) {
+            if (std::all_of(file.begin(), file.end(),
+                            [&](const Entry& e) { return e.name.starts_with(prefix); })) {
+                for (Entry& entry : file) {
+                    entry.name.erase(0, prefix.size());
+                }
+                stripped += prefix;
+                again = true;
+            }
+        }
+    }
+    if (!stripped.empty()) {
+        match.remarks.push_back(fmt::format("the prefix '{}' of all names is stripped", stripped));
+    }
+    for (std::size_t i = 0; i < file.size(); ++i) {
+        given[file[i].name] = i;
+    }
+
+    std::string problem;
+    std::size_t common = 0;
+    for (const Entry& entry : file) {
+        if (wanted.contains(entry.name)) {
+            ++common;
+        } else if (problem.empty()) {
+            problem = fmt::format("the net has no parameter '{}'", entry.name);
+        }
+    }
+    match.tensors.assign(net.size(), file.size());
+    for (std::size_t i = 0; i < net.size(); ++i) {
+        const auto found = given.find(net[i].name);
+        if (found != given.end()) {
+            match.tensors[i] = found->second;
+        } else if (problem.empty()) {
+            problem = fmt::format("parameter '{}' is missing", net[i].name);
+        }
+    }
+    if (common == 0) {
+        problem = match_by_order(net, file, match);
+    }
+    if (!problem.empty()) {
+        throw input_error(fmt::format(
+            "{}: {}; were these weights made for another model?\n  the file has {}\n  the net has "
+            "{}",
+            source, problem, list_of(file), list_of(net)));
+    }
+    for (std::size_t i = 0; i < net.size(); ++i) {
+        const Extents& shape = file[match.tensors[i]].shape;
+        if (shape != net[i].shape) {
+            throw input_error(fmt::format(
+                "{}: '{}' has shape {}, but the net needs {}; were these weights made for another "
+                "model or data set?",
+                source, net[i].name, text_of(shape), text_of(net[i].shape)));
+        }
+    }
+    return match;
+}
+
+}  // namespace gyre::model

@@ -1,0 +1,26 @@
+// Which tensors of a weights file become which parameters of a net, also where PyTorch code named
+// them differently.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "model/layers.hpp"
+#include "model/safetensors.hpp"
+
+namespace gyre::model {
+
+struct ParameterMatch {
+    std::vector<std::size_t> tensors;  // for each parameter the index of its tensor
+    std::vector<std::string> remarks;  // what was not taken as it stood; none as a rule
+};
+
+// Names that agree are taken as they are, after the prefixes that PyTorch's wrappers put before all
+// of them (`module.`, `_orig_mod.`). Where no name agrees, as with an nn.Sequential (`0.weight`,
+// `conv.3.bias`), layers are matched by their shapes and, among equal ones, by the numbers in their
+// names; these must leave no choice. Throws Error(bad_input), with the names and shapes of both
+// sides, for anything else; `source` says where the tensors come from.
+ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
+                                const std::vector<Tensor>& tensors, const std::string& source);
+
+}  // namespace gyre::model
