@@ -3,9 +3,11 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "kernels/backend.hpp"
+#include "model/safetensors.hpp"
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
@@ -102,6 +104,68 @@ TEST_CASE("an easy data set is learnt, its best weights kept, and evaluated to t
     CHECK(read_events(more, "step").at(0).at("loss").get<double>() < 1.0);
     expect_exit(run_gyre(0, "eval --model wide --data " + set.data + " --weights " + weights), 3,
                 {"shape", "another model"});
+}
+
+TEST_CASE("eval says how its data differ from what the weights were trained on") {
+    const Set set(60, 20, 1, 28, 28, 3);
+    const std::string weights = set.file("w.safetensors"), other = set.file("other.safetensors");
+    expect_exit(run_gyre(0, set.base + "--epochs 1 --save " + weights), 0, {});
+    using Metadata = std::map<std::string, std::string>;
+    const auto eval = [&](int ranks, const Metadata& changes, const std::string& flags = "") {
+        gyre::model::TensorFile file = gyre::model::read_safetensors(weights);
+        for (const auto& [key, value] : changes) {
+            file.metadata[key] = value;
+        }
+        gyre::model::write_safetensors(other, file);
+        return run_gyre(
+            ranks, "eval --threads 1 --data " + set.data + " --weights " + other + " " + flags);
+    };
+    CHECK(count_of(eval(0, {}).output, "gyre: ") == 0);
+    // Each is said once, by rank 0.
+    const auto expect_remark = [&](const Metadata& changes, const std::string& flags,
+                                   std::initializer_list<std::string> parts) {
+        const Outcome outcome = eval(2, changes, flags);
+        expect_exit(outcome, 0, parts);
+        CHECK(count_of(outcome.output, "gyre: ") == 1);
+    };
+    expect_remark({{"gyre.shape", "1x29x28"}}, "", {"images of 1x29x28", "1x28x28"});
+    expect_remark({}, "--mean 0.9 --std 0.1", {"trained with mean 0.", "--std say mean 0.9"});
+    expect_remark({{"gyre.data.mean", "0.9"}}, "", {"pixels of mean 0.9", "those of set have"});
+    expect_remark({{"gyre.mean", ""}, {"gyre.std", ""}}, "", {"give --mean and --std"});
+
+    const auto refuse = [&](const Metadata& changes, const std::string& remedy,
+                            std::initializer_list<std::string> parts) {
+        expect_exit(eval(0, changes), 3, parts);
+        expect_exit(eval(0, changes, remedy), 0, {"test accuracy"});
+    };
+    for (const std::string classes : {"ten", "3x", "1", "-3", "70000", "99999999999999"}) {
+        refuse({{"gyre.classes", classes}}, "--classes 3",
+               {"other.safetensors", "gyre.classes '" + classes + "'", "give --classes"});
+    }
+    refuse({{"gyre.mean", "0.5,x"}}, "--mean 0.5 --std 0.5", {"gyre.mean '0.5,x'", "--mean"});
+    refuse({{"gyre.std", "0"}}, "--mean 0.5 --std 0.5", {"gyre.std", "--mean"});
+    refuse({{"gyre.mean", "1,1"}, {"gyre.std", "1,1"}}, "--mean 0.5 --std 0.5", {"1 channels"});
+}
+
+TEST_CASE("weights travel from and to PyTorch, and what is assumed is said once") {
+    const Set set(60, 20, 1, 28, 28, 3);
+    const std::string weights = set.file("w.safetensors"), other = set.file("other.safetensors");
+    expect_exit(run_gyre(0, set.base + "--epochs 1 --save " + weights), 0, {});
+    gyre::model::TensorFile file = gyre::model::read_safetensors(weights);
+    for (gyre::model::Tensor& tensor : file.tensors) {
+        tensor.name = std::string("module.").append(tensor.name);
+    }
+    gyre::model::write_safetensors(other, file);
+    for (const std::string& command : {set.base + "--epochs 1 --init " + other,
+                                       "eval --data " + set.data + " --weights " + other}) {
+        const Outcome outcome = run_gyre(2, command);
+        expect_exit(outcome, 0, {"gyre: " + other + ": the prefix 'module.'"});
+        CHECK(count_of(outcome.output, "gyre: ") == 1);
+    }
+    for (const std::string name : {"w.pt", "w.PTH", "w.pkl"}) {
+        expect_exit(run_gyre(0, set.base + "--save " + set.file(name)), 2,
+                    {"--save", name, "w.safetensors", "safetensors.torch.load_file"});
+    }
 }
 
 TEST_CASE("wrong flags are refused with exit code 2, once") {

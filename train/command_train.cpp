@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -46,6 +47,15 @@ void broadcast_parameters(Communicator& comm, Backend& backend, Net& net) {
 
 // Whether --save can work is better known before the training than after it.
 void check_save_path(const std::string& save) {
+    std::string extension = std::filesystem::path(save).extension().string();
+    std::transform(extension.begin(), extension.end(), extension.begin(),
+                   [](unsigned char c) { return std::tolower(c); });
+    if (extension == ".pt" || extension == ".pth" || extension == ".pkl") {
+        throw usage_error(fmt::format(
+            "--save {}: gyre writes safetensors, which torch.load does not read; save "
+            "to {}, and load that with safetensors.torch.load_file",
+            save, std::filesystem::path(save).replace_extension(".safetensors").string()));
+    }
     const std::filesystem::path folder = std::filesystem::absolute(save).parent_path();
     if (access(folder.c_str(), W_OK) != 0 || std::filesystem::is_directory(save)) {
         throw input_error(
@@ -105,8 +115,10 @@ std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, Dat
 }
 
 // Rank 0's weights file: the best by test accuracy, or the latest where nothing is evaluated.
+// gyre eval reads what stands beside the weights: `normalisation` is how pixels were normalised,
+// `measured` the data set's own.
 void save_weights(const Net& net, const TrainOptions& options, const ModelSpec& model,
-                  const Normalisation& normalisation, int classes) {
+                  const Normalisation& normalisation, const Normalisation& measured, int classes) {
     const auto list = [](const std::vector<float>& values) {
         std::string text;
         for (const float value : values) {
@@ -114,11 +126,17 @@ void save_weights(const Net& net, const TrainOptions& options, const ModelSpec& 
         }
         return text;
     };
-    write_safetensors(options.save, {net.export_parameters(),
-                                     {{"gyre.model", model.source},
-                                      {"gyre.mean", list(normalisation.mean)},
-                                      {"gyre.std", list(normalisation.stddev)},
-                                      {"gyre.classes", fmt::format("{}", classes)}}});
+    const Shape& shape = net.input_shape();
+    write_safetensors(
+        options.save,
+        {net.export_parameters(),
+         {{"gyre.model", model.source},
+          {"gyre.mean", list(normalisation.mean)},
+          {"gyre.std", list(normalisation.stddev)},
+          {"gyre.data.mean", list(measured.mean)},
+          {"gyre.data.std", list(measured.stddev)},
+          {"gyre.shape", fmt::format("{}x{}x{}", shape.channels, shape.height, shape.width)},
+          {"gyre.classes", fmt::format("{}", classes)}}});
 }
 
 }  // namespace
@@ -128,7 +146,7 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
     const Clock::time_point run_start = Clock::now();
     Dataset data;
     ModelSpec model;
-    Normalisation normalisation;
+    Normalisation normalisation, measured;
     std::unique_ptr<Backend> backend;
     std::unique_ptr<Net> net;
     std::unique_ptr<Optimizer> optimizer;
@@ -175,11 +193,15 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
             if (options.init.empty()) {
                 net->initialise(options.seed);
             } else {
-                net->import_parameters(read_safetensors(options.init).tensors, options.init);
+                for (const std::string& remark :
+                     net->import_parameters(read_safetensors(options.init).tensors, options.init)) {
+                    fmt::print(stderr, "gyre: {}: {}\n", options.init, remark);
+                }
             }
         }
         if (comm.is_root() && !options.save.empty()) {
             check_save_path(options.save);
+            measured = options.mean.empty() ? normalisation : measure_normalisation(data.train);
         }
         report = std::make_unique<Report>(options, !comm.is_root());
     });
@@ -296,7 +318,7 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         if (better && !options.save.empty()) {
             agree(comm, [&] {
                 if (comm.is_root()) {
-                    save_weights(*net, options, model, normalisation, facts.classes);
+                    save_weights(*net, options, model, normalisation, measured, facts.classes);
                 }
             });
             result.saved = true;
