@@ -1,5 +1,5 @@
-// Compiled twice: two classes of one name, a violation of the one definition rule that the test of it
-// must find.
+// Compiled twice: two classes of one name, a violation of the one definition rule that the test of
+// it must find.
 class Planted {
  public:
     int value() const;
