@@ -41,6 +41,8 @@ class Communicator {
     virtual int size() const = 0;
     virtual int local_rank() const = 0;  // among the ranks of this host
     virtual int local_size() const = 0;
+    // Whether the ranks were started one by one, so that what ends the job has to be said by each.
+    virtual bool own_terminal() const { return false; }
 
     // What the next reduction belongs to, for reports.
     virtual void annotate(std::int64_t /*step*/, int /*bucket*/) {}

@@ -3,9 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <fstream>
-#include <iterator>
 
 #include "comm/meeting_error.hpp"
 #include "comm/rendezvous.hpp"
@@ -18,7 +18,8 @@ namespace {
 // its name, which fails where the name is taken, on network file systems too.
 class FileStore final : public Store {
  public:
-    FileStore(const StartUp& start_up, double timeout_seconds) : start_up_(start_up) {
+    FileStore(const StartUp& start_up, double timeout_seconds)
+        : start_up_(start_up), limits_(start_up.world_size) {
         deadline = deadline_in(timeout_seconds);
         std::error_code error;
         if (start_up.rank == 0) {
@@ -27,7 +28,9 @@ class FileStore final : public Store {
             made_ = std::filesystem::create_directory(start_up.path, error);
         }
     }
-    ~FileStore() override {
+    ~FileStore() override { leave(); }
+
+    void leave() override {
         if (start_up_.rank != 0 || !own_) {
             return;
         }
@@ -61,7 +64,9 @@ class FileStore final : public Store {
             throw meeting_error(fmt::format("--init-method {}: cannot write {}: {}", where(),
                                             name.string(), error_text(error)));
         }
-        own_ = own_ || result == 0;
+        if (result == 0) {
+            own_ = true;
+        }
         return result == 0;
     }
     std::optional<std::string> find(const std::string& key) override {
@@ -69,7 +74,12 @@ class FileStore final : public Store {
         if (!in) {
             return std::nullopt;
         }
-        return std::string(std::istreambuf_iterator<char>(in), {});
+        std::error_code ignored;
+        const auto bytes = std::filesystem::file_size(file(key), ignored);
+        std::string value(std::min<std::size_t>(ignored ? 0 : bytes, limits_.value), '\0');
+        in.read(value.data(), static_cast<std::streamsize>(value.size()));
+        value.resize(static_cast<std::size_t>(in.gcount()));
+        return value;
     }
     std::string where() const override { return fmt::format("file://{}", start_up_.path.string()); }
     std::string remedy() const override {
@@ -82,8 +92,9 @@ class FileStore final : public Store {
         std::replace(key.begin(), key.end(), '/', '.');
         return start_up_.path / ("gyre." + key);
     }
-    StartUp start_up_;
-    bool made_ = false, own_ = false;
+    const StartUp start_up_;
+    const StoreLimits limits_;
+    std::atomic<bool> made_{false}, own_{false};
 };
 
 }  // namespace

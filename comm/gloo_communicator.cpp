@@ -26,28 +26,33 @@
 #include <thread>
 
 #include "comm/communicator.hpp"
+#include "comm/printable.hpp"
 #include "comm/rendezvous.hpp"
+#include "comm/start_alarm.hpp"
 #include "kernels/host_name.hpp"
 
 namespace gyre::comm {
 namespace {
 
+constexpr double kConnectGrace = 5.0;  // after --init-timeout, for ranks that met just before
+
 // Our store in the form that Gloo asks for.
 class GlooStore final : public gloo::rendezvous::Store {
  public:
-    GlooStore(gyre::comm::Store& store, std::string prefix)
-        : store_(store), prefix_(std::move(prefix)) {}
+    // peer: the rank whose address was asked for last, which Gloo then waits for.
+    GlooStore(gyre::comm::Store& store, std::string prefix, const Place& place, int& peer)
+        : store_(store), prefix_(std::move(prefix)), place_(place), peer_(peer) {}
 
     void set(const std::string& key, const std::vector<char>& data) override {
         store_.set(prefix_ + key, std::string(data.begin(), data.end()));
     }
     std::vector<char> get(const std::string& key) override {
-        const std::string value = store_.get(prefix_ + key);
+        const std::string value = ask(key);
         return {value.begin(), value.end()};
     }
     void wait(const std::vector<std::string>& keys) override {
         for (const std::string& key : keys) {
-            store_.get(prefix_ + key);
+            ask(key);
         }
     }
     void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
@@ -55,11 +60,20 @@ class GlooStore final : public gloo::rendezvous::Store {
     }
 
  private:
+    // Gloo's keys end in the number of the rank that sets them.
+    std::string ask(const std::string& key) {
+        const std::size_t digits = key.find_last_not_of("0123456789") + 1;
+        peer_ = digits < key.size() ? std::atoi(key.c_str() + digits) : -1;
+        return store_.get(prefix_ + key, place_.name(peer_));
+    }
+
     gyre::comm::Store& store_;
     std::string prefix_;
+    const Place& place_;
+    int& peer_;
 };
 
-std::unique_ptr<gyre::comm::Store> make_store(const StartUp& start_up, double timeout_seconds) {
+std::shared_ptr<gyre::comm::Store> make_store(const StartUp& start_up, double timeout_seconds) {
     return start_up.method == StartUp::Method::tcp ? make_tcp_store(start_up, timeout_seconds)
                                                    : make_file_store(start_up, timeout_seconds);
 }
@@ -98,7 +112,7 @@ std::string outside_address() {
 
 class GlooCommunicator final : public Communicator {
  public:
-    GlooCommunicator(const StartUp& start_up, const LaunchOptions& options);
+    GlooCommunicator(const StartUp& start_up, const LaunchOptions& options, StartAlarm& alarm);
     ~GlooCommunicator() override;
 
     std::string description() const override {
@@ -108,6 +122,7 @@ class GlooCommunicator final : public Communicator {
     int size() const override { return size_; }
     int local_rank() const override { return place_.local_rank; }
     int local_size() const override { return place_.local_size; }
+    bool own_terminal() const override { return own_terminal_; }
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
                                                  DataType type) override;
     std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
@@ -128,6 +143,7 @@ class GlooCommunicator final : public Communicator {
     };
     class Waiter;
 
+    void connect_all();
     std::shared_ptr<gloo::Context> connect(const std::string& name,
                                            std::shared_ptr<gloo::transport::Device>& device);
     // Runs one of Gloo's operations, and says which it was if it fails.
@@ -142,9 +158,10 @@ class GlooCommunicator final : public Communicator {
     void reduce();  // the thread's loop
 
     int rank_, size_;
+    bool own_terminal_;
     std::chrono::milliseconds timeout_;
     std::string where_;
-    std::unique_ptr<gyre::comm::Store> store_;  // kept, so that a second job finds the place taken
+    std::shared_ptr<gyre::comm::Store> store_;  // kept, so that a second job finds the place taken
     Place place_;
     std::shared_ptr<gloo::Context> control_, gradients_;
     std::uint32_t control_tag_ = 0;
@@ -182,9 +199,7 @@ void GlooCommunicator::run(const std::string& what, Work&& work) {
         throw;
     } catch (const std::exception& error) {  // Gloo's have several bases
         throw Error(ExitCode::communication,
-                    fmt::format("{} over Gloo failed: {} (rank {} on {}); a rank or its host may "
-                                "be gone: see the other ranks' messages",
-                                what, error.what(), rank_, host_name()));
+                    fmt::format("{} over Gloo failed: {}", what, printable(error.what())));
     }
 }
 
@@ -247,21 +262,50 @@ std::shared_ptr<gloo::Context> GlooCommunicator::connect(
     const auto left = store_->deadline - std::chrono::steady_clock::now();
     context->setTimeout(std::max(std::chrono::milliseconds(1000),
                                  std::chrono::duration_cast<std::chrono::milliseconds>(left)));
-    GlooStore store(*store_, name + "/");
-    context->connectFullMesh(store, device);
+    int peer = -1;
+    GlooStore store(*store_, name + "/", place_, peer);
+    try {
+        context->connectFullMesh(store, device);
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& error) {
+        throw Error(ExitCode::communication, fmt::format("connecting to {} over Gloo failed: {}",
+                                                         peer < 0 ? "the ranks" : place_.name(peer),
+                                                         printable(error.what())));
+    }
     context->setTimeout(timeout_);
     return context;
 }
 
-GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchOptions& options)
+GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchOptions& options,
+                                   StartAlarm& alarm)
     : rank_(start_up.rank),
       size_(start_up.world_size),
+      own_terminal_(start_up.own_terminal),
       timeout_(static_cast<std::int64_t>(options.collective_timeout * 1000.0)) {
     // Gloo writes to its connections in a way that ends the process where the other side is gone.
     std::signal(SIGPIPE, SIG_IGN);
     store_ = make_store(start_up, options.init_timeout);
     where_ = store_->where();
     place_ = meet(*store_, start_up);
+    alarm.watch(rank_, kConnectGrace, own_terminal_, store_start_news(store_, place_, rank_));
+    try {
+        connect_all();
+        barrier();
+    } catch (const Error& error) {
+        const std::string message = alarm.explain(error.what());
+        try {
+            store_->set(kFailedKey,
+                        fmt::format("{} gave up the start: {}", place_.name(rank_), error.what()));
+        } catch (const Error&) {
+            // Rank 0 has ended, which the others notice themselves.
+        }
+        throw Error(error.code(), message);
+    }
+    thread_ = std::thread([this] { reduce(); });
+}
+
+void GlooCommunicator::connect_all() {
     run("connecting the ranks", [&] {
         gloo::transport::tcp::attr address;
         const char* interface = std::getenv("GLOO_SOCKET_IFNAME");  // as PyTorch's users know it
@@ -276,8 +320,6 @@ GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchOptions&
         control_ = connect("control", device);
         gradients_ = connect("gradients", device);
     });
-    barrier();  // nobody needs the store any more
-    thread_ = std::thread([this] { reduce(); });
 }
 
 GlooCommunicator::~GlooCommunicator() {
@@ -370,7 +412,7 @@ void GlooCommunicator::barrier() {
 
 void GlooCommunicator::abort(int exit_code) noexcept {
     // The others see their connections to this rank closed, in their next collective at the latest.
-    store_.reset();  // removes the file of the rendezvous
+    store_->leave();
     std::_Exit(exit_code);
 }
 
@@ -381,8 +423,9 @@ bool gloo_available() {
 }
 
 std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
-                                                     const LaunchOptions& options) {
-    return std::make_unique<GlooCommunicator>(start_up, options);
+                                                     const LaunchOptions& options,
+                                                     StartAlarm& alarm) {
+    return std::make_unique<GlooCommunicator>(start_up, options, alarm);
 }
 
 }  // namespace gyre::comm

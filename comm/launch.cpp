@@ -4,8 +4,8 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
+#include <string_view>
 
 #include "comm/communicator.hpp"
 #include "comm/nccl_communicator.hpp"
@@ -17,14 +17,15 @@ namespace {
 // The names under which a launcher tells its ranks who they are.
 struct Launcher {
     const char* marker;  // is set by this launcher only
-    const char* name;
+    std::string_view name;
     const char *rank, *size, *local_rank, *local_size;  // local ones: nullptr where unknown
     bool mpi;                                           // its ranks are MPI's
     const char* remedy;
 };
 
+constexpr std::string_view kByHand = "the environment";
 constexpr const char* kTorchrunRemedy =
-    "run `mpirun -np N gyre train ...`, or unset WORLD_SIZE for a single rank";
+    "run `mpirun -np N gyre train ...`, or unset RANK and WORLD_SIZE for a single rank";
 
 // The first that is set counts: mpirun inside a Slurm allocation is mpirun, and so is torchrun.
 constexpr Launcher kLaunchers[] = {
@@ -35,12 +36,11 @@ constexpr Launcher kLaunchers[] = {
      "run it with the mpirun of the MPI that gyre was built with (see `gyre info`)"},
     {"PMI_SIZE", "MPICH's or Intel MPI's mpiexec", "PMI_RANK", "PMI_SIZE", nullptr, nullptr, true,
      "gyre was built with Open MPI: run it with Open MPI's mpirun, or add --init-method"},
-    {"RANK", "the environment", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", false,
+    {"RANK", kByHand, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", false,
      kTorchrunRemedy},
     {"SLURM_STEP_NUM_TASKS", "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
      nullptr, false, "use `srun --mpi=pmix`, or `mpirun gyre train ...` inside the allocation"},
-    {"WORLD_SIZE", "the environment", "RANK", "WORLD_SIZE", nullptr, nullptr, false,
-     kTorchrunRemedy},
+    {"WORLD_SIZE", kByHand, "RANK", "WORLD_SIZE", nullptr, nullptr, false, kTorchrunRemedy},
 };
 
 // torchrun's own store listens on MASTER_PORT; its ranks try this many ports after it.
@@ -153,19 +153,53 @@ void meet_by_environment(StartUp& start_up) {
             for (int i = 1; i <= kPortsBesideTorchrun && first + i <= 65535; ++i) {
                 start_up.ports.push_back(first + i);
             }
+            if (start_up.ports.empty()) {
+                throw launch_error(fmt::format(
+                    "MASTER_PORT {}: torchrun itself listens there, and gyre's ranks meet on one "
+                    "of the ports after it, of which there is none; give torchrun a lower "
+                    "--master-port",
+                    first));
+            }
         }
     }
 }
 
-std::unique_ptr<Communicator> make_launched_mpi_communicator(const StartUp& start_up) {
+std::unique_ptr<Communicator> make_launched_mpi_communicator(const StartUp& start_up,
+                                                             StartAlarm& alarm) {
+    alarm.watch(start_up.rank, 0.0, false, mpi_start_news(start_up.rank));
     auto comm = make_mpi_communicator();
     if (!start_up.launcher.empty() && comm->size() != start_up.world_size) {
+        alarm.stop();
         throw launch_error(fmt::format(
             "{} started {} ranks, but MPI sees {}, so each rank would "
             "train alone; {}",
             start_up.launcher, start_up.world_size, comm->size(), start_up.launcher_remedy));
     }
     return comm;
+}
+
+}  // namespace
+
+namespace {
+
+// A launcher's variables, of which a part is missing or no number, would have each rank train
+// alone.
+void require_usable(const Launcher& launcher, std::optional<int> size, std::optional<int> rank) {
+    const auto shown = [](const char* name) {
+        return std::getenv(name) == nullptr ? fmt::format("{} is not set", name)
+                                            : fmt::format("{} is '{}'", name, environment(name));
+    };
+    const bool alone =
+        size == 1 && rank.value_or(0) == 0 && (rank || environment(launcher.rank).empty());
+    const bool several = size.value_or(0) > 1 &&
+                         (launcher.mpi || (rank && *rank >= 0 && *rank < *size));  // MPI knows it
+    if (!alone && !several) {
+        throw launch_error(fmt::format(
+            "{} does not tell this process its rank and the number of ranks: {}, {}; set both ({} "
+            "from 0 to {} - 1), or give --rank R and --world-size N, or {}",
+            launcher.name, shown(launcher.rank), shown(launcher.size), launcher.rank, launcher.size,
+            launcher.remedy));
+    }
 }
 
 }  // namespace
@@ -191,11 +225,15 @@ StartUp find_start_up(const LaunchOptions& options) {
     if (launcher != nullptr && !(options.rank && options.world_size)) {
         const std::optional<int> size = environment_int(launcher->size);
         const std::optional<int> rank = environment_int(launcher->rank);
-        if (!by_flags && size.value_or(1) <= 1) {
-            return start_up;
+        if (!by_flags) {
+            require_usable(*launcher, size, rank);
+            if (*size == 1) {
+                return start_up;
+            }
         }
+        start_up.own_terminal = launcher->name == kByHand;
         start_up.launcher =
-            launcher->name == std::string("the environment")
+            start_up.own_terminal
                 ? fmt::format("{} (WORLD_SIZE={})", launcher->name, environment("WORLD_SIZE"))
                 : fmt::format("{}", launcher->name);
         start_up.launcher_remedy = launcher->remedy;
@@ -206,7 +244,7 @@ StartUp find_start_up(const LaunchOptions& options) {
             start_up.local_size = environment_int(launcher->local_size);
         }
         // Slurm's own tasks are MPI's where srun was told so.
-        const bool pmix = !std::strcmp(launcher->name, "srun") && !environment("PMIX_RANK").empty();
+        const bool pmix = launcher->name == "srun" && !environment("PMIX_RANK").empty();
         if (mpi || (!by_flags && options.comm != "gloo" && (launcher->mpi || pmix))) {
             start_up.method = StartUp::Method::mpi;
             return start_up;
@@ -216,6 +254,7 @@ StartUp find_start_up(const LaunchOptions& options) {
         return start_up;
     } else {
         start_up.launcher = "--world-size";
+        start_up.own_terminal = true;
         start_up.world_size = options.world_size.value_or(0);
         start_up.rank = options.rank.value_or(-1);
     }
@@ -259,13 +298,14 @@ StartUp find_start_up(const LaunchOptions& options) {
 
 namespace {
 
-std::unique_ptr<Communicator> make_host_communicator(const LaunchOptions& options) {
+std::unique_ptr<Communicator> make_host_communicator(const LaunchOptions& options,
+                                                     StartAlarm& alarm) {
     const StartUp start_up = find_start_up(options);
     switch (start_up.method) {
         case StartUp::Method::single:
             return make_single_communicator();
         case StartUp::Method::mpi:
-            return make_launched_mpi_communicator(start_up);
+            return make_launched_mpi_communicator(start_up, alarm);
         default:
             break;
     }
@@ -279,13 +319,13 @@ std::unique_ptr<Communicator> make_host_communicator(const LaunchOptions& option
             start_up.launcher, start_up.world_size, start_up.launcher_remedy.empty() ? "" : ", or ",
             start_up.launcher_remedy));
     }
-    return make_gloo_communicator(start_up, options);
+    return make_gloo_communicator(start_up, options, alarm);
 }
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options) {
-    auto host = make_host_communicator(options);
+std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options, StartAlarm& alarm) {
+    auto host = make_host_communicator(options, alarm);
     const bool required = options.comm == "nccl";
     if (host->size() == 1 || !(required || options.comm == "auto")) {
         return host;
@@ -293,6 +333,11 @@ std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options) {
     return make_nccl_communicator(
         std::move(host), {required, options.share_gpu, options.nccl_register, options.init_timeout,
                           options.collective_timeout});
+}
+
+std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options) {
+    StartAlarm alarm(options.init_timeout);
+    return make_communicator(options, alarm);
 }
 
 std::unique_ptr<Communicator> make_communicator() {

@@ -3,6 +3,7 @@
 // rest.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <memory>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/start_alarm.hpp"
 
 namespace gyre::comm {
 
@@ -32,6 +34,7 @@ struct StartUp {
     Method method = Method::single;
     std::string launcher;         // who said so, for messages
     std::string launcher_remedy;  // where MPI does not see the launcher's ranks
+    bool own_terminal = false;    // started one by one: no launcher gathers what the ranks print
     int rank = 0, world_size = 1;
     std::optional<int> local_rank, local_size;
     std::string host;            // tcp: where rank 0 listens,
@@ -44,7 +47,18 @@ struct StartUp {
 // that does not suffice.
 StartUp find_start_up(const LaunchOptions& options);
 
-// Keys and values shared by all ranks of a job. A key is set once, by whoever comes first.
+// What a meeting may hold: what the ranks say of themselves, and Gloo's address of each pair of
+// ranks, twice.
+struct StoreLimits {
+    explicit StoreLimits(int world_size)
+        : value(std::min<std::size_t>(16 << 20, 4096 + 256 * static_cast<std::size_t>(world_size))),
+          all((1 << 20) + 4 * value * static_cast<std::size_t>(world_size)) {}
+    static constexpr std::size_t key = 128;
+    std::size_t value, all;  // bytes
+};
+
+// Keys and values shared by all ranks of a job. A key is set once, by whoever comes first. For
+// several threads.
 class Store {
  public:
     virtual ~Store() = default;
@@ -56,10 +70,13 @@ class Store {
     virtual std::string remedy() const = 0;
     // This host's address in the network that the ranks met over; empty: unknown.
     virtual std::string local_address() const { return {}; }
+    // Removes what this job has left at the meeting place, where a process ends without destroying
+    // the store.
+    virtual void leave() {}
 
-    // Waits for the key, until the deadline of the start. Throws Error(communication), also where
-    // another rank has given up.
-    std::string get(const std::string& key);
+    // Waits for the key, which `who` sets, until the deadline of the start. Throws
+    // Error(communication), also where another rank has given up.
+    std::string get(const std::string& key, const std::string& who);
 
     std::chrono::steady_clock::time_point deadline;
 };
@@ -69,8 +86,26 @@ std::unique_ptr<Store> make_tcp_store(const StartUp& start_up, double timeout_se
 // A folder that all ranks see; rank 0 removes it when the store is destroyed.
 std::unique_ptr<Store> make_file_store(const StartUp& start_up, double timeout_seconds);
 
+// Keys with a meaning of their own. The first is set by a rank that gives up the start, or for one
+// that has ended; the second asks for the ranks that are not heard of; the third, with a rank's
+// number, says that its start is over.
+constexpr const char* kFailedKey = "failed";
+constexpr const char* kSilentKey = "silent";
+constexpr const char* kStartedKey = "started/";
+
 // Where a rank runs.
 struct Place {
+    // Another rank.
+    struct Peer {
+        std::string name;  // for messages
+        int process = 0;   // that can be asked about from here; 0: it cannot
+    };
+    std::vector<Peer> peers;  // [rank]
+    std::string name(int rank) const {
+        return rank < 0 || rank >= static_cast<int>(peers.size())
+                   ? "a rank"
+                   : peers[static_cast<std::size_t>(rank)].name;
+    }
     std::string host;
     std::string machine;  // the same for ranks that share a machine and its name
     int local_rank = 0, local_size = 1;
@@ -80,13 +115,20 @@ struct Place {
 // Collective; throws Error(communication).
 Place meet(Store& store, const StartUp& start_up);
 
-// The communicator that options and environment ask for.
+// What a rank learns of the others, after they have met, from the store and the table of processes.
+std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const Place& place,
+                                            int rank);
+
+// The communicator that options and environment ask for. The alarm, where there are several ranks,
+// goes on watching until it is stopped; without one, the start is watched until this returns.
+std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options, StartAlarm& alarm);
 std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options);
 
 // Whether Gloo was found when gyre was built.
 bool gloo_available();
 // Collective: meets the other ranks as start_up says.
 std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
-                                                     const LaunchOptions& options);
+                                                     const LaunchOptions& options,
+                                                     StartAlarm& alarm);
 
 }  // namespace gyre::comm

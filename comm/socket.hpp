@@ -17,8 +17,6 @@
 
 namespace gyre::comm {
 
-constexpr std::size_t kMostFrameBytes = 16 << 20;
-
 // 32 bits of length, big endian, and the bytes.
 inline std::string frame(std::string_view bytes) {
     const std::uint32_t length = htonl(static_cast<std::uint32_t>(bytes.size()));
@@ -72,14 +70,19 @@ class Socket {
         }
         return true;
     }
-    // What frame() made, without its length.
-    std::optional<std::string> receive_frame() const {
+    // What frame() made, without its length; nothing (EMSGSIZE) where it claims more than `most`.
+    std::optional<std::string> receive_frame(std::size_t most) const {
         std::uint32_t length = 0;
         if (!receive_all(reinterpret_cast<char*>(&length), sizeof length)) {
             return std::nullopt;
         }
-        std::string bytes(ntohl(length), '\0');
-        if (bytes.size() > kMostFrameBytes || !receive_all(bytes.data(), bytes.size())) {
+        length = ntohl(length);
+        if (length > most) {
+            errno = EMSGSIZE;
+            return std::nullopt;
+        }
+        std::string bytes(length, '\0');
+        if (!receive_all(bytes.data(), bytes.size())) {
             return std::nullopt;
         }
         return bytes;

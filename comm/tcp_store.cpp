@@ -8,13 +8,16 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <sstream>
 #include <thread>
 
 #include "comm/meeting_error.hpp"
+#include "comm/printable.hpp"
 #include "comm/rendezvous.hpp"
 #include "comm/socket.hpp"
 #include "kernels/clock.hpp"
@@ -26,8 +29,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::string_view kGreeting = "gyre rendezvous 1\n";
-constexpr auto kConnectInterval = 50ms;  // to a rank 0 that is not there yet
-constexpr auto kAnswerTime = 3s;         // within which whoever listens must say that it is gyre
+constexpr auto kConnectInterval = 50ms;     // to a rank 0 that is not there yet
+constexpr auto kAnswerTime = 3s;            // within which whoever listens must say that it is gyre
+constexpr auto kSilentTime = 2s;            // after which a rank that starts counts as not heard of
+constexpr std::size_t kMostStrangers = 64;  // connections that belong to no rank
+constexpr std::size_t kMostJobId = 4096;
 
 struct Addresses {
     addrinfo* first = nullptr;
@@ -79,8 +85,11 @@ Numeric numeric(const sockaddr* address, socklen_t length) {
 // The keys and values that rank 0 serves to the others, by a thread of its own.
 class Server {
  public:
-    Server(Socket listener, std::string job_id)
-        : listener_(std::move(listener)), wake_(eventfd(0, EFD_CLOEXEC)), job_id_(job_id) {
+    Server(Socket listener, const StartUp& start_up)
+        : listener_(std::move(listener)),
+          wake_(eventfd(0, EFD_CLOEXEC)),
+          job_id_(start_up.job_id),
+          limits_(start_up.world_size) {
         if (wake_.fd() < 0) {
             throw meeting_error(fmt::format("eventfd failed: {}", error_text(errno)));
         }
@@ -95,12 +104,26 @@ class Server {
         }
     }
 
-    bool set(const std::string& key, const std::string& value) {
+    // '1', or '0' where the key was there already, or '2' where no more is taken.
+    char set(const std::string& key, const std::string& value) {
         const std::lock_guard lock(mutex_);
-        return values_.emplace(key, value).second;
+        if (values_.contains(key)) {
+            return '0';
+        }
+        const std::size_t bytes = key.size() + value.size() + kOverhead;
+        if (key.size() > limits_.key || value.size() > limits_.value ||
+            held_ + bytes > limits_.all) {
+            return '2';
+        }
+        held_ += bytes;
+        values_.emplace(key, value);
+        return '1';
     }
     std::optional<std::string> find(const std::string& key) {
         const std::lock_guard lock(mutex_);
+        if (key == kSilentKey) {
+            return silent();
+        }
         const auto entry = values_.find(key);
         return entry == values_.end() ? std::nullopt : std::optional(entry->second);
     }
@@ -110,7 +133,43 @@ class Server {
         Socket socket;
         bool greeted = false;
         std::string received;
+        std::string name{};  // "3 on b", once it has come as this rank
     };
+    static constexpr std::size_t kOverhead = 64;  // of a key and its value in memory
+
+    // The ranks that were heard of a while ago only, in words. Needs the mutex.
+    std::string silent() const {
+        std::string text;
+        for (const auto& [name, heard] : heard_) {
+            if (Clock::now() - heard > kSilentTime && !is_started(name)) {
+                text += fmt::format(
+                    "{}rank {} has been silent for {:.0f} s: stopped, or its host "
+                    "or network is gone",
+                    text.empty() ? "" : "; ", name, seconds_since(heard));
+            }
+        }
+        return text;
+    }
+    bool is_started(const std::string& name) const {
+        return values_.contains(kStartedKey + name.substr(0, name.find(' ')));
+    }
+    // Its end during the start is the start's.
+    void gone(const Client& client) {
+        const std::lock_guard lock(mutex_);
+        if (!client.name.empty() && !is_started(client.name)) {
+            values_.emplace(kFailedKey,
+                            fmt::format("rank {} has ended during the start", client.name));
+        }
+        heard_.erase(client.name);
+    }
+    // Of those that belong to no rank, the oldest make room for others.
+    static void limit_strangers(std::vector<Client>& clients) {
+        const auto stranger = [](const Client& client) { return client.name.empty(); };
+        if (static_cast<std::size_t>(std::count_if(clients.begin(), clients.end(), stranger)) >
+            kMostStrangers) {
+            clients.erase(std::find_if(clients.begin(), clients.end(), stranger));
+        }
+    }
 
     void serve() {
         std::vector<Client> clients;
@@ -129,6 +188,8 @@ class Server {
             for (std::size_t i = 0; i < clients.size(); ++i) {
                 if (waits[i + 2].revents == 0 || answer(clients[i])) {
                     kept.push_back(std::move(clients[i]));
+                } else {
+                    gone(clients[i]);
                 }
             }
             clients = std::move(kept);
@@ -138,6 +199,7 @@ class Server {
                     socket.set_timeouts(kAnswerTime);
                     if (socket.send_all(std::string(kGreeting) + frame(job_id_))) {
                         clients.push_back({std::move(socket), false, {}});
+                        limit_strangers(clients);
                     }
                 }
             }
@@ -171,13 +233,14 @@ class Server {
             }
             std::memcpy(&length, received.data(), sizeof length);
             length = ntohl(length);
-            if (length > kMostFrameBytes) {
+            // A longer value is refused by its rank already.
+            if (length > limits_.key + limits_.value + 2) {
                 return false;
             }
             if (received.size() < sizeof length + length) {
                 return true;
             }
-            const std::string reply = handle(received.substr(sizeof length, length));
+            const std::string reply = handle(client, received.substr(sizeof length, length));
             received.erase(0, sizeof length + length);
             if (!client.socket.send_all(frame(reply))) {
                 return false;
@@ -185,12 +248,25 @@ class Server {
         }
     }
 
-    // "F" and a key, or "S", a key, a zero and a value; answered by "1" (and the value) or "0".
-    std::string handle(const std::string& request) {
+    // "F" and a key, or "S", a key, a zero and a value; answered by "1" (and the value) or "0", or
+    // "2": no more is taken. Who sets "rank/3" comes as rank 3; the fourth line of it is its host.
+    std::string handle(Client& client, const std::string& request) {
         const std::size_t zero = request.find('\0');
         if (request.starts_with('S') && zero != std::string::npos) {
-            return set(request.substr(1, zero - 1), request.substr(zero + 1)) ? "1" : "0";
+            const std::string key = request.substr(1, zero - 1), value = request.substr(zero + 1);
+            const char result = set(key, value);
+            if (result == '1' && client.name.empty() && key.starts_with("rank/")) {
+                std::istringstream lines(value);
+                std::string host;
+                for (int line = 0; line < 4; ++line) {
+                    std::getline(lines, host);
+                }
+                client.name = printable(fmt::format("{} on {}", key.substr(5), host));
+            }
+            note(client);
+            return {result};
         }
+        note(client);
         if (request.starts_with('F')) {
             const auto value = find(request.substr(1));
             return value ? "1" + *value : "0";
@@ -198,16 +274,27 @@ class Server {
         return "0";
     }
 
+    void note(const Client& client) {
+        if (!client.name.empty()) {
+            const std::lock_guard lock(mutex_);
+            heard_[client.name] = Clock::now();
+        }
+    }
+
     Socket listener_, wake_;
-    std::string job_id_;
-    std::mutex mutex_;
+    const std::string job_id_;
+    const StoreLimits limits_;
+    std::mutex mutex_;  // guards what follows
     std::map<std::string, std::string> values_;
+    std::size_t held_ = 0;
+    std::map<std::string, Clock::time_point> heard_;  // by name
     std::thread thread_;
 };
 
 class TcpStore final : public Store {
  public:
-    TcpStore(const StartUp& start_up, double timeout_seconds) : start_up_(start_up) {
+    TcpStore(const StartUp& start_up, double timeout_seconds)
+        : start_up_(start_up), limits_(start_up.world_size) {
         deadline = deadline_in(timeout_seconds);
         address_ = start_up.host;
         port_ = std::to_string(start_up.ports.front());
@@ -215,7 +302,16 @@ class TcpStore final : public Store {
     }
 
     bool set(const std::string& key, const std::string& value) override {
-        return server_ ? server_->set(key, value) : ask("S" + key + '\0' + value) == "1";
+        const std::string result = value.size() > limits_.value ? "2"
+                                   : server_ ? std::string{server_->set(key, value)}
+                                             : ask("S" + key + '\0' + value);
+        if (result == "2") {
+            throw meeting_error(fmt::format(
+                "the meeting at {} is full: somebody else writes to it, too; choose another port, "
+                "in a network that you trust",
+                where()));
+        }
+        return result == "1";
     }
     std::optional<std::string> find(const std::string& key) override {
         if (server_) {
@@ -239,17 +335,31 @@ class TcpStore final : public Store {
     std::string try_connect(int port, bool& fatal);
 
     std::string ask(const std::string& request) {
-        if (connection_.send_all(frame(request))) {
-            if (auto reply = connection_.receive_frame()) {
+        const std::lock_guard lock(mutex_);
+        if (lost_.empty() && connection_.send_all(frame(request))) {
+            if (auto reply = connection_.receive_frame(limits_.value + 1)) {
                 return *reply;
             }
         }
-        throw meeting_error(
-            fmt::format("rank 0 at {} closed the connection during the start ({}); see its message",
-                        where(), errno == 0 ? "its process has ended" : error_text(errno)));
+        if (lost_.empty()) {
+            const bool ended = errno == 0 || errno == ECONNRESET || errno == EPIPE;
+            const bool late = errno == EAGAIN || errno == EWOULDBLOCK;
+            lost_ = late ? fmt::format(
+                               "rank 0 at {} has not answered for {} s during the start: "
+                               "stopped, or its host or network is gone",
+                               where(), kAnswerTime.count())
+                         : fmt::format(
+                               "rank 0 at {} closed the connection during the start ({}); "
+                               "see its message",
+                               where(), ended ? "its process has ended" : error_text(errno));
+        }
+        throw meeting_error(lost_);
     }
 
-    StartUp start_up_;
+    const StartUp start_up_;
+    const StoreLimits limits_;
+    std::mutex mutex_;  // guards the connection
+    std::string lost_;  // why it can no longer be used
     std::string address_, port_;
     std::unique_ptr<Server> server_;  // on rank 0
     Socket connection_;               // on the others
@@ -290,7 +400,7 @@ void TcpStore::listen() {
             const Numeric name = numeric(at->ai_addr, at->ai_addrlen);
             address_ = name.address;
             port_ = name.port;
-            server_ = std::make_unique<Server>(std::move(listener), start_up_.job_id);
+            server_ = std::make_unique<Server>(std::move(listener), start_up_);
             return;
         }
     }
@@ -318,7 +428,7 @@ std::string TcpStore::try_connect(int port, bool& fatal) {
         const bool greeted = socket.send_all(kGreeting) &&
                              socket.receive_all(greeting.data(), greeting.size()) &&
                              greeting == kGreeting;
-        const auto job = greeted ? socket.receive_frame() : std::nullopt;
+        const auto job = greeted ? socket.receive_frame(kMostJobId) : std::nullopt;
         if (!job) {
             trouble = fmt::format("what listens there is not gyre (another program uses {})", name);
             fatal = true;
@@ -326,7 +436,7 @@ std::string TcpStore::try_connect(int port, bool& fatal) {
         }
         if (*job != start_up_.job_id) {
             trouble = fmt::format("another gyre job uses {} (its job id is '{}', this one's '{}')",
-                                  name, *job, start_up_.job_id);
+                                  name, printable(*job), printable(start_up_.job_id));
             fatal = true;
             continue;
         }

@@ -51,9 +51,10 @@ void add_launch_flags(CLI::App& app, LaunchOptions& o) {
         ->check(at_least(1));
     app.add_option("--job-id", o.job_id,
                    "Any text, the same on all ranks: keeps jobs apart that meet at one place");
-    app.add_option("--init-timeout", o.init_timeout,
-                   "Seconds until all ranks must have met (not with MPI), and until NCCL must have "
-                   "connected them")
+    app.add_option(
+           "--init-timeout", o.init_timeout,
+           "Seconds until all ranks must have met and MPI have started, and until NCCL must "
+           "have connected them")
         ->capture_default_str()
         ->check(at_least(0.1));
     app.add_flag("--share-gpu", o.share_gpu,

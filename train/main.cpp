@@ -3,8 +3,11 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <optional>
 
 #include "comm/communicator.hpp"
+#include "comm/printable.hpp"
+#include "comm/start_alarm.hpp"
 #include "comm/watchdog.hpp"
 #include "train/commands.hpp"
 #include "train/flags.hpp"
@@ -17,9 +20,10 @@ using namespace gyre::train;
 
 int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_all_ranks) {
     const bool several = comm != nullptr && comm->size() > 1;
-    if (!on_all_ranks || comm == nullptr || comm->is_root()) {
+    if (!on_all_ranks || comm == nullptr || comm->is_root() || comm->own_terminal()) {
         fmt::print(stderr, "gyre: {}{}\n",
-                   several && !on_all_ranks ? fmt::format("rank {}: ", comm->rank()) : "", message);
+                   several && !on_all_ranks ? fmt::format("rank {}: ", comm->rank()) : "",
+                   printable(message, true));
     }
     if (several && !on_all_ranks) {
         comm->abort(static_cast<int>(code));  // or the others would wait for this rank for ever
@@ -46,6 +50,11 @@ int main(int argc, char** argv) {
     add_eval_flags(*eval, eval_options);
     add_plan_flags(*plan, plan_options);
     std::unique_ptr<Communicator> comm;
+    std::optional<StartAlarm> alarm;
+    const auto explain = [&](const Error& error) {
+        return error.code() == ExitCode::communication && alarm ? alarm->explain(error.what())
+                                                                : std::string(error.what());
+    };
     try {
         // The flags say where the ranks meet, so they are read first. What is wrong with them is
         // said after the ranks have met, if the environment tells where and they come soon.
@@ -59,11 +68,12 @@ int main(int argc, char** argv) {
             train->parsed() ? static_cast<const CommonOptions&>(train_options) : eval_options;
         LaunchOptions launch = refusal ? LaunchOptions{} : common.launch;
         launch.collective_timeout = common.timeout + 15.0;  // the watchdog's comes first
+        alarm.emplace(launch.init_timeout);
         if (refusal) {
             launch.init_timeout = 5.0;
         }
         try {
-            comm = make_communicator(launch);
+            comm = make_communicator(launch, *alarm);
         } catch (const Error&) {
             if (!refusal) {
                 throw;
@@ -87,6 +97,10 @@ int main(int argc, char** argv) {
                 throw usage_error(fmt::format("{} (see gyre --help)", error.what()));
             }
         });
+        // What has its own bounds, or none, from here on.
+        if (answered || info->parsed() || plan->parsed()) {
+            alarm->stop();
+        }
         if (answered) {
             return static_cast<int>(ExitCode::success);
         }
@@ -99,13 +113,14 @@ int main(int argc, char** argv) {
         comm = make_watched_communicator(
             std::move(comm), {common.timeout, std::min(5.0, common.timeout / 2),
                               common.flight_record, launch.init_timeout + common.timeout});
+        alarm->stop();
         return static_cast<int>(train->parsed()
                                     ? run_train(*comm, train_options, flag_manifest(*train))
                                     : run_eval(*comm, eval_options, flag_manifest(*eval)));
     } catch (const AgreedError& error) {
         return fail(comm.get(), error.what(), error.code(), true);
     } catch (const Error& error) {
-        return fail(comm.get(), error.what(), error.code(), false);
+        return fail(comm.get(), explain(error), error.code(), false);
     } catch (const std::exception& error) {
         return fail(comm.get(), error.what(), ExitCode::internal, false);
     }
