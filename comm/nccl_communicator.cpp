@@ -52,6 +52,7 @@ class NcclCommunicator final : public Communicator {
     int size() const override { return host_->size(); }
     int local_rank() const override { return host_->local_rank(); }
     int local_size() const override { return host_->local_size(); }
+    bool own_terminal() const override { return host_->own_terminal(); }
     bool use_device(Backend& backend) override;
     std::shared_ptr<void> register_buffer(void* data, std::size_t bytes) override;
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,

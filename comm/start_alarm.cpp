@@ -23,8 +23,8 @@ namespace {
 
 constexpr std::chrono::milliseconds kAskInterval{200};
 constexpr double kExplainSeconds = 1.0;
-constexpr double kTurnSeconds = 0.3;  // that a rank lets each lower one speak and end the job
-constexpr int kMostTurns = 10;
+constexpr double kTurnSeconds = 1.0;  // that a rank lets each lower one speak and end the job
+constexpr int kMostTurns = 3;
 
 // The file's bytes; of /proc, where sizes are not known before.
 std::string read_all(const std::filesystem::path& path) {

@@ -7,12 +7,14 @@
 #include <atomic>
 #include <cstring>
 #include <fstream>
+#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
 
 #include "comm/flight_recorder.hpp"
 #include "comm/link.hpp"
+#include "comm/printable.hpp"
 #include "kernels/clock.hpp"
 #include "kernels/host_name.hpp"
 
@@ -26,6 +28,7 @@ constexpr double kGoneSeconds = 1.0;    // that the launcher gets to end the job
 constexpr unsigned kAbortSeconds = 5;   // that the library's abort gets
 constexpr double kAskSeconds = 1.0;     // between two questions whether the library has failed
 constexpr double kSpeechSeconds = 1.0;  // that a rank waits for another to report
+constexpr double kNewsSeconds = 1.5;    // that the news of an ended process may take
 constexpr const char* kSetUp = "set-up of reductions";
 
 // How far a rank is. Sent as it is: all ranks run the same program on the same kind of machine.
@@ -36,7 +39,7 @@ struct Status {
     std::int64_t step = -1;
     float waiting = -1.0f;  // seconds; < 0: the rank does not wait
     float silent = 0.0f;    // seconds that rank 0 has not heard of it
-    enum Flag : std::int32_t { kLeaving = 1, kClosed = 2, kReporting = 4 };
+    enum Flag : std::int32_t { kLeaving = 1, kClosed = 2, kReporting = 4, kFailing = 8 };
     std::int32_t flags = 0;
     std::int32_t padding = 0;
 };
@@ -51,7 +54,7 @@ class WatchedCommunicator final : public Communicator {
     WatchedCommunicator(std::unique_ptr<Communicator> inner, const WatchOptions& options)
         : inner_(std::move(inner)), options_(options), host_(host_name()) {
         for (int r = 0; r < size(); ++r) {
-            hosts_.push_back(broadcast_string(*inner_, host_, r));
+            hosts_.push_back(printable(broadcast_string(*inner_, host_, r)));
         }
         table_.resize(static_cast<std::size_t>(size()));
         heard_.resize(table_.size(), Clock::now());
@@ -71,6 +74,7 @@ class WatchedCommunicator final : public Communicator {
     int size() const override { return inner_->size(); }
     int local_rank() const override { return inner_->local_rank(); }
     int local_size() const override { return inner_->local_size(); }
+    bool own_terminal() const override { return inner_->own_terminal(); }
     void annotate(std::int64_t step, int bucket) override {
         step_ = step;
         bucket_ = bucket;
@@ -129,13 +133,13 @@ class WatchedCommunicator final : public Communicator {
                 return;
             }
             comm_.recorder_.wait(number_);
-            inner_->wait();
+            comm_.guarded([&] { inner_->wait(); });
             finish();
         }
         bool follow() override {
             if (!finished_) {
                 comm_.recorder_.wait(number_);
-                if (inner_->follow()) {
+                if (comm_.guarded([&] { return inner_->follow(); })) {
                     finish();
                 } else {
                     comm_.recorder_.follow(number_);
@@ -162,7 +166,7 @@ class WatchedCommunicator final : public Communicator {
         const std::int64_t number =
             recorder_.start(kind, static_cast<std::int64_t>(bytes), step_, bucket_);
         recorder_.wait(number);  // a library that connects when it is first used may block
-        auto request = work();
+        auto request = guarded(work);
         recorder_.resume(number);
         return std::make_unique<WatchedRequest>(*this, number, std::move(request));
     }
@@ -171,8 +175,32 @@ class WatchedCommunicator final : public Communicator {
     void watched(const char* kind, std::size_t bytes, Work work) {
         const std::int64_t number = recorder_.start(kind, static_cast<std::int64_t>(bytes), -1, -1);
         recorder_.wait(number);
-        work();
+        guarded(work);
         recorder_.finish(number);
+    }
+
+    // Runs a call of the library inside. Its error seldom knows which rank is gone, and each rank
+    // meets one: the watchdog's thread, which does, reports it and ends the process.
+    template <typename Work>
+    auto guarded(const Work& work) -> decltype(work()) {
+        try {
+            return work();
+        } catch (const AgreedError&) {
+            throw;
+        } catch (const Error& error) {
+            if (error.code() != ExitCode::communication) {
+                throw;
+            }
+            const std::lock_guard lock(failure_mutex_);
+            failure_ = error.what();
+        }
+        for (;;) {
+            std::this_thread::sleep_for(std::chrono::hours(1));
+        }
+    }
+    std::string failure() {
+        const std::lock_guard lock(failure_mutex_);
+        return failure_;
     }
 
     // Collective: everybody's link to rank 0.
@@ -249,7 +277,8 @@ class WatchedCommunicator final : public Communicator {
         status.finished = recorder_.finished();
         status.step = step_;
         status.bucket = bucket_;
-        status.flags = (leaving_ ? Status::kLeaving : 0) | (reporting_ ? Status::kReporting : 0);
+        status.flags = (leaving_ ? Status::kLeaving : 0) | (reporting_ ? Status::kReporting : 0) |
+                       (failing_ ? Status::kFailing : 0);
         if (const auto pending = this->pending()) {
             status.waiting = static_cast<float>(pending->seconds);
         }
@@ -311,6 +340,16 @@ class WatchedCommunicator final : public Communicator {
             if (leaving_) {
                 return;
             }
+            if (const std::string failure = this->failure(); !failure.empty()) {
+                failing_ = true;
+                for (const auto begin = Clock::now();
+                     std::none_of(table_.begin(), table_.end(), at_fault) &&
+                     seconds_since(begin) < kNewsSeconds;) {
+                    exchange();
+                    std::this_thread::sleep_for(kPulse / 4);
+                }
+                fail(fmt::format("{}; {}", failure, absent_ranks()));
+            }
             if (seconds_since(last_asked) >= kAskSeconds) {
                 last_asked = Clock::now();
                 if (const std::string error = inner_->async_error(); !error.empty()) {
@@ -361,6 +400,25 @@ class WatchedCommunicator final : public Communicator {
     static bool gone(const Status& s) {
         return (s.flags & Status::kClosed) != 0 && (s.flags & Status::kLeaving) == 0;
     }
+    // Gone, and not because it had noticed that another one is.
+    static bool at_fault(const Status& s) { return gone(s) && (s.flags & Status::kFailing) == 0; }
+    std::string absent_ranks() const {
+        std::string text;
+        for (const Status& s : table_) {
+            if (s.rank != rank() && (at_fault(s) || (!gone(s) && s.silent >= kSilentSeconds))) {
+                text += fmt::format("{}{} ({})", text.empty() ? "gone: " : ", ", name(s),
+                                    how_absent(s));
+            }
+        }
+        return text.empty() ? "no other rank's process has ended" : text;
+    }
+    static std::string how_absent(const Status& s) {
+        return !gone(s)
+                   ? fmt::format("silent for {:.0f} s: stopped, or its host or network is gone",
+                                 s.silent)
+               : at_fault(s) ? "its process has ended"
+                             : "it has given up, too";
+    }
 
     bool somebody_reports() const {
         return std::any_of(table_.begin(), table_.end(), [&](const Status& s) {
@@ -403,11 +461,8 @@ class WatchedCommunicator final : public Communicator {
             }
             late +=
                 fmt::format("{}{} ({})", late.empty() ? "" : "; ", name(s),
-                            gone(s) ? "its process has ended"
-                            : s.silent >= kSilentSeconds
-                                ? fmt::format("silent for {:.0f} s: stopped, or its "
-                                              "host or network is gone",
-                                              s.silent)
+                            gone(s) || s.silent >= kSilentSeconds
+                                ? how_absent(s)
                                 : fmt::format("heard of {:.0f} s ago, at collective {}, step {}",
                                               s.silent, s.started, s.step + 1));
         }
@@ -419,6 +474,7 @@ class WatchedCommunicator final : public Communicator {
 
     // Reports, keeps the flight record, and ends the job.
     [[noreturn]] void fail(const std::string& reason) {
+        failing_ = true;
         if (!options_.flight_record.empty()) {
             std::ofstream(fmt::format("{}.rank{}.json", options_.flight_record, rank()))
                 << recorder_.json(rank(), size(), host_, reason) << "\n";
@@ -432,9 +488,12 @@ class WatchedCommunicator final : public Communicator {
         }
         if (speak) {
             reporting_ = true;
-            exchange();  // the others then hold their tongues, even when this process is gone
+        }
+        exchange();  // the others then hold their tongues, even when this process is gone
+        if (speak || own_terminal()) {
             fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n",
-                       rank(), host_, reason, static_cast<int>(ExitCode::communication));
+                       rank(), host_, printable(reason, true),
+                       static_cast<int>(ExitCode::communication));
             std::fflush(stderr);
         } else {
             // The one that speaks may still be writing; its abort would cut it off.
@@ -456,8 +515,10 @@ class WatchedCommunicator final : public Communicator {
     std::atomic<std::int64_t> step_{-1};
     std::atomic<int> bucket_{-1};
     std::atomic<bool> leaving_{false};
+    std::mutex failure_mutex_;
+    std::string failure_;  // the library's error that a rank has met
     // The thread's.
-    bool reporting_ = false;
+    bool reporting_ = false, failing_ = false;
     Socket listener_;
     std::vector<Link> links_;    // rank 0: to each rank; others: [0], to rank 0
     std::vector<bool> joined_;   // [rank]: the link was made, so that its end means something

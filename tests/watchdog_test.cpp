@@ -1,8 +1,15 @@
 // No silent hang: ranks that stop, die or are slow, under mpirun. Each case has a time bound.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
+#include "comm/communicator.hpp"
 #include "comm/flight_recorder.hpp"
+#include "comm/watchdog.hpp"
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
@@ -60,6 +67,75 @@ TEST_CASE("a killed rank ends the job at once") {
     CHECK(run.exit_code != 0);
     CHECK(run.seconds < 15);
     CHECK(count_of(run.output, "rank 1") >= 1);
+}
+
+TEST_CASE("a rank that is stopped before MPI has started ends the job, and is named") {
+    const TempDir dir;
+    const std::string script = (dir.path() / "rank.sh").string();
+    std::ofstream(script) << "[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && kill -STOP $$\nexec "
+                          << GYRE_BINARY << " train --data no-such-set --init-timeout 3\n";
+    const Outcome run = run_shell("timeout -k 1 30 " GYRE_MPIRUN " 3 sh " + script);
+    INFO(run.output);
+    CHECK(run.exit_code == 4);
+    CHECK(run.seconds < 15);
+    // Once, unless the launcher is slow to end the others.
+    CHECK(count_of(run.output, "within --init-timeout (3 s)") >= 1);
+    CHECK(count_of(run.output, "rank 1 on ") >= 1);
+    CHECK(count_of(run.output, "is stopped") >= 1);
+}
+
+namespace {
+
+// Rank 1 of 2, whose set-up lasts.
+class Stuck final : public gyre::comm::Communicator {
+ public:
+    explicit Stuck(double seconds) : seconds_(seconds) {}
+    std::string description() const override { return "stuck"; }
+    int rank() const override { return 1; }
+    int size() const override { return 2; }
+    int local_rank() const override { return 1; }
+    int local_size() const override { return 2; }
+    bool use_device(gyre::Backend&) override {
+        std::this_thread::sleep_for(std::chrono::duration<double>(seconds_));
+        return false;
+    }
+    std::unique_ptr<gyre::comm::Request> allreduce_sum_async(void*, std::int64_t,
+                                                             gyre::DataType) override {
+        return nullptr;
+    }
+    std::unique_ptr<gyre::comm::Request> allgather_async(void*, std::size_t) override {
+        return nullptr;
+    }
+    void allreduce_sum(std::span<double>) override {}
+    void broadcast(void*, std::size_t, int) override {}
+    void barrier() override {}
+    [[noreturn]] void abort(int exit_code) noexcept override { std::_Exit(exit_code); }
+
+ private:
+    double seconds_;
+};
+
+// The exit code of a process in which the set-up lasts this long, and 0 where it comes to its end.
+int set_up_for(double seconds, double timeout, double setup_timeout) {
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        const auto backend = gyre::make_cpu_backend(1);
+        const auto comm = gyre::comm::make_watched_communicator(
+            std::make_unique<Stuck>(seconds), {timeout, timeout / 2, {}, setup_timeout});
+        comm->use_device(*backend);
+        std::_Exit(0);
+    }
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+}
+
+}  // namespace
+
+TEST_CASE("the set-up of reductions has a deadline of its own") {
+    CHECK(set_up_for(1.5, 0.5, 30.0) == 0);   // longer than any other wait may last
+    CHECK(set_up_for(10.0, 30.0, 0.5) == 4);  // and no longer than its own
 }
 
 TEST_CASE("a slow rank is named, and waited for") {
