@@ -236,9 +236,10 @@ TEST_CASE("ranks whose parameters have drifted apart are found") {
     if (world->size() == 1) {
         return;
     }
-    // The last bit of one weight of fc1, on the last rank.
+    // The last bit of the last weight of fc1, on the last rank.
     if (world->rank() == world->size() - 1) {
-        float* weight = net.parameter_data() + net.parameters().at(4).offset_elems + 77;
+        const model::Parameter& fc1 = net.parameters().at(4);
+        float* weight = net.parameter_data() + fc1.offset_elems + fc1.elems - 1;
         *weight = std::nextafter(*weight, 1.0f);
     }
     expect_error(ExitCode::communication,

@@ -239,6 +239,24 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision") {
     });
 }
 
+TEST_CASE("of several largest logits the first counts as the answer") {
+    on_every_backend([](Bench& bench) {
+        const int classes = 5, n = 10;
+        Floats logits(n * classes, -1.0f);
+        std::vector<std::int32_t> labels;
+        for (int i = 0; i < n; ++i) {  // classes 1 and 3 alike
+            logits[static_cast<std::size_t>(i * classes + 1)] = 2.0f;
+            logits[static_cast<std::size_t>(i * classes + 3)] = 2.0f;
+            labels.push_back(i % 5 < 3 ? 1 : 3);
+        }
+        const Guarded dev_logits = bench.activation({classes, 1, 1}, n, logits);
+        const Guarded sums = bench.empty(2);
+        bench.backend.cross_entropy(
+            {classes, dev_logits.get(), bench.array(labels).get(), 1.0f, nullptr, sums.get()}, n);
+        CHECK(sums.download()[1] == 6.0f);
+    });
+}
+
 TEST_CASE("gather picks, normalises and pads") {
     on_every_backend([](Bench& bench) {
         const Shape shape{3, 5, 7};

@@ -1,4 +1,5 @@
 // Model files, shapes, parameters, weights on disk, and the gradient of a whole net.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -149,6 +150,75 @@ TEST_CASE("initial weights are uniform within PyTorch's bounds and follow the se
     CHECK(net.export_parameters()[0].values != first[0].values);
     net.initialise(1);
     CHECK(net.export_parameters()[0].values == first[0].values);
+}
+
+TEST_CASE("no two initial weights come from the same random number") {
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, parse_model("linear 8\nlinear 8\nlinear classes\n", "mine"), {1, 2, 4}, 8,
+            {1, 1, true});
+    net.initialise(1);
+    std::vector<float> all;  // of one range, as every layer has 8 inputs
+    for (const Tensor& tensor : net.export_parameters()) {
+        all.insert(all.end(), tensor.values.begin(), tensor.values.end());
+    }
+    REQUIRE(all.size() == 3 * (64 + 8));
+    std::sort(all.begin(), all.end());
+    CHECK(std::adjacent_find(all.begin(), all.end()) == all.end());
+}
+
+TEST_CASE("dropout layers draw masks of their own; dropout2d drops whole channels") {
+    const auto backend = make_cpu_backend(1);
+    // Of one image the gradient of a linear layer's weights is zero where its input was dropped.
+    const auto dropped = [&](const std::string& text, std::size_t parameter) {
+        const Shape shape{1, 4, 8};
+        Net net(*backend, parse_model(text, "mine"), shape, 3, {1, 0, true});
+        net.initialise(4);
+        const std::vector<float> x(static_cast<std::size_t>(shape.elems()), 1.0f);
+        backend->import_activation(shape, 1, x.data(), net.input());
+        net.labels()[0] = 1;
+        const std::int32_t sample = 5;
+        const std::uint32_t epoch = 1;
+        Pass pass;
+        pass.n = 1;
+        pass.samples = &sample;
+        pass.seed = 2;
+        pass.epoch = &epoch;
+        pass.training = true;
+        net.forward(pass);
+        net.loss(pass, 1.0f, net.gradient_data() + net.tail_offset());
+        net.backward(pass, [](std::int64_t) {});
+        const Parameter& weight = net.parameters().at(parameter);
+        // Any output will do; not all have a gradient.
+        std::vector<bool> zero(static_cast<std::size_t>(weight.fan_in), true);
+        for (std::int64_t i = 0; i < weight.elems; ++i) {
+            if (net.gradient_data()[weight.offset_elems + i] != 0.0f) {
+                zero[static_cast<std::size_t>(i % weight.fan_in)] = false;
+            }
+        }
+        return zero;
+    };
+    const std::string twice = "linear 64\ndropout 0.5\nlinear 64\ndropout 0.5\nlinear classes\n";
+    const auto first = dropped(twice, 2), second = dropped(twice, 4);
+    for (const auto& mask : {first, second}) {
+        const auto count = std::count(mask.begin(), mask.end(), true);
+        CHECK(count > 16);
+        CHECK(count < 48);
+    }
+    CHECK(first != second);
+    for (const bool by_channel : {false, true}) {
+        const auto mask = dropped(std::string("conv 16 k1\ndropout") + (by_channel ? "2d" : "") +
+                                      " 0.5\nlinear classes\n",
+                                  2);
+        REQUIRE(mask.size() == 16 * 32);
+        std::ptrdiff_t whole = 0, half = 0;
+        for (auto channel = mask.begin(); channel != mask.end(); channel += 32) {
+            const auto count = std::count(channel, channel + 32, true);
+            (count == 0 || count == 32 ? whole : half) += 1;
+        }
+        CHECK((by_channel ? half : whole) == 0);
+        CHECK(std::count(mask.begin(), mask.end(), true) > 100);
+        CHECK(std::count(mask.begin(), mask.end(), true) < 412);
+    }
 }
 
 TEST_CASE("the gradient of a whole net is the slope of its loss") {

@@ -1,7 +1,10 @@
 // Buckets and the order in which their reductions start.
 #include "comm/reducer.hpp"
 
+#include <chrono>
 #include <limits>
+#include <thread>
+#include <utility>
 
 #include "tests/catch.hpp"
 #include "train/trainer.hpp"
@@ -15,21 +18,27 @@ namespace {
 class RecordingCommunicator final : public Communicator {
  public:
     struct Done final : Request {
-        void wait() override {}
+        explicit Done(std::chrono::milliseconds after = {}) : after_(after) {}
+        void wait() override { std::this_thread::sleep_for(std::exchange(after_, {})); }
+
+     private:
+        std::chrono::milliseconds after_;
     };
     std::string description() const override { return "recording"; }
     int rank() const override { return 0; }
     int size() const override { return 2; }
     int local_rank() const override { return 0; }
     int local_size() const override { return 2; }
+    void annotate(std::int64_t step, int bucket) override { next = {step, bucket}; }
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
                                                  DataType) override {
         const auto begin = static_cast<float*>(data) - base;
         started.push_back({begin, begin + elems});
+        noted.push_back(next);
         if (poison >= begin && poison < begin + elems) {
             base[poison] = std::numeric_limits<float>::quiet_NaN();
         }
-        return std::make_unique<Done>();
+        return std::make_unique<Done>(late);
     }
     std::unique_ptr<Request> allgather_async(void*, std::size_t) override {
         return std::make_unique<Done>();
@@ -40,8 +49,11 @@ class RecordingCommunicator final : public Communicator {
     [[noreturn]] void abort(int code) noexcept override { std::_Exit(code); }
 
     float* base = nullptr;
-    std::int64_t poison = -1;  // the element to which another rank adds NaN
+    std::int64_t poison = -1;          // the element to which another rank adds NaN
+    std::chrono::milliseconds late{};  // until a reduction is complete
     std::vector<Bucket> started;
+    std::pair<std::int64_t, int> next;  // step and bucket, for reports
+    std::vector<std::pair<std::int64_t, int>> noted;
 };
 
 void check_covers(const std::vector<Bucket>& buckets, std::int64_t total) {
@@ -101,6 +113,7 @@ TEST_CASE("a bucket is reduced as soon as it is complete, and once") {
     Reducer reducer(comm, *backend, {{60, 100}, {20, 60}, {0, 20}}, gradients.data());
     for (int step = 0; step < 2; ++step) {
         comm.started.clear();
+        comm.noted.clear();
         reducer.begin_step();
         reducer.ready(80);
         CHECK(comm.started.empty());
@@ -118,7 +131,38 @@ TEST_CASE("a bucket is reduced as soon as it is complete, and once") {
         const Reducer::Times times = reducer.settle();
         CHECK(times.exposed >= 0.0);
         REQUIRE(times.buckets.size() == 3);
+        CHECK(comm.noted.size() == 3);
+        for (int bucket = 0; bucket < 3; ++bucket) {
+            CHECK(comm.noted.at(static_cast<std::size_t>(bucket)) ==
+                  std::pair(std::int64_t{step}, bucket));
+        }
         CHECK(times.buckets[2].ready >= times.buckets[0].ready);
+    }
+}
+
+TEST_CASE("what the device waits for is exposed, and what it hid is not") {
+    std::vector<float> gradients(100);
+    RecordingCommunicator comm;
+    comm.base = gradients.data();
+    const auto backend = make_cpu_backend(1);
+    Reducer reducer(comm, *backend, {{60, 100}, {0, 60}}, gradients.data());
+    for (const int late : {0, 30}) {
+        comm.late = std::chrono::milliseconds(late);
+        reducer.begin_step();
+        reducer.ready(60);
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the backward pass
+        reducer.ready(0);
+        reducer.finish_step([](const Bucket&) {});
+        const Reducer::Times times = reducer.settle();
+        CHECK(times.buckets.at(1).ready - times.buckets.at(0).ready >= 0.019);
+        double sum = 0.0;
+        for (const Reducer::Times::Of& bucket : times.buckets) {
+            CHECK(bucket.exposed >= 0.99e-3 * late);
+            CHECK(bucket.arrived - bucket.ready >= 0.99e-3 * late);
+            sum += bucket.exposed;
+        }
+        CHECK(times.exposed == Approx(sum));
+        CHECK(times.exposed <= times.buckets.at(1).arrived - 0.019);
     }
 }
 

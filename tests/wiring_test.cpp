@@ -2,12 +2,14 @@
 // changes what it says. The trainings run in this process, their ranks as threads.
 #include <unistd.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <functional>
 #include <map>
 #include <set>
+#include <thread>
 
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
@@ -71,7 +73,7 @@ struct Training {
 
     Training() {
         make_dataset(data(), kTrainImages, kTestImages, 1, 6, 6, kClasses);
-        std::ofstream(model()) << "conv 6 k3\nrelu\ndropout 0.5\nlinear classes\n";
+        std::ofstream(model()) << "conv 6 k3\nrelu\ndropout 0.5\nlinear 20\nrelu\nlinear classes\n";
     }
     std::string data() const { return (dir.path() / "set").string(); }
     std::string model() const { return (dir.path() / "model").string(); }
@@ -79,7 +81,7 @@ struct Training {
 
     struct Result {
         std::string output;
-        nlohmann::json start;
+        nlohmann::json start, end;
         std::vector<nlohmann::json> epochs;
         std::vector<double> losses;  // of each step
         std::int64_t reductions = 0, gatherings = 0;
@@ -112,6 +114,7 @@ struct Training {
             });
         });
         result.start = read_events(json, "start").at(0);
+        result.end = read_events(json, "end").at(0);
         result.epochs = read_events(json, "epoch");
         for (const auto& event : read_events(json, "step")) {
             result.losses.push_back(event.at("loss"));
@@ -423,6 +426,15 @@ TEST_CASE("every flag of a training changes what it says") {
         CHECK(epochs_are_alike("--no-shuffle --no-dropout"));
         CHECK(!epochs_are_alike("--no-dropout"));
         CHECK(!epochs_are_alike("--no-shuffle"));
+        // Both follow the seed, also where the weights do not.
+        const std::string weights = training.file("weights");
+        training.run(1, "--epochs 1 --save " + weights);
+        for (const std::string flags : {"--no-dropout", "--no-shuffle"}) {
+            INFO(flags);
+            const std::string all = flags + " --init " + weights;
+            CHECK(losses(all + " --seed 3") != losses(all + " --seed 4"));
+            CHECK(losses(all + " --seed 3") == losses(all + " --seed 3"));
+        }
     }
     SECTION("the report") {
         CHECK(training.run(1, "--epochs 3 --batch-size 10").epochs.size() == 3);
@@ -440,6 +452,14 @@ TEST_CASE("every flag of a training changes what it says") {
                   .start.at("device")
                   .get<std::string>()
                   .find("3 threads") != std::string::npos);
+    }
+    SECTION("the loss of an epoch is the mean over its images") {
+        // 53 = 5 * 10 + 3: the last step counts less.
+        double sum = 0.0;
+        for (std::size_t step = 0; step < 6; ++step) {
+            sum += plain.losses.at(step) * (step < 5 ? 10 : 3);
+        }
+        CHECK(plain.epochs.at(0).at("train_loss").get<double>() == Approx(sum / 53).epsilon(1e-12));
     }
     SECTION("what the ranks exchange") {
         // 6 steps of one message, or of more.
@@ -554,7 +574,8 @@ TEST_CASE("all ranks start from rank 0's weights, wherever it has them from") {
 
 TEST_CASE("ranks that would train something else are refused") {
     const Training training;
-    std::ofstream(training.file("other")) << "conv 6 k3\nrelu\ndropout 0.25\nlinear classes\n";
+    std::ofstream(training.file("other"))
+        << "conv 6 k3\nrelu\ndropout 0.25\nlinear 20\nrelu\nlinear classes\n";
     const auto refuse = [&](const std::string& what, const std::string& flags) {
         INFO(flags);
         expect_error(ExitCode::communication, {what + " differs", "rank 1"}, [&] {
@@ -590,6 +611,109 @@ TEST_CASE("--check-sync finds ranks that have drifted apart at its next comparis
                      [&] { run("--check-sync " + std::to_string(interval)); });
     }
     run("--check-sync 13");
+}
+
+TEST_CASE("--save keeps the weights of the best epoch") {
+    const Training training;
+    const auto backend = make_cpu_backend(1);
+    const Net net(*backend, load_model(training.model()), {1, 6, 6}, Training::kClasses,
+                  {1, 0, true});
+    const auto bias = static_cast<std::size_t>(net.parameters().back().offset_elems);
+    const std::string weights = training.file("weights");
+    // From the third epoch on, of 6 steps each, every image is taken for the first class.
+    const auto result =
+        training.run(2, "--epochs 4 --global-batch 10 --lr 0.05 --bucket-kib 64 --save " + weights,
+                     {}, [&](const ThreadRanks::Sum& sum) {
+                         if (sum.number >= 12) {
+                             static_cast<float*>(sum.data)[bias] = -1e6f;
+                         }
+                     });
+    const auto accuracy = [&](std::size_t epoch) {
+        return result.epochs.at(epoch).at("test_accuracy").get<double>();
+    };
+    const double best = std::max(accuracy(0), accuracy(1));
+    REQUIRE(accuracy(2) < best);
+    REQUIRE(accuracy(3) < best);
+    CHECK(result.end.at("best_test_accuracy") == best);
+    const auto kept = training.run(1, "--epochs 1 --lr 0 --init " + weights);
+    CHECK(kept.epochs.at(0).at("test_accuracy") == best);
+}
+
+TEST_CASE("images reach the net as (pixel / 255 - mean) / std") {
+    for (const bool emulated : {false, true}) {
+        const auto backend = emulated ? make_emulated_backend({}) : make_cpu_backend(1);
+        ImageSet set;
+        set.count = 2;
+        set.channels = 2;
+        set.height = 1;
+        set.width = 3;
+        set.pixels = {0, 255, 51, 0, 255, 102, 1, 2, 3, 4, 5, 6};
+        set.labels = {3, 1};
+        const std::vector<std::uint8_t> pixels = set.pixels;
+        const Normalisation normalisation{{0.25f, 0.5f}, {0.5f, 0.125f}};
+        const DeviceImages images(*backend, std::move(set), normalisation);
+        const Shape shape{2, 1, 3};
+        const DeviceBuffer<float> x(*backend, backend->activation_elems(shape, 2));
+        const DeviceBuffer<std::int32_t> labels(*backend, 2);
+        images.gather(images.samples(0), 2, x.get(), labels.get());
+        std::vector<float> found(12);
+        std::vector<std::int32_t> found_labels(2);
+        backend->export_activation(shape, 2, x.get(), found.data());
+        backend->download(found_labels.data(), labels.get(), labels.bytes());
+        CHECK(found_labels == std::vector<std::int32_t>{3, 1});
+        for (std::size_t i = 0; i < pixels.size(); ++i) {
+            const std::size_t channel = i / 3 % 2;
+            const double expected = (pixels[i] / 255.0 - double{normalisation.mean[channel]}) /
+                                    double{normalisation.stddev[channel]};
+            // Values up to 4, and three roundings.
+            CHECK(std::abs(double{found[i]} - expected) <= 4 * 3 * 0x1p-24);
+        }
+    }
+}
+
+TEST_CASE("the hash of a data set depends on all that training depends on") {
+    Dataset set;
+    for (ImageSet* images : {&set.train, &set.test}) {
+        images->count = 2;
+        images->channels = 1;
+        images->height = 3;
+        images->width = 4;
+        images->pixels.resize(24);
+        images->labels.resize(2);
+    }
+    std::set<std::string> hashes = {hash_dataset(set)};
+    std::size_t changes = 1;
+    const auto changed = [&](auto change) {
+        Dataset other = set;
+        change(other);
+        hashes.insert(hash_dataset(other));
+        ++changes;
+    };
+    for (ImageSet Dataset::*part : {&Dataset::train, &Dataset::test}) {
+        for (std::size_t i = 0; i < 24; ++i) {
+            changed([&](Dataset& d) { (d.*part).pixels[i] = 1; });
+        }
+        for (std::size_t i = 0; i < 2; ++i) {
+            changed([&](Dataset& d) { (d.*part).labels[i] = 1; });
+        }
+        changed([&](Dataset& d) { std::swap((d.*part).height, (d.*part).width); });
+    }
+    CHECK(hashes.size() == changes);
+}
+
+TEST_CASE("--tune-buckets takes the buckets that were fastest") {
+    const Training training;
+    std::ofstream(training.file("wide")) << "linear 600\nrelu\nlinear classes\n";
+    // Every reduction costs a millisecond more, so the fewest are the fastest.
+    const auto result = training.run(
+        2, "--epochs 1 --limit 20 --no-eval --tune-buckets -v --model " + training.file("wide"), {},
+        [](const ThreadRanks::Sum&) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); });
+    INFO(result.output);
+    CHECK(count_of(result.output, "--tune-buckets:") > 1);
+    const auto taken = result.output.find("(taken)");
+    REQUIRE(taken != std::string::npos);
+    const auto line = result.output.rfind('\n', taken) + 1;
+    CHECK(result.output.substr(line, taken - line).find(" 1 bucket ") != std::string::npos);
 }
 
 TEST_CASE("--tune-buckets leaves no trace in the training, whatever it ran into") {
