@@ -86,7 +86,9 @@ class ThreadRanks {
                 job_.arrived({rank_, reductions_, data, elems, type});
             }
             ++reductions_;
-            job_.reductions += rank_ == 0;
+            if (rank_ == 0) {
+                ++job_.reductions;
+            }
             return std::make_unique<Done>();
         }
         std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
@@ -98,7 +100,9 @@ class ThreadRanks {
                                 static_cast<const char*>(slot(from).data) + at, bytes);
                 }
             }
-            job_.gatherings += rank_ == 0;
+            if (rank_ == 0) {
+                ++job_.gatherings;
+            }
             job_.meet();
             return std::make_unique<Done>();
         }
