@@ -210,6 +210,14 @@ TEST_CASE("a step in several passes reduces once") {
     CHECK(thrice.comm.started.size() == once.comm.started.size());
 }
 
+TEST_CASE("one rank that is asked to stop is enough") {
+    for (const int accumulate : {1, 3}) {
+        Training training(accumulate);
+        CHECK(!training.trainer.step(0, false)->stop);
+        CHECK(training.trainer.step(0, true)->stop);
+    }
+}
+
 TEST_CASE("a gradient that another rank made NaN is named by its parameter") {
     for (const char* name : {"conv1.weight", "conv2.bias", "fc1.weight", "fc2.bias"}) {
         Training training(1);
