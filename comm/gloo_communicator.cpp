@@ -294,12 +294,7 @@ GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchOptions&
         barrier();
     } catch (const Error& error) {
         const std::string message = alarm.explain(error.what());
-        try {
-            store_->set(kFailedKey,
-                        fmt::format("{} gave up the start: {}", place_.name(rank_), error.what()));
-        } catch (const Error&) {
-            // Rank 0 has ended, which the others notice themselves.
-        }
+        give_up_start(*store_, rank_, message);
         throw Error(error.code(), message);
     }
     thread_ = std::thread([this] { reduce(); });

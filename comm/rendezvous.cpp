@@ -159,6 +159,18 @@ std::string Store::get(const std::string& key, const std::string& who) {
     }
 }
 
+void give_up_start(Store& store, int rank, const std::string& reason) {
+    try {
+        store.set(kFailedKey,
+                  fmt::format("rank {} on {} gave up the start: {}", rank, host_name(), reason));
+    } catch (const Error&) {
+        // The others will meet their own deadline.
+    }
+    if (rank == 0) {
+        std::this_thread::sleep_for(kLinger);
+    }
+}
+
 Place meet(Store& store, const StartUp& start_up) {
     const int rank = start_up.rank, size = start_up.world_size;
     const RankFacts mine = own_facts(start_up);
@@ -201,15 +213,7 @@ Place meet(Store& store, const StartUp& start_up) {
         }
     } catch (const Error& error) {
         if (joined) {
-            try {
-                store.set(kFailedKey, fmt::format("rank {} on {} gave up the start: {}", rank,
-                                                  host_name(), error.what()));
-            } catch (const Error&) {
-                // The others will meet their own deadline.
-            }
-            if (rank == 0) {
-                std::this_thread::sleep_for(kLinger);
-            }
+            give_up_start(store, rank, error.what());
         }
         throw;
     }
@@ -255,7 +259,8 @@ class StoreStartNews final : public StartNews {
             if (state == ProcessState::gone && news.gone.empty() && !started(peer)) {
                 news.gone = fmt::format("{} (process {}) has ended during the start", peer.name,
                                         peer.process);
-            } else if (last && state == ProcessState::stopped) {
+            } else if (last && state == ProcessState::stopped &&
+                       news.known.find(peer.name) == std::string::npos) {
                 news.known += fmt::format("{}{} (process {}) is stopped",
                                           news.known.empty() ? "" : "; ", peer.name, peer.process);
             }
@@ -269,7 +274,10 @@ class StoreStartNews final : public StartNews {
             // Rank 0 has ended since: the watchdog says so.
         }
     }
-    void leave() override { store_->leave(); }
+    void leave(const std::string& reason) override {
+        give_up_start(*store_, rank_, reason);
+        store_->leave();
+    }
 
  private:
     // A rank whose start was over may have ended since, for a reason of its own.

@@ -115,6 +115,10 @@ struct Place {
 // Collective; throws Error(communication).
 Place meet(Store& store, const StartUp& start_up);
 
+// Tells the other ranks that this one ends, and why, unless they have heard of a reason already.
+// Rank 0, with which the store ends, gives them the time to read it.
+void give_up_start(Store& store, int rank, const std::string& reason);
+
 // What a rank learns of the others, after they have met, from the store and the table of processes.
 std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const Place& place,
                                             int rank);

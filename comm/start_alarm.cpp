@@ -25,6 +25,7 @@ constexpr std::chrono::milliseconds kAskInterval{200};
 constexpr double kExplainSeconds = 1.0;
 constexpr double kTurnSeconds = 1.0;  // that a rank lets each lower one speak and end the job
 constexpr int kMostTurns = 3;
+constexpr double kStoodStillSeconds = 1.5;  // of a thread that wakes every few milliseconds
 
 // The file's bytes; of /proc, where sizes are not known before.
 std::string read_all(const std::filesystem::path& path) {
@@ -144,17 +145,26 @@ void StartAlarm::watch(int rank, double grace, bool own_terminal,
 
 void StartAlarm::run() {
     std::string reason;
+    double stood_still = 0.0;  // longest
     for (auto asked = Clock::now(); reason.empty();) {
         if (stopping_) {
             return;
         }
+        const auto before = Clock::now();
         std::this_thread::sleep_for(kAskInterval / 10);
+        stood_still = std::max(stood_still, seconds_since(before));
         if (seconds_since(begin_) >= limit_) {
             const StartNews::News last = others_->news(true);
-            reason =
-                fmt::format("the start has not come to its end within --init-timeout ({:g} s){}{}",
-                            seconds_, last.gone.empty() ? "" : "; " + last.gone,
-                            last.known.empty() ? "" : "; " + last.known);
+            reason = fmt::format("the start has not come to its end within --init-timeout ({:g} s)",
+                                 seconds_);
+            if (stood_still >= kStoodStillSeconds) {
+                reason +=
+                    fmt::format("; this process itself was stopped for {:.0f} s", stood_still);
+            } else {
+                for (const std::string& part : {last.gone, last.known}) {
+                    reason += part.empty() ? "" : "; " + part;
+                }
+            }
         } else if (Clock::now() - asked >= kAskInterval) {
             reason = others_->news(false).gone;
             asked = Clock::now();
@@ -172,7 +182,7 @@ void StartAlarm::run() {
     fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank_,
                host_name(), printable(reason, true), static_cast<int>(ExitCode::communication));
     std::fflush(stderr);
-    others_->leave();
+    others_->leave(reason);
     // No library's abort, which may hang where its start-up does: the launcher ends the others.
     std::_Exit(static_cast<int>(ExitCode::communication));
 }

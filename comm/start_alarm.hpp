@@ -22,7 +22,8 @@ class StartNews {
     // `last`: the answer will be printed; if not, nothing is asked that costs much.
     virtual News news(bool last) = 0;
     virtual void started() {}  // this rank's start is over
-    virtual void leave() {}    // the process ends now
+    // The process ends now, for this reason.
+    virtual void leave(const std::string& /*reason*/) {}
 };
 
 class StartAlarm {
