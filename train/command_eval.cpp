@@ -120,8 +120,7 @@ bool differ(const Normalisation& a, const Normalisation& b) {
 
 }  // namespace
 
-ExitCode run_eval(Communicator& comm, const EvalOptions& given,
-                  const std::vector<ManifestEntry>& flags) {
+ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
     EvalOptions options = given;
     std::unique_ptr<Backend> backend;
     std::unique_ptr<Net> net;
@@ -197,10 +196,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given,
         }
         images = std::make_unique<DeviceImages>(*backend, std::move(data.test), normalisation);
     });
-    std::vector<ManifestEntry> manifest = {{"the version of gyre", version_text()},
-                                           {"the data set", data_hash}};
-    manifest.insert(manifest.end(), flags.begin(), flags.end());
-    require_same_manifest(comm, manifest);
+    require_same_manifest(comm, {{"the data set", data_hash}});
     install_interrupt_handlers();
     const Evaluation result = evaluate(comm, *backend, *net, *images, batch);
     if (result.stop) {

@@ -186,9 +186,7 @@ void print(const std::string& source, const PlanOptions& options, const ComputeT
 
 }  // namespace
 
-ExitCode run_plan(Communicator& comm, const PlanOptions& options,
-                  const std::vector<ManifestEntry>& flags) {
-    require_same_manifest(comm, flags);
+ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
     const bool measured = options.compute_ms.empty();
     ModelSpec model;
     std::unique_ptr<Backend> backend;

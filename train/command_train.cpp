@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <chrono>
 #include <cmath>
@@ -63,6 +64,27 @@ void check_save_path(const std::string& save) {
                         "the path and its permissions",
                         save, folder.string()));
     }
+}
+
+// Rank 0 alone reads and writes these files, so its flags count; it says where another has one that
+// it lacks. Returns whether weights are saved, the same on all ranks.
+bool roots_files_count(Communicator& comm, const TrainOptions& options) {
+    const std::pair<const char*, const std::string*> files[] = {
+        {"--save", &options.save}, {"--init", &options.init}, {"--json", &options.json}};
+    std::array<double, 2 * std::size(files)> given{};  // on rank 0, on any
+    for (std::size_t i = 0; i < std::size(files); ++i) {
+        const double own = files[i].second->empty() ? 0.0 : 1.0;
+        given[i] = comm.is_root() ? own : 0.0;
+        given[std::size(files) + i] = own;
+    }
+    comm.allreduce_sum(given);
+    for (std::size_t i = 0; i < std::size(files) && comm.is_root(); ++i) {
+        if (given[i] == 0.0 && given[std::size(files) + i] > 0.0) {
+            fmt::print(stderr, "gyre: {} counts on rank 0 only, which does not have it: ignored\n",
+                       files[i].first);
+        }
+    }
+    return given[0] > 0.0;
 }
 
 // What each bucket's reduction cost, added up over steps, in seconds.
@@ -141,8 +163,7 @@ void save_weights(const Net& net, const TrainOptions& options, const ModelSpec& 
 
 }  // namespace
 
-ExitCode run_train(Communicator& comm, const TrainOptions& options,
-                   const std::vector<ManifestEntry>& flags) {
+ExitCode run_train(Communicator& comm, const TrainOptions& options) {
     const Clock::time_point run_start = Clock::now();
     Dataset data;
     ModelSpec model;
@@ -219,13 +240,11 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
                             ranges_of(factored));
     };
     buckets = plan(options.bucket_kib);
-    std::vector<ManifestEntry> manifest = {
-        {"the version of gyre", version_text()},
-        {"the model", hash_text(model.source)},
-        {"the data set", hash_dataset(data)},
-        {"the bucket layout", bucket_table(buckets, *net, options.comm_dtype)}};
-    manifest.insert(manifest.end(), flags.begin(), flags.end());
-    require_same_manifest(comm, manifest);
+    require_same_manifest(comm,
+                          {{"the model", hash_text(model.source)},
+                           {"the data set", hash_dataset(data)},
+                           {"the bucket layout", bucket_table(buckets, *net, options.comm_dtype)}});
+    const bool saving = roots_files_count(comm, options);
     broadcast_parameters(comm, *backend, *net);
 
     DeviceImages train_images(*backend, std::move(data.train), normalisation);
@@ -315,7 +334,7 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options,
         if (options.evaluate) {
             best_accuracy = std::max(best_accuracy, result.test.accuracy);
         }
-        if (better && !options.save.empty()) {
+        if (better && saving) {
             agree(comm, [&] {
                 if (comm.is_root()) {
                     save_weights(*net, options, model, normalisation, measured, facts.classes);

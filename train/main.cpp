@@ -18,6 +18,20 @@ namespace {
 using namespace gyre;
 using namespace gyre::train;
 
+// What all ranks must have been asked for alike.
+std::vector<ManifestEntry> command_manifest(const CLI::App& app, bool answered) {
+    const auto commands = app.get_subcommands();
+    std::vector<ManifestEntry> entries = {
+        {"the version of gyre", version_text()},
+        {"the subcommand", commands.empty() ? "none" : commands[0]->get_name()},
+        {"--help or --version", answered ? "given" : "not given"}};
+    if (!commands.empty()) {
+        const auto flags = flag_manifest(*commands[0]);
+        entries.insert(entries.end(), flags.begin(), flags.end());
+    }
+    return entries;
+}
+
 int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_all_ranks) {
     const bool several = comm != nullptr && comm->size() > 1;
     if (!on_all_ranks || comm == nullptr || comm->is_root() || comm->own_terminal()) {
@@ -97,6 +111,8 @@ int main(int argc, char** argv) {
                 throw usage_error(fmt::format("{} (see gyre --help)", error.what()));
             }
         });
+        // Before anything that depends on them: ranks that do different things do not meet.
+        require_same_manifest(*comm, command_manifest(app, answered));
         // What has its own bounds, or none, from here on.
         if (answered || info->parsed() || plan->parsed()) {
             alarm->stop();
@@ -108,15 +124,14 @@ int main(int argc, char** argv) {
             return static_cast<int>(comm->is_root() ? run_info() : ExitCode::success);
         }
         if (plan->parsed()) {
-            return static_cast<int>(run_plan(*comm, plan_options, flag_manifest(*plan)));
+            return static_cast<int>(run_plan(*comm, plan_options));
         }
         comm = make_watched_communicator(
             std::move(comm), {common.timeout, std::min(5.0, common.timeout / 2),
                               common.flight_record, launch.init_timeout + common.timeout});
         alarm->stop();
-        return static_cast<int>(train->parsed()
-                                    ? run_train(*comm, train_options, flag_manifest(*train))
-                                    : run_eval(*comm, eval_options, flag_manifest(*eval)));
+        return static_cast<int>(train->parsed() ? run_train(*comm, train_options)
+                                                : run_eval(*comm, eval_options));
     } catch (const AgreedError& error) {
         return fail(comm.get(), error.what(), error.code(), true);
     } catch (const Error& error) {

@@ -1,0 +1,172 @@
+// Two ranks with different flags: a difference either is refused, or can neither hang the job nor
+// change what it learns.
+#include <CLI/CLI.hpp>
+#include <fstream>
+#include <map>
+#include <set>
+
+#include "tests/catch.hpp"
+#include "tests/gyre_process.hpp"
+#include "tests/temp_dir.hpp"
+#include "train/flags.hpp"
+
+using namespace gyre::test;
+
+namespace {
+
+struct Job {
+    TempDir dir;
+    std::string data = (dir.path() / "set").string(), base;
+    Job() {
+        make_dataset(data, 96, 20, 1, 28, 28, 3);
+        base = "train --epochs 2 --batch-size 8 --log-interval 1 --timeout 20 ";
+    }
+    std::string file(const std::string& name) const { return (dir.path() / name).string(); }
+
+    // Two ranks over MPI; `which` has the flags that the other lacks.
+    Outcome run(const std::string& common, int which, const std::string& flags,
+                const std::string& others = "") const {
+        const auto shell = [&](const std::string& more) {
+            return std::string(GYRE_BINARY) + " " + common + " " + more;
+        };
+        return run_shell("timeout -k 1 60 " + std::string(GYRE_MPIRUN) +
+                         " 2 bash -c 'if [ $OMPI_COMM_WORLD_RANK = " + std::to_string(which) +
+                         " ]; then exec " + shell(flags) + "; else exec " + shell(others) +
+                         "; fi'");
+    }
+};
+
+// The lines with the loss of each step.
+std::string losses(const std::string& output) {
+    std::string lines;
+    std::istringstream in(output);
+    for (std::string line; std::getline(in, line);) {
+        if (line.find("  step ") != line.npos) {
+            lines += line + "\n";
+        }
+    }
+    return lines;
+}
+
+// Flags that are given on one rank only, where that is not refused, with a value; FILE is a path.
+const std::map<std::string, std::string> kOwnFlags = {
+    {"--save", "--save FILE"},
+    {"--init", "--init FILE"},
+    {"--json", "--json FILE"},
+    {"--verbose", "-v"},
+    {"--threads", "--threads 2"},
+    {"--kernels-cache", "--kernels-cache FILE"},
+    {"--flight-record", "--flight-record FILE"},
+    {"--init-timeout", "--init-timeout 9"},
+    {"--init-method", "--init-method mpi"},
+};
+
+}  // namespace
+
+TEST_CASE("every flag is compared between the ranks, or tested here") {
+    CLI::App app;
+    gyre::TrainOptions options;
+    gyre::add_train_flags(app, options);
+    std::set<std::string> compared;
+    for (const auto& entry : gyre::flag_manifest(app)) {
+        compared.insert(entry.name);
+    }
+    for (const CLI::Option* option : app.get_options()) {
+        const std::string name = option->get_name();
+        const bool elsewhere = name == "--help" || name == "--rank" || name == "--data";
+        INFO(name);
+        CHECK(int(compared.count("flag " + name)) + int(kOwnFlags.count(name)) + int(elsewhere) ==
+              1);
+    }
+}
+
+TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what it learns") {
+    const Job job;
+    const std::string common = job.base + "--data " + job.data;
+    const std::string weights = job.file("init");
+    const Outcome plain = run_gyre(2, common);
+    const Outcome from = run_gyre(2, common + " --seed 9 --save " + weights);
+    REQUIRE(plain.exit_code == 0);
+    REQUIRE(from.exit_code == 0);
+    const std::string expected = losses(plain.output);
+    REQUIRE(count_of(expected, "\n") == 12);
+    for (const int rank : {0, 1}) {
+        for (const auto& [name, flags] : kOwnFlags) {
+            const std::string path = job.file("file" + name + std::to_string(rank));
+            if (name == "--init") {
+                std::filesystem::copy_file(weights, path);
+            }
+            std::string given = flags;
+            if (const auto at = given.find("FILE"); at != given.npos) {
+                given.replace(at, 4, path);
+            }
+            const Outcome outcome = job.run(common, rank, given);
+            INFO(name << " on rank " << rank << "\n" << outcome.output);
+            REQUIRE(outcome.exit_code == 0);
+            if (name == "--init" && rank == 0) {  // rank 0's counts
+                CHECK(losses(outcome.output) != expected);
+                CHECK(count_of(losses(outcome.output), "\n") == 12);
+                continue;
+            }
+            CHECK(losses(outcome.output) == expected);
+            const bool roots = name == "--save" || name == "--json" || name == "--init";
+            CHECK(count_of(outcome.output, name + " counts on rank 0 only") ==
+                  (roots && rank == 1 ? 1 : 0));
+            if (name == "--save" || name == "--json") {
+                CHECK(std::filesystem::exists(path) == (rank == 0));
+            }
+        }
+    }
+    // Other weights to start from: rank 0's.
+    const Outcome both = job.run(common, 1, "--init " + job.file("none"), "--init " + weights);
+    CHECK(both.exit_code == 0);
+    CHECK(losses(both.output) == losses(run_gyre(2, common + " --init " + weights).output));
+}
+
+TEST_CASE("data sets are compared by content, wherever flags and environment say they are") {
+    const Job job, other;
+    const Outcome same = job.run(job.base, 1, "--data " + other.data, "--data " + job.data);
+    INFO(same.output);
+    CHECK(same.exit_code == 0);
+    // GYRE_DATA leads the second rank to a set of the same name.
+    make_dataset(other.data, 96, 20, 1, 28, 28, 4);
+    const auto by_environment = [&](const std::string& folder) {
+        return run_shell("timeout -k 1 60 " + std::string(GYRE_MPIRUN) +
+                         " 2 bash -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then export GYRE_DATA=" +
+                         folder + "; else export GYRE_DATA=" + job.dir.path().string() +
+                         "; fi; exec " + GYRE_BINARY + " " + job.base + " --data set'");
+    };
+    const Outcome differs = by_environment(other.dir.path().string());
+    INFO(differs.output);
+    CHECK(differs.exit_code == 4);
+    CHECK(count_of(differs.output, "the data set differs") == 1);
+    const Outcome missing = by_environment("/nowhere");
+    INFO(missing.output);
+    CHECK(missing.exit_code == 3);
+    CHECK(count_of(missing.output, "on rank 1") == 1);
+}
+
+TEST_CASE("ranks that were asked for different things are refused at once") {
+    const Job job;
+    const std::string common = "train --epochs 2 --data " + job.data;
+    const auto refuse = [&](int rank, const std::string& flags, const std::string& others,
+                            const std::string& what) {
+        const Outcome outcome = job.run("", rank, flags, others);
+        INFO(flags << " on rank " << rank << "\n" << outcome.output);
+        CHECK(outcome.exit_code != 0);
+        CHECK(outcome.exit_code != 124);  // of timeout
+        CHECK(count_of(outcome.output, what) >= 1);
+    };
+    for (const int rank : {0, 1}) {
+        refuse(rank, "info", common, "the subcommand differs");
+        refuse(rank, common + " --help", common, "--help or --version differs");
+    }
+    refuse(1, "--version", common, "differs");
+    // Those that are used before anything can be compared.
+    refuse(1, common + " --timeout 30", common + " --timeout 31", "flag --timeout differs");
+    refuse(1, common + " --comm mpi", common, "flag --comm differs");
+    refuse(0, common + " --comm nccl", common, "flag --comm differs");
+    refuse(1, common + " --comm gloo", common, "MASTER_ADDR is not set");
+    refuse(1, common + " --rank 1", common, "MASTER_ADDR is not set");
+    refuse(1, common + " --epochs none", common, "--epochs");
+}
