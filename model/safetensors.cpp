@@ -2,6 +2,8 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,11 +11,13 @@
 #include <bit>
 #include <cerrno>
 #include <cfloat>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <thread>
 
 #include "kernels/data_type.hpp"
 #include "kernels/error.hpp"
@@ -74,6 +78,31 @@ void convert(const std::vector<char>& raw, std::vector<float>& values, Convert t
         std::memcpy(&stored, raw.data() + i * sizeof stored, sizeof stored);
         values[i] = to_float(stored);
     }
+}
+
+// Opens a file, emptied, that no other process writes to until this one closes it; -1: errno says
+// why not.
+int open_alone(const std::filesystem::path& path) {
+    constexpr int kTries = 600;
+    for (int i = 0; i < kTries; ++i) {
+        const int descriptor =
+            open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (descriptor < 0) {
+            return -1;
+        }
+        // Where the file system has no locks there is no waiting for others.
+        const bool locked = flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+        // Whoever had the lock may have renamed the file.
+        struct stat own = {}, there = {};
+        if (locked && fstat(descriptor, &own) == 0 && stat(path.c_str(), &there) == 0 &&
+            own.st_ino == there.st_ino && own.st_dev == there.st_dev) {
+            return ftruncate(descriptor, 0) == 0 ? descriptor : -1;
+        }
+        close(descriptor);
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    }
+    errno = EBUSY;
+    return -1;
 }
 
 }  // namespace
@@ -181,9 +210,9 @@ void write_safetensors(const std::filesystem::path& path, const TensorFile& file
     text.resize((text.size() + 7) / 8 * 8, ' ');  // so that the tensors are aligned
     const std::uint64_t header_bytes = text.size();
 
-    const std::filesystem::path aside =
-        path.string() + fmt::format(".{}.tmp", static_cast<long>(getpid()));
-    const int descriptor = open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    // Always the same name: what a killed job left there is written over.
+    const std::filesystem::path aside = path.string() + ".gyre.tmp";
+    const int descriptor = open_alone(aside);
     bool written = descriptor >= 0;
     const auto append = [&](const void* data, std::size_t bytes) {
         const char* at = static_cast<const char*>(data);
@@ -202,18 +231,16 @@ void write_safetensors(const std::filesystem::path& path, const TensorFile& file
     for (const Tensor& tensor : file.tensors) {
         append(tensor.values.data(), tensor.values.size() * sizeof(float));
     }
-    written = written && fsync(descriptor) == 0;
-    int why = errno;
-    if (descriptor >= 0 && close(descriptor) != 0 && written) {
-        written = false;
-        why = errno;
+    // Closed only when it has its name, as others may write to it from then on.
+    written = written && fsync(descriptor) == 0 && std::rename(aside.c_str(), path.c_str()) == 0;
+    const int why = errno;
+    if (!written && descriptor >= 0) {
+        unlink(aside.c_str());
     }
-    if (written && std::rename(aside.c_str(), path.c_str()) != 0) {
-        written = false;
-        why = errno;
+    if (descriptor >= 0) {
+        close(descriptor);
     }
     if (!written) {
-        unlink(aside.c_str());
         throw input_error(
             fmt::format("{}: the weights could not be written: {}; an earlier file "
                         "of this name is untouched",
