@@ -51,9 +51,11 @@ std::string losses(const std::string& output) {
 // Flags that are given on one rank only, where that is not refused, with a value; FILE is a path.
 const std::map<std::string, std::string> kOwnFlags = {
     {"--save", "--save FILE"},
+    {"--save-last", "--save-last FILE"},
     {"--init", "--init FILE"},
     {"--json", "--json FILE"},
     {"--verbose", "-v"},
+    {"--quiet", "-q"},
     {"--threads", "--threads 2"},
     {"--kernels-cache", "--kernels-cache FILE"},
     {"--flight-record", "--flight-record FILE"},
@@ -65,10 +67,10 @@ const std::map<std::string, std::string> kOwnFlags = {
 
 TEST_CASE("every flag is compared between the ranks, or tested here") {
     CLI::App app;
-    gyre::TrainOptions options;
-    gyre::add_train_flags(app, options);
+    gyre::train::TrainOptions options;
+    gyre::train::add_train_flags(app, options);
     std::set<std::string> compared;
-    for (const auto& entry : gyre::flag_manifest(app)) {
+    for (const auto& entry : gyre::train::flag_manifest(app)) {
         compared.insert(entry.name);
     }
     for (const CLI::Option* option : app.get_options()) {
@@ -108,11 +110,16 @@ TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what
                 CHECK(count_of(losses(outcome.output), "\n") == 12);
                 continue;
             }
+            if (name == "--quiet" && rank == 0) {
+                CHECK(outcome.output.empty());
+                continue;
+            }
             CHECK(losses(outcome.output) == expected);
-            const bool roots = name == "--save" || name == "--json" || name == "--init";
+            const bool writes = name.starts_with("--save") || name == "--json";
+            const bool roots = writes || name == "--init";
             CHECK(count_of(outcome.output, name + " counts on rank 0 only") ==
                   (roots && rank == 1 ? 1 : 0));
-            if (name == "--save" || name == "--json") {
+            if (writes) {
                 CHECK(std::filesystem::exists(path) == (rank == 0));
             }
         }
@@ -161,12 +168,28 @@ TEST_CASE("ranks that were asked for different things are refused at once") {
         refuse(rank, "info", common, "the subcommand differs");
         refuse(rank, common + " --help", common, "--help or --version differs");
     }
-    refuse(1, "--version", common, "differs");
     // Those that are used before anything can be compared.
     refuse(1, common + " --timeout 30", common + " --timeout 31", "flag --timeout differs");
-    refuse(1, common + " --comm mpi", common, "flag --comm differs");
     refuse(0, common + " --comm nccl", common, "flag --comm differs");
     refuse(1, common + " --comm gloo", common, "MASTER_ADDR is not set");
     refuse(1, common + " --rank 1", common, "MASTER_ADDR is not set");
     refuse(1, common + " --epochs none", common, "--epochs");
+}
+
+TEST_CASE("ranks that evaluate other weights under one path are refused") {
+    const Job job;
+    const std::string common = "--data " + job.data;
+    for (const char* seed : {"1", "2"}) {
+        std::filesystem::create_directory(job.file(seed));
+        REQUIRE(run_gyre(0, "train --epochs 1 --no-eval " + common + " --seed " + seed +
+                                " --save " + job.file(seed) + "/w")
+                    .exit_code == 0);
+    }
+    const Outcome outcome =
+        run_shell("timeout -k 1 60 " + std::string(GYRE_MPIRUN) + " 2 bash -c 'cd " +
+                  job.dir.path().string() + "/$((OMPI_COMM_WORLD_RANK + 1)); exec " + GYRE_BINARY +
+                  " eval " + common + " --weights w'");
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 4);
+    CHECK(count_of(outcome.output, "the weights file differs") == 1);
 }

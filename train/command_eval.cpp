@@ -118,6 +118,18 @@ bool differ(const Normalisation& a, const Normalisation& b) {
     return false;
 }
 
+std::string hash_weights(const TensorFile& file) {
+    std::string text;
+    for (const auto& [key, value] : file.metadata) {
+        text += fmt::format("{}={} ", key, value);
+    }
+    for (const Tensor& tensor : file.tensors) {
+        text += fmt::format("{} {:x} ", tensor.name,
+                            hash_bytes(tensor.values.data(), tensor.values.size() * sizeof(float)));
+    }
+    return hash_text(text);
+}
+
 }  // namespace
 
 ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
@@ -126,10 +138,11 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
     std::unique_ptr<Net> net;
     std::unique_ptr<DeviceImages> images;
     int batch = 0;
-    std::string data_hash;
+    std::string data_hash, weights_hash;
     agree(comm, [&] {
         backend = make_backend(options, comm);
         const TensorFile weights = read_safetensors(options.weights);
+        weights_hash = hash_weights(weights);
         const auto tell = [&](const std::string& remark) {
             if (comm.is_root()) {
                 fmt::print(stderr, "gyre: {}: {}\n", options.weights, remark);
@@ -196,7 +209,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         }
         images = std::make_unique<DeviceImages>(*backend, std::move(data.test), normalisation);
     });
-    require_same_manifest(comm, {{"the data set", data_hash}});
+    require_same_manifest(comm, {{"the data set", data_hash}, {"the weights file", weights_hash}});
     install_interrupt_handlers();
     const Evaluation result = evaluate(comm, *backend, *net, *images, batch);
     if (result.stop) {

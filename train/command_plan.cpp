@@ -15,6 +15,7 @@
 #include "train/images.hpp"
 #include "train/optimizer.hpp"
 #include "train/plan.hpp"
+#include "train/report.hpp"
 #include "train/setup.hpp"
 
 namespace gyre::train {
@@ -224,11 +225,10 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
         }
         print(source, options, compute, plans);
         if (!options.json.empty()) {
-            std::ofstream file(options.json);
+            std::ofstream file = open_json_file(options.json);
             if (!(file << plan_json(options, compute, plans) << std::endl)) {
-                throw input_error(fmt::format(
-                    "--json {}: the file cannot be written; check the path and its permissions",
-                    options.json));
+                throw input_error(
+                    fmt::format("--json {}: writing failed; is the disk full?", options.json));
             }
         }
     });

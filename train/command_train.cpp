@@ -46,31 +46,50 @@ void broadcast_parameters(Communicator& comm, Backend& backend, Net& net) {
     }
 }
 
-// Whether --save can work is better known before the training than after it.
-void check_save_path(const std::string& save) {
-    std::string extension = std::filesystem::path(save).extension().string();
+void check_files(const TrainOptions& options) {
+    const std::string* files[] = {&options.save, &options.save_last, &options.json};
+    for (const std::string** a = std::begin(files); a != std::end(files); ++a) {
+        for (const std::string** b = a + 1; b != std::end(files); ++b) {
+            if (!(*a)->empty() && std::filesystem::path(**a) == std::filesystem::path(**b)) {
+                throw usage_error("--save, --save-last and --json write files: give each its own");
+            }
+        }
+    }
+}
+
+// Whether weights can be saved there is better known before the training than after it.
+void check_save_path(const char* flag, const std::string& path) {
+    std::string extension = std::filesystem::path(path).extension().string();
     std::transform(extension.begin(), extension.end(), extension.begin(),
                    [](unsigned char c) { return std::tolower(c); });
     if (extension == ".pt" || extension == ".pth" || extension == ".pkl") {
         throw usage_error(fmt::format(
-            "--save {}: gyre writes safetensors, which torch.load does not read; save "
-            "to {}, and load that with safetensors.torch.load_file",
-            save, std::filesystem::path(save).replace_extension(".safetensors").string()));
+            "{} {}: gyre writes safetensors, which torch.load does not read; save to {}, and load "
+            "that with safetensors.torch.load_file",
+            flag, path, std::filesystem::path(path).replace_extension(".safetensors").string()));
     }
-    const std::filesystem::path folder = std::filesystem::absolute(save).parent_path();
-    if (access(folder.c_str(), W_OK) != 0 || std::filesystem::is_directory(save)) {
+    std::error_code error;
+    const auto status = std::filesystem::status(path, error);
+    if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {
+        throw input_error(fmt::format(
+            "{} {}: that is no file, and stays as it is; give the path of a file", flag, path));
+    }
+    const std::filesystem::path folder = std::filesystem::absolute(path).parent_path();
+    if (access(folder.c_str(), W_OK) != 0) {
         throw input_error(
-            fmt::format("--save {}: no file can be written there (folder {}); check "
-                        "the path and its permissions",
-                        save, folder.string()));
+            fmt::format("{} {}: no file can be written there (folder {}); check the path and its "
+                        "permissions",
+                        flag, path, folder.string()));
     }
 }
 
 // Rank 0 alone reads and writes these files, so its flags count; it says where another has one that
 // it lacks. Returns whether weights are saved, the same on all ranks.
 bool roots_files_count(Communicator& comm, const TrainOptions& options) {
-    const std::pair<const char*, const std::string*> files[] = {
-        {"--save", &options.save}, {"--init", &options.init}, {"--json", &options.json}};
+    const std::pair<const char*, const std::string*> files[] = {{"--save", &options.save},
+                                                                {"--save-last", &options.save_last},
+                                                                {"--init", &options.init},
+                                                                {"--json", &options.json}};
     std::array<double, 2 * std::size(files)> given{};  // on rank 0, on any
     for (std::size_t i = 0; i < std::size(files); ++i) {
         const double own = files[i].second->empty() ? 0.0 : 1.0;
@@ -84,7 +103,7 @@ bool roots_files_count(Communicator& comm, const TrainOptions& options) {
                        files[i].first);
         }
     }
-    return given[0] > 0.0;
+    return given[0] + given[1] > 0.0;
 }
 
 // What each bucket's reduction cost, added up over steps, in seconds.
@@ -136,10 +155,9 @@ std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, Dat
     return table;
 }
 
-// Rank 0's weights file: the best by test accuracy, or the latest where nothing is evaluated.
-// gyre eval reads what stands beside the weights: `normalisation` is how pixels were normalised,
-// `measured` the data set's own.
-void save_weights(const Net& net, const TrainOptions& options, const ModelSpec& model,
+// Writes the weights into each of the files. gyre eval reads what stands beside them:
+// `normalisation` is how pixels were normalised, `measured` the data set's own.
+void save_weights(const std::vector<std::string>& paths, const Net& net, const ModelSpec& model,
                   const Normalisation& normalisation, const Normalisation& measured, int classes) {
     const auto list = [](const std::vector<float>& values) {
         std::string text;
@@ -149,16 +167,18 @@ void save_weights(const Net& net, const TrainOptions& options, const ModelSpec& 
         return text;
     };
     const Shape& shape = net.input_shape();
-    write_safetensors(
-        options.save,
-        {net.export_parameters(),
-         {{"gyre.model", model.source},
-          {"gyre.mean", list(normalisation.mean)},
-          {"gyre.std", list(normalisation.stddev)},
-          {"gyre.data.mean", list(measured.mean)},
-          {"gyre.data.std", list(measured.stddev)},
-          {"gyre.shape", fmt::format("{}x{}x{}", shape.channels, shape.height, shape.width)},
-          {"gyre.classes", fmt::format("{}", classes)}}});
+    const TensorFile file = {
+        net.export_parameters(),
+        {{"gyre.model", model.source},
+         {"gyre.mean", list(normalisation.mean)},
+         {"gyre.std", list(normalisation.stddev)},
+         {"gyre.data.mean", list(measured.mean)},
+         {"gyre.data.std", list(measured.stddev)},
+         {"gyre.shape", fmt::format("{}x{}x{}", shape.channels, shape.height, shape.width)},
+         {"gyre.classes", fmt::format("{}", classes)}}};
+    for (const std::string& path : paths) {
+        write_safetensors(path, file);
+    }
 }
 
 }  // namespace
@@ -177,6 +197,7 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options) {
 
     // Every rank sets itself up; nobody goes on before all have succeeded and agree.
     agree(comm, [&] {
+        check_files(options);
         backend = make_backend(options, comm);
         model = load_model(options.model);
         data = load_dataset({options.data, options.limit, options.classes});
@@ -221,10 +242,15 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options) {
             }
         }
         if (comm.is_root() && !options.save.empty()) {
-            check_save_path(options.save);
+            check_save_path("--save", options.save);
+        }
+        if (comm.is_root() && !options.save_last.empty()) {
+            check_save_path("--save-last", options.save_last);
+        }
+        if (comm.is_root() && !(options.save.empty() && options.save_last.empty())) {
             measured = options.mean.empty() ? normalisation : measure_normalisation(data.train);
         }
-        report = std::make_unique<Report>(options, !comm.is_root());
+        report = std::make_unique<Report>(options, comm.is_root());
     });
     facts.parameters = net->parameter_count();
     // Passes that a step adds up have no factors of the whole batch.
@@ -283,6 +309,7 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options) {
             stopped = stopped || done.stop;
             loss_sum += done.loss * static_cast<double>(done.images);
             result.images += done.images;
+            result.train_correct += done.correct;
             times.add(done.communication);
             if (!done.not_finite.empty()) {
                 throw AgreedError(
@@ -327,20 +354,27 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options) {
             result.test = evaluate(comm, *backend, *net, test_images, eval_batch);
             stopped = result.test.stop;
         }
+        const bool better = !stopped && (!options.evaluate || result.test.accuracy > best_accuracy);
+        if (saving) {
+            agree(comm, [&] {
+                std::vector<std::string> paths;
+                if (better && !options.save.empty()) {
+                    paths.push_back(options.save);
+                }
+                if (!options.save_last.empty()) {
+                    paths.push_back(options.save_last);
+                }
+                if (comm.is_root() && !paths.empty()) {
+                    save_weights(paths, *net, model, normalisation, measured, facts.classes);
+                }
+            });
+            result.saved = better && !options.save.empty();
+        }
         if (stopped) {
             break;
         }
-        const bool better = !options.evaluate || result.test.accuracy > best_accuracy;
         if (options.evaluate) {
             best_accuracy = std::max(best_accuracy, result.test.accuracy);
-        }
-        if (better && saving) {
-            agree(comm, [&] {
-                if (comm.is_root()) {
-                    save_weights(*net, options, model, normalisation, measured, facts.classes);
-                }
-            });
-            result.saved = true;
         }
         result.seconds = seconds_since(epoch_start);
         report->epoch(result);

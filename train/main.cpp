@@ -1,5 +1,6 @@
 // The program `gyre`: picks the subcommand, and turns errors into a message and an exit code.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -9,8 +10,10 @@
 #include "comm/printable.hpp"
 #include "comm/start_alarm.hpp"
 #include "comm/watchdog.hpp"
+#include "train/command_line.hpp"
 #include "train/commands.hpp"
 #include "train/flags.hpp"
+#include "train/help.hpp"
 #include "train/setup.hpp"
 
 namespace {
@@ -49,8 +52,14 @@ int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_
 
 int main(int argc, char** argv) {
     CLI::App app(
-        "gyre: a data-parallel trainer for convolutional nets. For several ranks, run it under "
-        "mpirun, torchrun or srun, or give --init-method, --rank and --world-size.");
+        "gyre: a data-parallel trainer for convolutional nets. For several ranks, run it\n"
+        "under mpirun, torchrun or srun, or give --init-method, --rank and --world-size.",
+        "gyre");
+    app.formatter(std::make_shared<HelpFormatter>());  // of the subcommands, too
+    app.footer(
+        "Examples:\n"
+        "  gyre train --data mnist --epochs 3\n"
+        "  mpirun -np 4 gyre train --data mnist --save best.safetensors");
     app.set_version_flag("--version", version_text());
     app.require_subcommand(1);
     TrainOptions train_options;
@@ -63,6 +72,7 @@ int main(int argc, char** argv) {
     add_train_flags(*train, train_options);
     add_eval_flags(*eval, eval_options);
     add_plan_flags(*plan, plan_options);
+    const std::vector<std::string> typed(argv + 1, argv + argc);
     std::unique_ptr<Communicator> comm;
     std::optional<StartAlarm> alarm;
     const auto explain = [&](const Error& error) {
@@ -74,7 +84,9 @@ int main(int argc, char** argv) {
         // said after the ranks have met, if the environment tells where and they come soon.
         std::exception_ptr refusal;
         try {
-            app.parse(argc, argv);
+            std::vector<std::string> arguments = translate_arguments(app, typed);
+            std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+            app.parse(std::move(arguments));
         } catch (...) {
             refusal = std::current_exception();
         }
@@ -107,8 +119,13 @@ int main(int argc, char** argv) {
                 if (comm->is_root()) {
                     app.exit(request);
                 }
+            } catch (const CLI::ExtrasError&) {
+                throw usage_error(fmt::format(
+                    "'{}' belongs to no flag; values follow flags, as in --epochs 10 ({})",
+                    fmt::join(app.get_subcommands().at(0)->remaining(), " "),
+                    help_hint(app, typed)));
             } catch (const CLI::ParseError& error) {
-                throw usage_error(fmt::format("{} (see gyre --help)", error.what()));
+                throw usage_error(fmt::format("{} ({})", error.what(), help_hint(app, typed)));
             }
         });
         // Before anything that depends on them: ranks that do different things do not meet.

@@ -59,8 +59,8 @@ struct TrainOptions : CommonOptions {
     std::string graph = "auto";               // the step as a CUDA graph: auto, on, off
     std::int64_t check_sync = 0;              // steps between comparisons of parameters; 0: none
     int log_interval = 100;                   // steps
-    std::string save, init, json;             // paths; empty: none
-    bool verbose = false;
+    std::string save, save_last, init, json;  // paths; empty: none
+    bool verbose = false, quiet = false;
 };
 
 struct EvalOptions : CommonOptions {

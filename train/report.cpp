@@ -1,58 +1,67 @@
 #include "train/report.hpp"
 
-#include <fmt/chrono.h>
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
-#include <cmath>
-#include <cstdlib>
-#include <filesystem>
+#include <cerrno>
+#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "kernels/clock.hpp"
 #include "kernels/error.hpp"
+#include "train/terminal.hpp"
 
 namespace gyre::train {
 namespace {
 
-std::string duration_text(double seconds) {
-    const auto whole = static_cast<long>(std::ceil(seconds));
-    return whole >= 3600 ? fmt::format("{}:{:02}:{:02}", whole / 3600, whole / 60 % 60, whole % 60)
-                         : fmt::format("{}:{:02}", whole / 60, whole % 60);
-}
+constexpr const char* kClearLine = "\r\033[K";
+constexpr double kBarInterval = 0.1;  // seconds between two drawings of the bar
 
-// Whether a person watches. mpirun gives each rank a terminal of its own, wherever the output goes
-// from there, so under a launcher its standard output counts: the parent's.
-bool on_terminal() {
-    if (isatty(STDOUT_FILENO) == 0) {
-        return false;
-    }
-    if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
+// A path that does not exist yet does, too.
+bool takes_lines(const std::string& path) {
+    struct stat found = {};
+    if (stat(path.c_str(), &found) != 0 || S_ISREG(found.st_mode) || S_ISFIFO(found.st_mode)) {
         return true;
     }
-    std::error_code error;
-    const auto target = std::filesystem::read_symlink(
-        fmt::format("/proc/{}/fd/{}", static_cast<long>(getppid()), STDOUT_FILENO), error);
-    return !error &&
-           (target.string().starts_with("/dev/pts/") || target.string().starts_with("/dev/tty"));
+    const int device = open(path.c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    const bool terminal = isatty(device) != 0;
+    if (device >= 0) {
+        close(device);
+    }
+    return terminal;
 }
-
-constexpr double kBarInterval = 0.1;  // seconds between two drawings of the bar
-constexpr int kBarWidth = 24;
 
 }  // namespace
 
-Report::Report(const TrainOptions& options, bool quiet)
+std::ofstream open_json_file(const std::string& path) {
+    if (!takes_lines(path)) {
+        throw input_error(fmt::format(
+            "--json {}: that is no file, pipe or terminal; give the path of a file", path));
+    }
+    std::ofstream file(path, std::ios::trunc);
+    if (!file) {
+        throw input_error(fmt::format("--json {}: the file cannot be written: {}; check the path",
+                                      path, std::strerror(errno)));
+    }
+    return file;
+}
+
+Report::Report(const TrainOptions& options, bool reports)
     : options_(options),
-      quiet_(quiet),
-      terminal_(!quiet && on_terminal()),
+      reports_(reports),
+      columns_(reports && !options.quiet ? terminal_columns() : 0),
       run_start_(Clock::now()) {
-    if (!quiet && !options.json.empty()) {
-        json_.open(options.json, std::ios::trunc);
-        if (!json_) {
-            throw input_error(
-                fmt::format("--json {}: the file cannot be written; check the path", options.json));
-        }
+    if (reports && !options.json.empty()) {
+        json_ = open_json_file(options.json);
+    }
+}
+
+void Report::say(const std::vector<std::string>& items, const std::string& separator) const {
+    if (!options_.quiet) {
+        fmt::print("{}{}\n", columns_ > 0 ? kClearLine : "", wrap(items, separator, columns_));
+        std::fflush(stdout);
     }
 }
 
@@ -67,18 +76,19 @@ void Report::write_json(const std::string& line) {
 }
 
 void Report::start(const RunFacts& facts) {
-    if (quiet_) {
+    if (!reports_) {
         return;
     }
     facts_ = facts;
     run_start_ = Clock::now();
-    fmt::print(
-        "{}: {} parameters · {}: {} + {} images, {} classes · {} rank{} of batch {} ({} in "
-        "all), {} steps an epoch · {}\n",
-        facts.model, facts.parameters, facts.dataset, facts.train_images, facts.test_images,
-        facts.classes, facts.ranks, facts.ranks == 1 ? "" : "s", facts.batch_size,
-        facts.global_batch, facts.steps_per_epoch, facts.device);
-    std::fflush(stdout);
+    say({fmt::format("{}: {} parameters", facts.model, facts.parameters),
+         fmt::format("{}: {} + {} images, {} classes", facts.dataset, facts.train_images,
+                     facts.test_images, facts.classes),
+         fmt::format("{} rank{} of batch {} ({} in all), {} steps an epoch", facts.ranks,
+                     facts.ranks == 1 ? "" : "s", facts.batch_size, facts.global_batch,
+                     facts.steps_per_epoch),
+         facts.device},
+        " · ");
     write_json(nlohmann::ordered_json({{"event", "start"},
                                        {"model", facts.model},
                                        {"parameters", facts.parameters},
@@ -97,7 +107,7 @@ void Report::start(const RunFacts& facts) {
 
 void Report::step(int epoch, std::int64_t step, std::int64_t images_done, double loss,
                   double mean_loss) {
-    if (quiet_) {
+    if (!reports_) {
         return;
     }
     const bool logged = step % options_.log_interval == 0 || step == facts_.steps_per_epoch;
@@ -108,58 +118,63 @@ void Report::step(int epoch, std::int64_t step, std::int64_t images_done, double
                                            {"loss", loss}})
                        .dump());
     }
-    if (terminal_) {
-        if (seconds_since(bar_drawn_) < kBarInterval) {
-            return;
+    if (columns_ > 0) {
+        if (seconds_since(bar_drawn_) >= kBarInterval) {
+            bar_drawn_ = Clock::now();
+            draw_bar(epoch, images_done, mean_loss);
         }
-        bar_drawn_ = Clock::now();
-        const double done =
-            static_cast<double>(images_done) / static_cast<double>(facts_.train_images);
-        const double elapsed = seconds_since(run_start_);
-        const double all = elapsed / (epoch - 1 + done) * options_.epochs;
-        const int filled = static_cast<int>(done * kBarWidth);
-        const double in_epoch = elapsed - done_seconds_;
-        fmt::print(
-            "\r\033[Kepoch {}/{} [{:#<{}}{:.<{}}] {}/{}  {:.0f} images/s  loss {:.4f}  ETA {}",
-            epoch, options_.epochs, "", filled, "", kBarWidth - filled, images_done,
-            facts_.train_images, static_cast<double>(images_done) / in_epoch, mean_loss,
-            duration_text(all - elapsed));
-        std::fflush(stdout);
     } else if (logged) {
-        fmt::print("epoch {}/{}  step {}/{}  loss {:.6f}\n", epoch, options_.epochs, step,
-                   facts_.steps_per_epoch, loss);
-        std::fflush(stdout);
+        say({fmt::format("epoch {}/{}", epoch, options_.epochs),
+             fmt::format("step {}/{}", step, facts_.steps_per_epoch),
+             fmt::format("loss {:.6f}", loss)});
     }
 }
 
-void Report::clear_bar() {
-    if (terminal_) {
-        fmt::print("\r\033[K");
-    }
+void Report::draw_bar(int epoch, std::int64_t images_done, double mean_loss) {
+    columns_ = terminal_columns();  // it may have become narrower
+    const double elapsed = seconds_since(run_start_);
+    const double epochs_done =
+        epoch - 1 + static_cast<double>(images_done) / static_cast<double>(facts_.train_images);
+    Progress progress;
+    progress.epoch = epoch;
+    progress.epochs = options_.epochs;
+    progress.done = images_done;
+    progress.images = facts_.train_images;
+    progress.images_per_second = static_cast<double>(images_done) / (elapsed - done_seconds_);
+    progress.loss = mean_loss;
+    progress.seconds_left = elapsed / epochs_done * options_.epochs - elapsed;
+    fmt::print("{}{}", kClearLine, progress_line(progress, columns_));
+    std::fflush(stdout);
 }
 
 void Report::epoch(const EpochFacts& facts) {
-    if (quiet_) {
+    if (!reports_) {
         return;
     }
     done_seconds_ = seconds_since(run_start_);
-    clear_bar();
-    std::string test;
-    nlohmann::ordered_json json = {
-        {"event", "epoch"}, {"epoch", facts.epoch}, {"train_loss", facts.train_loss}};
+    std::vector<std::string> items = {
+        fmt::format("epoch {}/{}", facts.epoch, options_.epochs),
+        fmt::format("train loss {:.4f}", facts.train_loss),
+        fmt::format("train accuracy {:.2f} %", 100.0 * facts.train_accuracy())};
+    nlohmann::ordered_json json = {{"event", "epoch"},
+                                   {"epoch", facts.epoch},
+                                   {"train_loss", facts.train_loss},
+                                   {"train_accuracy", facts.train_accuracy()}};
     if (facts.test.images > 0) {
-        test = fmt::format("test loss {:.4f}  test accuracy {:.2f} % ({}/{})  ", facts.test.loss,
-                           100.0 * facts.test.accuracy, facts.test.correct, facts.test.images);
+        items.push_back(fmt::format("test loss {:.4f}", facts.test.loss));
+        items.push_back(fmt::format("test accuracy {:.2f} % ({}/{})", 100.0 * facts.test.accuracy,
+                                    facts.test.correct, facts.test.images));
         json["test_loss"] = facts.test.loss;
         json["test_accuracy"] = facts.test.accuracy;
     }
-    fmt::print(
-        "epoch {}/{}  train loss {:.4f}  {}{:.2f} s  {:.0f} images/s  exposed communication "
-        "{:.1f} %{}\n",
-        facts.epoch, options_.epochs, facts.train_loss, test, facts.seconds,
-        facts.images_per_second(), 100.0 * facts.exposed_comm_seconds / facts.train_seconds,
-        facts.saved ? "  saved" : "");
-    std::fflush(stdout);
+    items.push_back(fmt::format("{:.2f} s", facts.seconds));
+    items.push_back(fmt::format("{:.0f} images/s", facts.images_per_second()));
+    items.push_back(fmt::format("exposed communication {:.1f} %",
+                                100.0 * facts.exposed_comm_seconds / facts.train_seconds));
+    if (facts.saved) {
+        items.emplace_back("saved");
+    }
+    say(items);
     json["seconds"] = facts.seconds;
     json["train_seconds"] = facts.train_seconds;
     json["images_per_second"] = facts.images_per_second();
@@ -169,19 +184,25 @@ void Report::epoch(const EpochFacts& facts) {
 
 void Report::end(double seconds, double best_accuracy, std::int64_t peak_memory_bytes,
                  bool interrupted) {
-    if (quiet_) {
+    if (!reports_) {
         return;
     }
-    clear_bar();
     if (interrupted) {
-        fmt::print("interrupted: all ranks stopped after the same step{}\n",
-                   options_.save.empty() ? "" : "; the best weights so far are kept");
+        std::vector<std::string> items = {"interrupted: all ranks stopped after the same step"};
+        if (!options_.save.empty()) {
+            items.emplace_back("the best weights so far are kept");
+        }
+        if (!options_.save_last.empty()) {
+            items.push_back("the latest are in " + options_.save_last);
+        }
+        say(items, "; ");
     }
     const bool evaluated = best_accuracy >= 0.0;
-    fmt::print(
-        "total {:.2f} s{}\n", seconds,
-        evaluated ? fmt::format(", best test accuracy {:.2f} %", 100.0 * best_accuracy) : "");
-    std::fflush(stdout);
+    std::vector<std::string> items = {fmt::format("total {:.2f} s", seconds)};
+    if (evaluated) {
+        items.push_back(fmt::format("best test accuracy {:.2f} %", 100.0 * best_accuracy));
+    }
+    say(items, ", ");
     nlohmann::ordered_json json = {{"event", "end"},
                                    {"seconds", seconds},
                                    {"interrupted", interrupted},

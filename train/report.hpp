@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "kernels/clock.hpp"
 #include "train/evaluator.hpp"
@@ -23,19 +24,27 @@ struct RunFacts {
 
 struct EpochFacts {
     int epoch = 0;
-    double train_loss = 0.0;
-    Evaluation test;  // of the test set; no images where evaluation is off
+    double train_loss = 0.0;         // mean over the steps, each before its update
+    std::int64_t train_correct = 0;  // likewise, dropout included
+    Evaluation test;                 // of the test set; no images where evaluation is off
     double seconds = 0.0, train_seconds = 0.0, exposed_comm_seconds = 0.0;
     std::int64_t images = 0;
     bool saved = false;
+    double train_accuracy() const {
+        return static_cast<double>(train_correct) / static_cast<double>(images);
+    }
     double images_per_second() const { return static_cast<double>(images) / train_seconds; }
 };
 
+// The file of --json: a new one, or an old one emptied; a pipe or a terminal will do. Throws
+// Error(bad_input) for other devices, and where it cannot be written.
+std::ofstream open_json_file(const std::string& path);
+
 class Report {
  public:
-    // quiet: prints and writes nothing (ranks other than 0). Throws Error(bad_input) if the JSON
-    // file cannot be written.
-    Report(const TrainOptions& options, bool quiet);
+    // reports: prints and writes, as rank 0 does. Throws Error(bad_input) if the JSON file cannot
+    // be written.
+    Report(const TrainOptions& options, bool reports);
 
     void start(const RunFacts& facts);
     // After step `step` (from 1, of this epoch) with this loss, of the global batch.
@@ -47,10 +56,12 @@ class Report {
 
  private:
     void write_json(const std::string& line);
-    void clear_bar();
+    void say(const std::vector<std::string>& items, const std::string& separator = "  ") const;
+    void draw_bar(int epoch, std::int64_t images_done, double mean_loss);
 
     const TrainOptions& options_;
-    const bool quiet_, terminal_;
+    const bool reports_;
+    int columns_;  // of the terminal that is watched; 0: none
     RunFacts facts_;
     std::ofstream json_;
     Clock::time_point run_start_, bar_drawn_;

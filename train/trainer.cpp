@@ -134,6 +134,7 @@ std::optional<StepResult> Trainer::next_result() {
     result.step = done.step;
     result.loss = double{sums[kLoss]};
     result.images = done.images;
+    result.correct = static_cast<std::int64_t>(sums[kCorrect]);
     result.stop = sums[kStop] > 0.0f;
     if (const auto word = std::bit_cast<std::int32_t>(sums[kNotFinite]); word != 0) {
         // No kernel resets it. Steps that were submitted meanwhile still report one.

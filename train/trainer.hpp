@@ -18,9 +18,10 @@ namespace gyre::train {
 
 struct StepResult {
     std::int64_t step = 0;
-    double loss = 0.0;        // mean over the global batch, before the update
-    std::int64_t images = 0;  // in the global batch
-    bool stop = false;        // some rank was asked to stop; the same on all ranks
+    double loss = 0.0;         // mean over the global batch, before the update
+    std::int64_t images = 0;   // in the global batch
+    std::int64_t correct = 0;  // of them, before the update
+    bool stop = false;         // some rank was asked to stop; the same on all ranks
     // The parameter with a gradient that is NaN or infinite after the reduction, of several the one
     // closest to the loss; empty: none.
     std::string not_finite;

@@ -95,7 +95,7 @@ std::vector<Bucket> tune_buckets(Communicator& comm, Backend& backend, Net& net,
     comm.allreduce_sum(seconds);  // the mean of the ranks, the same number on all
     const auto best = static_cast<std::size_t>(std::min_element(seconds.begin(), seconds.end()) -
                                                seconds.begin());
-    if (comm.is_root()) {
+    if (comm.is_root() && !options.quiet) {
         for (std::size_t i = 0; i < plans.size(); ++i) {
             fmt::print(
                 "--tune-buckets: {:>3} bucket{}, largest {:>8.1f} KiB: {:>9.3f} ms a step{}\n",

@@ -1,0 +1,149 @@
+// The files a training writes: where they may be, what they hold, and what is left behind.
+#include <sys/stat.h>
+#include <sys/sysmacros.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "model/safetensors.hpp"
+#include "tests/catch.hpp"
+#include "tests/gyre_process.hpp"
+#include "tests/temp_dir.hpp"
+
+using namespace gyre::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Set {
+    TempDir dir;
+    std::string data = file("set"), base = "train --threads 1 --data " + data + " ";
+    Set() { make_dataset(data, 320, 100, 1, 28, 28, 4); }
+    std::string file(const std::string& name) const { return (dir.path() / name).string(); }
+};
+
+double loss_of(const std::string& output) {
+    const auto at = output.find("test loss ");
+    REQUIRE(at != std::string::npos);
+    return std::stod(output.substr(at + 10));
+}
+
+}  // namespace
+
+TEST_CASE("training accuracy is reported; the last weights are kept beside the best") {
+    const Set set;
+    const std::string last = set.file("last"), best = set.file("best"), json = set.file("log");
+    const auto train = [&](const std::string& flags) {
+        const Outcome outcome = run_gyre(2, set.base + "--json " + json + " " + flags);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        return outcome.output;
+    };
+    const auto evaluate = [&](const std::string& weights) {
+        return loss_of(run_gyre(0, "eval --data " + set.data + " --weights " + weights).output);
+    };
+    // A rate that overshoots: the best epoch is not the last.
+    train("--epochs 6 --lr 0.3 --save " + best + " --save-last " + last);
+    auto epochs = read_events(json, "epoch");
+    std::size_t top = 0;
+    for (std::size_t i = 0; i < epochs.size(); ++i) {
+        top = epochs[i].at("test_accuracy") > epochs[top].at("test_accuracy") ? i : top;
+    }
+    CHECK(evaluate(best) == Approx(epochs[top].at("test_loss").get<double>()).epsilon(1e-5));
+    CHECK(evaluate(last) == Approx(epochs.back().at("test_loss").get<double>()).epsilon(1e-5));
+    CHECK(fs::exists(best));
+    // Without dropout and movement, the training set's accuracy is what evaluating it gives.
+    fs::remove(last);
+    for (const char* name : {"images-idx4", "labels-idx1"}) {
+        fs::copy_file(set.file("set/train-" + std::string(name) + "-ubyte"),
+                      set.file("set/test-" + std::string(name) + "-ubyte"),
+                      fs::copy_options::overwrite_existing);
+    }
+    const std::string output =
+        train("--epochs 1 --lr 0 --no-dropout --init " + best + " --save-last " + last);
+    const auto epoch = read_events(json, "epoch").at(0);
+    CHECK(epoch.at("train_accuracy").get<double>() ==
+          Approx(epoch.at("test_accuracy").get<double>()));
+    CHECK(epoch.at("train_accuracy").get<double>() > 0.3);
+    CHECK(count_of(output, "train accuracy ") == 1);
+    CHECK(fs::exists(last));
+}
+
+TEST_CASE("Ctrl-C keeps the latest weights") {
+    const Set set;
+    const std::string last = set.file("last"), json = set.file("log");
+    const Outcome outcome =
+        run_shell("timeout -k 1 60 " +
+                  gyre_command(0, set.base + "--no-eval --epochs 100000 --json " + json +
+                                      " --save-last " + last) +
+                  " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
+                  " && break; sleep 0.05; done; kill -INT $pid; wait $pid");
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 130);
+    CHECK(count_of(outcome.output, "the latest are in " + last) == 1);
+    CHECK(!gyre::model::read_safetensors(last).tensors.empty());
+}
+
+TEST_CASE("--save and --json leave alone what is no file") {
+    const Set set;
+    const auto refuse = [&](const std::string& flags, int code, const std::string& part) {
+        const Outcome outcome = run_gyre(0, set.base + "--epochs 1 " + flags);
+        INFO(flags << "\n" << outcome.output);
+        CHECK(outcome.exit_code == code);
+        CHECK(count_of(outcome.output, part) == 1);
+        CHECK(count_of(outcome.output, "epoch 1/1") == 0);
+    };
+    // Like /dev/null, but nobody else's.
+    const std::string node = set.file("node");
+    const bool has_node = mknod(node.c_str(), S_IFCHR | 0666, makedev(1, 3)) == 0;
+    for (const std::string& device : {has_node ? node : std::string("/dev/null")}) {
+        for (const char* flag : {"--save", "--save-last", "--json"}) {
+            if (has_node || std::string(flag) == "--json") {
+                refuse(std::string(flag) + " " + device, 3, std::string(flag) + " " + device);
+            }
+        }
+        CHECK(fs::is_character_file(device));
+    }
+    const std::string pipe = set.file("pipe");
+    REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
+    refuse("--save " + pipe, 3, "that is no file");
+    refuse("--save " + set.dir.path().string(), 3, "that is no file");
+    refuse("--json " + set.dir.path().string(), 3, "no file, pipe or terminal");
+    for (const char* flag : {"--save", "--save-last", "--json", "--init", "--data", "--model",
+                             "--flight-record", "--kernels-cache"}) {
+        refuse(std::string(flag) + " ''", 2, "the path is empty");
+    }
+    refuse("--save a --save-last a", 2, "give each its own");
+    // A pipe takes JSON lines.
+    const Outcome piped =
+        run_shell("cat " + pipe + " & " +
+                  gyre_command(0, set.base + "-q --epochs 1 --json " + pipe) + "; wait");
+    CHECK(piped.exit_code == 0);
+    CHECK(count_of(piped.output, "\"event\":\"end\"") == 1);
+}
+
+TEST_CASE("what a killed job left while it saved is gone with the next save") {
+    const Set set;
+    const fs::path folder = set.dir.path() / "weights";
+    fs::create_directory(folder);
+    const std::string save =
+        set.base + "--no-eval --epochs 1 --save " + (folder / "w.safetensors").string();
+    const auto files = [&] {
+        return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
+    };
+    // The limit on the size of files kills it as it writes.
+    run_shell("ulimit -c 0; ulimit -f 8; " + gyre_command(0, save));
+    CHECK(files() == 1);
+    CHECK(!fs::exists(folder / "w.safetensors"));
+    const Outcome outcome = run_gyre(0, save);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(files() == 1);
+    CHECK(!gyre::model::read_safetensors(folder / "w.safetensors").tensors.empty());
+    // Two jobs that save to one place at once leave one file, whole.
+    const Outcome both =
+        run_shell(gyre_command(0, save) + " & " + gyre_command(0, save) + "; wait");
+    INFO(both.output);
+    CHECK(files() == 1);
+    CHECK(!gyre::model::read_safetensors(folder / "w.safetensors").tensors.empty());
+}
