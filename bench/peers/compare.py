@@ -10,7 +10,11 @@ memory of the largest rank. A ratio above 1 says that gyre is faster (speed) or 
 
 puts one rank of either on each of two hosts, made of this machine, whose link has that rate.
 
---check compares with the goals below; exit status 1 when one is missed.
+    cmake --preset avx2 && cmake --build --preset avx2 --target gyre
+    python3 bench/peers/compare.py --isa avx2 --check
+
+holds both to AVX2 on a processor that has more: gyre by its build, torch and its libraries by their
+environment. --check compares with the goals below; exit status 1 when one is missed.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import json
 import os
 import pathlib
 import platform
+import re
 import shlex
 import statistics
 import subprocess
@@ -30,11 +35,20 @@ import tempfile
 import torch_ddp
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# images: of the training set, per epoch (0: all); speed: the least ratio gyre / torch.
+# images: of the training set, per epoch (0: all); speed: the least ratio gyre / torch, by the number
+# of floats in gyre's vectors.
 CASES = {
-    "net": {"images": 30000, "epochs": 3, "speed": 4.0, "optimizer": "sgd", "lr": "0.01"},
-    "wide": {"images": 1920, "epochs": 2, "speed": 1.5, "optimizer": "adam", "lr": "0.001"},
-}
+    "net": {"images": 30000, "epochs": 3, "optimizer": "sgd", "lr": "0.01",
+            "speed": {16: 4.0, 8: 2.0}},
+    "wide": {"images": 1920, "epochs": 2, "optimizer": "adam", "lr": "0.001",
+             "speed": {16: 1.5, 8: 1.1}},
+}  # fmt: skip
+# What holds torch, MKL and oneDNN to an instruction set.
+TORCH_ISA = {
+    "native": {},
+    "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+             "ONEDNN_MAX_CPU_ISA": "AVX2"},
+}  # fmt: skip
 ACROSS_HOSTS = 1.5  # the least speed ratio of either case over a link of 1 Gbit/s
 MEMORY_GOAL = 1.0  # the greatest ratio gyre / torch
 MIB = 2**20
@@ -115,12 +129,19 @@ def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str
             pair = [side[-1]["images_per_second"] for side in (theirs, ours)]
             print(f"  run {i + 1}: torch {pair[0]:.0f}, gyre {pair[1]:.0f} images/s", flush=True)
     end = theirs[0]["events"][-1]
+    device = next(line for line in ours[0]["events"] if line["event"] == "start")["device"]
+    floats = int(re.search(r"(\d+) floats a vector", device)[1])
+    if args.isa == "avx2" and (floats != 8 or end["isa"] != "AVX2"):
+        sys.exit(f"compare.py: not AVX2 on both sides: torch says {end['isa']}, gyre "
+                 f"{floats} floats a vector")  # fmt: skip
     speeds = [[r["images_per_second"] for r in runs] for runs in (theirs, ours)]
     memory = [statistics.median(r["peak_memory_bytes"] for r in runs) for runs in (theirs, ours)]
     return {
         "case": name,
         "torch": end["torch"],
         "blas": end["blas"],
+        "isa": f"{end['isa']}, {32 * floats} bits",
+        "floats_a_vector": floats,
         "form": f"{end['optimizer']} {end['form']}",
         "speed_ratio": statistics.median(b / a for a, b in zip(*speeds)),
         "memory_ratio": memory[1] / memory[0],
@@ -134,12 +155,12 @@ def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str
 
 
 def table(results: list[dict]) -> str:
-    rows = [["case", "torch", "BLAS", "optimiser", "torch images/s", "gyre images/s", "ratio",
+    rows = [["case", "torch", "BLAS", "torch, gyre ISA", "optimiser", "torch images/s", "gyre images/s", "ratio",
              "torch MiB", "gyre MiB", "ratio", "last losses"]]  # fmt: skip
     for r in results:
         spread = [f"{statistics.median(s):.0f} ({min(s):.0f}-{max(s):.0f})" for s in r["speeds"]]
         memory = [f"{m / MIB:.0f}" for m in r["memory_bytes"]]
-        rows.append([r["case"], r["torch"], r["blas"], r["form"], *spread,
+        rows.append([r["case"], r["torch"], r["blas"], r["isa"], r["form"], *spread,
                      f"{r['speed_ratio']:.2f}", *memory, f"{r['memory_ratio']:.2f}",
                      " ".join(f"{loss:.3f}" for loss in r["losses"])])  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -179,7 +200,8 @@ def check(results: list[dict]) -> bool:
     """Prints whether each goal is met; true when all are."""
     good = True
     for r in results:
-        goal = ACROSS_HOSTS if torch_ddp.made_hosts() else CASES[r["case"]]["speed"]
+        goals = CASES[r["case"]]["speed"]
+        goal = ACROSS_HOSTS if torch_ddp.made_hosts() else goals.get(r["floats_a_vector"], 1.0)
         for what, met, line in [
             ("speed", r["speed_ratio"] >= goal, f"{r['speed_ratio']:.2f}, goal >= {goal}"),
             ("memory", r["memory_ratio"] <= MEMORY_GOAL,
@@ -194,7 +216,8 @@ def check(results: list[dict]) -> bool:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Times gyre against PyTorch DDP on the CPU.")
     add = parser.add_argument
-    add("--gyre", default=str(ROOT / "build" / "gyre"), help="the gyre binary")
+    add("--isa", choices=TORCH_ISA, default="native", help="instruction set of both sides")
+    add("--gyre", help="the gyre binary (default: build/gyre, for --isa avx2 build-avx2/gyre)")
     add("--python", action="append",
         help="interpreter with torch; give it more than once to compare with several")  # fmt: skip
     add("--mpirun", help="the launcher, with its options (default: mpirun; across hosts "
@@ -221,6 +244,8 @@ def main() -> int:
     args.ranks = args.ranks or len(hosts) or 2
     launcher = f"{ROOT / 'scripts/launch.sh'} --host {','.join(hosts)}" if hosts else "mpirun"
     args.mpirun = args.mpirun or launcher
+    build = "build" if args.isa == "native" else f"build-{args.isa}"
+    args.gyre = args.gyre or str(ROOT / build / "gyre")
     for case in CASES.values():
         case["images"] = case["images"] if args.limit is None else args.limit
         case["epochs"] = args.epochs or case["epochs"]
@@ -235,7 +260,7 @@ def main() -> int:
             sys.exit(f"compare.py: {torch_ddp.no_torch(wanted)}")
         pythons.append(python)
 
-    env = dict(os.environ)
+    env = dict(os.environ) | TORCH_ISA[args.isa]
     if os.geteuid() == 0:  # Open MPI does not run as root unless told twice
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     host = {"cpu": cpu_model(), "cores": cores(), "system": platform.platform()}

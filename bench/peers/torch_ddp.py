@@ -246,6 +246,7 @@ def work(args: argparse.Namespace) -> None:
         line = {"event": "end", "torch": torch.__version__, "ranks": ranks, "model": args.model}
         line |= {"optimizer": args.optimizer, "form": form, "images": n}
         line["blas"] = blas_name()
+        line["isa"] = torch.backends.cpu.get_cpu_capability()  # of its kernels; MKL has its own
         line["images_per_second"] = statistics.harmonic_mean(speeds) if speeds else None
         line["peak_memory_bytes"] = peak.item()
         print(json.dumps(line), flush=True)
