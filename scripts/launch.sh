@@ -1,9 +1,12 @@
 #!/usr/bin/env bash
-# mpirun with the settings gyre needs across hosts, and with an end in bounded time.
+# mpirun with the settings gyre needs, on this host and across hosts, and with an end in bounded time.
+# Works as root too.
+#   scripts/launch.sh -np 4 build/gyre train ...
 #   scripts/launch.sh --host a:2,b:2 [OPTION ...] [--] build/gyre train ...
-#     --host HOST[:RANKS],…    where to run, and how many ranks there (default: 1 each)
+#     --host HOST[:RANKS],…    where to run, and how many ranks there (default: here; 1 each)
 #     --hostfile FILE          the same from a file of Open MPI's
-#     -np RANKS                how many ranks in all (default: as many as the hosts have)
+#     -np RANKS                how many ranks in all (default: as many as the hosts have); on this host
+#                              alone there may be more than processors
 #     --interface NAME|NET     the network to use, such as eth0 or 10.0.0.0/8; any: all there are
 #                              (default: the one that leads to the other hosts, if that is clear)
 #     --grace SECONDS          for all ranks to end, once one here has ended or Ctrl-C was pressed
@@ -102,13 +105,13 @@ if [ "${1:-}" = --guard ]; then
     exit "$status"
 fi
 
-hosts=() interface='' grace=20 show=
+hosts=() ranks='' allocated=${SLURM_JOB_ID:-} interface='' grace=20 show=
 command=(mpirun)
 own_binding='' own_mapping=''
 while [ $# -gt 0 ]; do
     case $1 in
     -h | --help)
-        sed -n '2,18s/^# \?//p' "$self"
+        sed -n '2,21s/^# \?//p' "$self"
         exit 0
         ;;
     --show)
@@ -145,13 +148,24 @@ while [ $# -gt 0 ]; do
         own_mapping=1
         command+=("$1" "$2")
         ;;
-    --mca | -x | --wdir | --hostfile | -np | -n) command+=("${@:1:words}") ;;
+    -np | -n)
+        ranks=$2
+        command+=(-np "$2")
+        ;;
+    --hostfile)
+        allocated=1
+        command+=("$1" "$2")
+        ;;
+    --mca | -x | --wdir) command+=("${@:1:words}") ;;
     *) complain "unknown option $1" ;;
     esac
     shift "$words"
 done
 if [ $# -eq 0 ]; then
     complain "nothing to run"
+fi
+if ! [[ ${ranks:=1} =~ ^[1-9][0-9]*$ ]]; then
+    complain "-np $ranks is no number of ranks"
 fi
 if ! [[ $grace =~ ^[0-9]+$ ]]; then
     complain "--grace $grace is no number of seconds"
@@ -234,6 +248,10 @@ for host in "${hosts[@]}"; do
     slots[$name]=$((${slots[$name]:-0} + number))
     slots_of_one=$((slots[$name] > slots_of_one ? slots[$name] : slots_of_one))
 done
+if [ ${#hosts[@]} -eq 0 ] && [ -z "$allocated" ] && [ "$ranks" -gt "$(nproc)" ]; then
+    slots_of_one=$ranks
+    command+=(--oversubscribe)
+fi
 if [ "$slots_of_one" -gt "$(nproc)" ]; then
     set_ranks mpi_yield_when_idle 1
 fi

@@ -15,11 +15,4 @@ if ! (cd "$root" && cmake --preset release && cmake --build --preset release --t
     exit 1
 fi
 
-launch=(mpirun -np "$ranks")
-if [ "$ranks" -gt "$(nproc)" ]; then
-    launch+=(--oversubscribe --bind-to none --mca mpi_yield_when_idle 1)
-fi
-if [ "$(id -u)" -eq 0 ]; then # Open MPI wants to be told twice
-    export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
-fi
-exec "${launch[@]}" "$root/build/gyre" train "$@"
+exec "$root/scripts/launch.sh" -np "$ranks" -- "$root/build/gyre" train "$@"
