@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Runs every command of the user's pages as it stands there, on little data.
+
+    tests/docs_test.py BUILD       the folder with gyre; PYTHON=… a Python with torch, if not this one
+
+Commands are the lines of ```sh blocks and, in tables, what the last column has in `…` and begins with
+a program's name; ```python blocks are run too. `gyre train` gets --limit and --epochs 1 in place of
+its own, so that a line takes about a second. What needs torch is skipped, and said to be, where there
+is none. Exit code 1 when a command fails.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "docs" / "from-pytorch.md"]
+PROGRAMS = ("gyre", "scripts/launch.sh", "torchrun", "python", "accelerate")
+SHORTER = """#!/usr/bin/env python3
+import os, sys
+words = sys.argv[1:]
+if words[:1] == ["train"] and "--help" not in words:
+    for flag in ("--epochs", "--limit"):
+        if flag in words:
+            at = words.index(flag)
+            del words[at:at + 2]
+    words += ["--epochs", "1", "--limit", "640"]
+os.execv({gyre!r}, ["gyre", *words])
+"""
+
+
+ITEMS = re.compile(r"^```(?P<language>\w+)\n(?P<code>.*?)^```|^\| (?P<row>[^\n]*) \|$", re.MULTILINE | re.DOTALL)
+
+
+def cells(row: str) -> list[str]:
+    return [cell.strip() for cell in row.split("|")]
+
+
+def flag_rows(text: str) -> list[tuple[str, bool]]:
+    """Foreign flags with their values, and whether gyre takes them as they are."""
+    rows = []
+    for item in ITEMS.finditer(text):
+        if (item["row"] or "").startswith("`--"):
+            theirs, ours = cells(item["row"])
+            taken = "`, `" not in theirs or theirs.startswith("`--backend")
+            taken = taken and re.match(r"`--[a-z-]+( [^` ]+)?`( \(|$)", ours) is not None
+            rows += [(flag, taken) for flag in re.findall(r"`([^`]+)`", theirs)]
+    return rows
+
+
+def main() -> int:
+    build = pathlib.Path(sys.argv[1]).resolve()
+    python = os.environ.get("PYTHON", sys.executable)
+    has_torch = subprocess.run([python, "-c", "import torch, safetensors"],
+                               capture_output=True).returncode == 0  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="gyre-docs-") as folder:
+        work = pathlib.Path(folder)
+        (work / "bin").mkdir()
+        shim = work / "bin" / "gyre"
+        shim.write_text(SHORTER.format(gyre=str(build / "gyre")))
+        shim.chmod(0o755)
+        (work / "scripts").symlink_to(ROOT / "scripts")
+        # Fashion-MNIST is the test machines' data set; here it answers to MNIST's name as well.
+        for name in ("mnist", "fashion-mnist"):
+            for place in ("/usr/share/datasets/fashion-mnist", "/usr/local/share/datasets/fashion-mnist"):
+                if os.path.isdir(place) and not (work / name).exists():
+                    (work / name).symlink_to(place)
+        environment = dict(os.environ, GYRE_DATA=str(work), OMP_NUM_THREADS="1")
+        environment["PATH"] = f"{work / 'bin'}:{pathlib.Path(python).parent}:{os.environ['PATH']}"
+        counts = {"passed": 0, "failed": 0, "skipped": 0}
+
+        def judge(what: str, command: list[str], expected: tuple[int, str] = (0, "")) -> None:
+            try:
+                done = subprocess.run(command, cwd=work, env=environment, capture_output=True,
+                                      text=True, timeout=120)  # fmt: skip
+                code, output = done.returncode, done.stdout + done.stderr
+            except subprocess.TimeoutExpired as error:
+                code, output = -1, f"no end within {error.timeout} s"
+            good = code == expected[0] and expected[1] in output
+            counts["passed" if good else "failed"] += 1
+            print(f"{'ok    ' if good else 'FAILED'} {what}", flush=True)
+            if not good:
+                print(f"exit code {code}, expected {expected}; output:\n{output[-3000:]}")
+
+        def skip(what: str) -> None:
+            counts["skipped"] += 1
+            print(f"skipped (no Python with torch, safetensors and the launcher): {what}", flush=True)
+
+        for page in PAGES:
+            text = page.read_text()
+            for item in ITEMS.finditer(text):  # in their order: later ones read files of earlier ones
+                if item["language"] == "sh":
+                    judge(item["code"].strip(), ["bash", "-e", "-c", item["code"] + "\nwait"])
+                elif item["language"] == "python" and not has_torch:
+                    skip(f"the Python of {page.name}; gyre's own weights stand in for what it saves")
+                    for name in re.findall(r'save_file\(.*, "(.*)"\)', item["code"]):
+                        shutil.copy(work / "best.safetensors", work / name)
+                elif item["language"] == "python":
+                    judge(f"the Python of {page.name}", [python, "-c", item["code"]])
+                elif item["row"]:
+                    command = re.fullmatch(r"`([^`]+)`", cells(item["row"])[-1])
+                    if command is None or not command[1].startswith(PROGRAMS):
+                        continue
+                    program = command[1].split()[0]
+                    if program not in ("gyre", "scripts/launch.sh") and not (
+                        has_torch and shutil.which(program, path=environment["PATH"])):
+                        skip(command[1])
+                    else:
+                        judge(command[1], ["bash", "-c", command[1]])
+            for flag, taken in flag_rows(text):
+                # What is answered is refused with an answer; what is taken runs.
+                if "tcp://" in flag:
+                    flag += " --rank 0 --world-size 1"
+                judge(f"gyre train {flag}: {'taken' if taken else 'answered'}",
+                      ["bash", "-c", f"gyre train {flag}"],
+                      (0, "") if taken else (2, flag.split()[0]))  # fmt: skip
+        print(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+        return 1 if counts["failed"] else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
