@@ -1,5 +1,4 @@
 // The communicator, run under mpirun with 1, 2, 3 and 4 ranks (and as a single process).
-#define CATCH_CONFIG_RUNNER
 #include "comm/communicator.hpp"
 
 #include <algorithm>
@@ -253,5 +252,5 @@ int main(int argc, char** argv) {
     world = comm.get();
     std::printf("rank %d of %d over %s\n", world->rank(), world->size(),
                 world->description().c_str());
-    return Catch::Session().run(argc, argv);
+    return gyre::test::run_tests(argc, argv);
 }

@@ -1,6 +1,5 @@
 // The communicator over NCCL, on the emulated GPU and a fake NCCL (fake_nccl.cpp), run under mpirun
 // with 1, 2, 3 and 4 ranks, and over Gloo with 3.
-#define CATCH_CONFIG_RUNNER
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -275,5 +274,5 @@ TEST_CASE("a device that NCCL cannot use, or a missing library") {
 int main(int argc, char** argv) {
     const auto comm = make_communicator();
     world = comm.get();
-    return Catch::Session().run(argc, argv);
+    return gyre::test::run_tests(argc, argv);
 }
