@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # gyre across several hosts, made of this machine by hosts.sh, with the launcher for real hosts.
-#   tests/hosts_test.sh BUILD_DIR [FIRST LAST]    default: all checks
+#   tests/hosts_test.sh BUILD_DIR [FIRST LAST | losses | rest]    default: all checks
 # Exit codes: 0; 1: a check failed; 2: wrong use; 77: hosts cannot be made here, with the reason.
 set -uo pipefail
 
@@ -12,15 +12,19 @@ if [ $# -lt 1 ] || [ ! -x "$1/gyre" ] || [ ! -x "$1/bench-allreduce" ]; then
     exit 2
 fi
 build=$(cd "$1" && pwd)
-first=${2:-1} last=${3:-99}
 if [ -z "${GYRE_HOSTS:-}" ]; then
-    exec "$hosts" 4 "$tests/hosts_test.sh" "$build" "$first" "$last"
+    exec "$hosts" 4 "$tests/hosts_test.sh" "$build" "${@:2}"
 fi
+first=1 last=99 wanted=''
+case ${2:-} in
+losses | rest) wanted=$2 ;;
+?*) first=$2 last=${3:-99} ;;
+esac
 
 # On host1 of four hosts from here on. /run is this world's own.
 out=/run/out
 mkdir -p "$out"
-checks=0 failures=0 failed=''
+checks=0 ran=0 failures=0 failed=''
 
 fail() {
     failed="${failed:+$failed; }$1"
@@ -31,9 +35,11 @@ check() {
     local name=$1 bound=$2 start=$EPOCHREALTIME seconds
     shift 2
     checks=$((checks + 1))
-    if [ "$checks" -lt "$first" ] || [ "$checks" -gt "$last" ]; then
+    if [ "$checks" -lt "$first" ] || [ "$checks" -gt "$last" ] ||
+        [ "${wanted:-$part}" != "$part" ]; then
         return
     fi
+    ran=$((ran + 1))
     failed='' measured=''
     : >"$out/log"
     "$@"
@@ -133,15 +139,15 @@ require_same_losses() {
                            else { d = ($2 - one[++m]) / one[m]; d = d < 0 ? -d : d; if (d > worst) worst = d } }
         END { print (m == n && n > 0) ? worst + 0 : "other steps" }' "$1" "$2")
     measured="largest relative difference of losses $difference"
-    if ! awk -v d="$difference" 'BEGIN { exit !(d ~ /^[0-9]/ && d + 0 <= 1e-5) }'; then
+    if ! awk -v d="$difference" 'BEGIN { exit !(d ~ /^[0-9]/ && d + 0 <= 8 / 2^23) }'; then
         fail "the losses differ"
     fi
 }
 
 training=("$build/gyre" train --data fashion-mnist --threads 1)
-# A larger step makes rounding grow: at lr 0.05, one rank and two on one host differ by 1e-3 at the end.
-fifty_steps=("${training[@]}" --limit 3000 --global-batch 60 --epochs 1 --no-eval --lr 0.01
-    --log-interval 1)
+# Such a net's losses are the same for any order of its sums, but for their last bits.
+fifty_steps=("${training[@]}" --model "$tests/smooth.model" --limit 3000 --global-batch 60
+    --epochs 1 --no-eval --lr 0.01 --log-interval 1)
 parameters=21840
 
 one_host() {
@@ -342,6 +348,7 @@ kill_hosts() {
     fi
 }
 
+part=losses
 check "one host: 50 steps" 30 one_host
 check "2 hosts: data crosses the wire, the losses are one host's" 30 same_losses 2 1
 check "2 hosts of 2 ranks: the same" 30 same_losses 2 2
@@ -350,8 +357,10 @@ check "4 hosts: the same" 30 same_losses 4 1
 check "bare mpirun on 2 hosts of 2 ranks: the same" 30 bare_mpirun
 if "$build/gyre" info | grep -q "^Gloo .*compiled in"; then
     check "2 hosts without MPI, over Gloo: the same" 30 without_mpi
+    part=rest
     check "without MPI, a pulled cable ends both ranks" 40 without_mpi_or_cable
 fi
+part=rest
 "$hosts" rate 1gbit
 exec {lock}<"$tests/hosts_test.sh"
 flock "$lock" # two runs at once would disturb each other's timings
@@ -369,5 +378,5 @@ check "a killed launcher takes its job along" 30 kill_launcher
 check "a host that cannot be reached is named" 20 unknown_host
 check "killed hosts leave nothing behind" 10 kill_hosts
 
-echo "$((checks - failures)) of $checks checks passed"
+echo "$((ran - failures)) of $ran checks passed"
 [ "$failures" -eq 0 ]

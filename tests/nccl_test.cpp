@@ -1,9 +1,7 @@
 // gyre train --comm nccl from end to end, on the emulated GPU and a fake NCCL (fake_nccl.cpp): the
 // losses, and what a user sees when something goes wrong. Each case has a time bound.
-#include <cmath>
-
 #include "tests/catch.hpp"
-#include "tests/gyre_process.hpp"
+#include "tests/losses.hpp"
 #include "tests/temp_dir.hpp"
 
 using namespace gyre::test;
@@ -26,15 +24,11 @@ std::vector<double> losses(const TempDir& dir, const std::string& flags) {
     const auto json = dir.path() / "losses.jsonl";
     std::filesystem::remove(json);
     const Outcome run =
-        train(dir, "--device emulated --epochs 1 --json " + json.string() + " " + flags);
+        train(dir, "--device emulated --epochs 1 --json " + json.string() + kSmoothNet + flags);
     INFO(run.output);
     REQUIRE(run.exit_code == 0);
     CHECK(run.output.find("NCCL is not used") == std::string::npos);
-    std::vector<double> values;
-    for (const auto& event : read_events(json, "step")) {
-        values.push_back(event.at("loss"));
-    }
-    return values;
+    return step_losses(json);
 }
 
 }  // namespace
@@ -47,12 +41,9 @@ TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
                                     "--comm nccl --bucket-kib 1 --accumulate 2 --nccl-register"}) {
         const std::vector<double> nccl = losses(dir, flags);
         REQUIRE(nccl.size() == 20);
-        double worst = 0.0;
-        for (std::size_t i = 0; i < mpi.size(); ++i) {
-            worst = std::max(worst, std::abs(nccl[i] - mpi[i]) / mpi[i]);
-        }
-        INFO(flags << ": largest relative difference " << worst);
-        CHECK(worst <= 1e-5);
+        const double worst = largest_difference(nccl, mpi);
+        INFO(flags << ": largest difference " << worst);
+        CHECK(worst <= kSameLosses);
         CHECK(losses(dir, flags + " --graph on") == nccl);
     }
 }

@@ -12,6 +12,10 @@ torch in float64, shows that it happens to torch as well, in some seeds and not 
 in gyre's arithmetic or update rules, on the other hand, shows with every seed. So a case holds if
 it meets its bound over all steps with one of --seeds seeds; each seed tried gets a line.
 
+--write-golden FILE writes golden_losses.json instead, for golden_test.cpp: losses in float64 of a net
+without ReLU and pooling, on gyre's synthetic images and from gyre's own initial weights, both drawn
+here again by the same counter-based generator.
+
 Exit status: 0 parity, 1 none, 2 wrong use or missing data, 77 (skipped) without torch.
 """
 
@@ -57,6 +61,31 @@ CASES = [
     ("adamw", "--optimizer adamw --lr 1e-3 --weight-decay 1e-2", "AdamW",
      {"lr": 1e-3, "weight_decay": 1e-2}, 1e-3),
 ]  # fmt: skip
+
+# Of the golden series: gyre's options, optimiser and options of torch, greatest gradient norm.
+GOLDEN_CASES = [
+    ("--optimizer sgd", "SGD", {"lr": 0.01, "momentum": 0.5}, None),
+    ("--optimizer sgd --lr 0.02 --momentum 0", "SGD", {"lr": 0.02}, None),
+    ("--optimizer sgd --lr 0.02 --momentum 0.9", "SGD", {"lr": 0.02, "momentum": 0.9}, None),
+    ("--optimizer sgd --lr 0.02 --momentum 0.9 --nesterov", "SGD",
+     {"lr": 0.02, "momentum": 0.9, "nesterov": True}, None),
+    ("--optimizer sgd --lr 0.02 --momentum 0.9 --weight-decay 0.1", "SGD",
+     {"lr": 0.02, "momentum": 0.9, "weight_decay": 0.1}, None),
+    ("--optimizer sgd --lr 0.02 --momentum 0.9 --nesterov --weight-decay 0.1", "SGD",
+     {"lr": 0.02, "momentum": 0.9, "nesterov": True, "weight_decay": 0.1}, None),
+    ("--optimizer sgd --lr 0.02 --momentum 0.9 --max-grad-norm 0.5", "SGD",
+     {"lr": 0.02, "momentum": 0.9}, 0.5),
+    ("--optimizer adam", "Adam", {}, None),
+    ("--optimizer adam --lr 0.003", "Adam", {"lr": 0.003}, None),
+    ("--optimizer adam --betas 0.8,0.9", "Adam", {"betas": (0.8, 0.9)}, None),
+    ("--optimizer adam --eps 0.01", "Adam", {"eps": 0.01}, None),
+    ("--optimizer adam --weight-decay 0.1", "Adam", {"weight_decay": 0.1}, None),
+    ("--optimizer adam --max-grad-norm 0.5 --eps 0.01", "Adam", {"eps": 0.01}, 0.5),
+    ("--optimizer adamw", "AdamW", {}, None),
+    ("--optimizer adamw --weight-decay 0.1", "AdamW", {"weight_decay": 0.1}, None),
+]  # fmt: skip
+GOLDEN_MODEL = "conv 4 k5 s2\nconv 6 k3\nlinear 16\nlinear classes\nlog-softmax\n"
+GOLDEN_SIDE, GOLDEN_CLASSES, GOLDEN_BATCH, GOLDEN_STEPS, GOLDEN_SEED = 12, 5, 32, 20, 1
 
 
 def make_model(name: str, seed: int):
@@ -152,16 +181,20 @@ def check_saved(path: pathlib.Path, trained, sgd: bool) -> list[str]:
     return problems
 
 
-def torch_losses(model, kind: str, options: dict, images, labels) -> list[float]:
-    """Trains on the images in file order; the loss of each batch before its update."""
+def torch_losses(model, kind: str, options: dict, images, labels, batch: int = BATCH,
+                 norm: float | None = None) -> list[float]:  # fmt: skip
+    """Trains on the images in file order; the loss of each batch before its update. norm: of all
+    gradients together, at most."""
     import torch
 
     optimizer = getattr(torch.optim, kind)(model.parameters(), **options)
     losses = []
-    for x, y in zip(images.split(BATCH), labels.split(BATCH)):
+    for x, y in zip(images.split(batch), labels.split(batch)):
         optimizer.zero_grad(set_to_none=True)
         loss = torch.nn.functional.nll_loss(model(x), y)
         loss.backward()
+        if norm is not None:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), norm)
         optimizer.step()
         losses.append(loss.item())
     return losses
@@ -242,6 +275,77 @@ def compare(args: argparse.Namespace, work: pathlib.Path, name: str, case, seed:
     return good
 
 
+def philox(key: int, group: int, sample: int, epoch: int, what: int) -> list[int]:
+    """Four words of Philox 4x32-10, as kernels/philox.hpp lays out its counter."""
+    c, k0, k1, mask = [group, sample, epoch, what], key & 0xFFFFFFFF, key >> 32, 0xFFFFFFFF
+    for _ in range(10):
+        p0, p1 = 0xD2511F53 * c[0], 0xCD9E8D57 * c[2]
+        c = [(p1 >> 32) ^ c[1] ^ k0, p1 & mask, (p0 >> 32) ^ c[3] ^ k1, p0 & mask]
+        k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
+    return c
+
+
+def words(key: int, sample: int, index: int, count: int) -> list[int]:
+    """The first words of the stream (key, initial weights, index, sample)."""
+    groups = (philox(key, group, sample, 0, 1 << 24 | index) for group in range((count + 3) // 4))
+    return [word for group in groups for word in group][:count]
+
+
+def golden_images():
+    """The training set of make_dataset() in gyre_process.cpp, normalised; images and labels."""
+    import torch
+
+    side, classes, images, labels = GOLDEN_SIDE, GOLDEN_CLASSES, [], []
+    for image in range(GOLDEN_BATCH * GOLDEN_STEPS):
+        label = image % classes
+        bright = [150 * (e * classes // side**2 == label) for e in range(side**2)]
+        images.append([w % 64 + b for w, b in zip(words(77, image, 0, side**2), bright)])
+        labels.append(label)
+    pixels = torch.tensor(images, dtype=torch.float64).reshape(-1, 1, side, side)
+    return (pixels / 255 - 0.5) / 0.5, torch.tensor(labels)
+
+
+def golden_model():
+    """GOLDEN_MODEL in float64, with the weights that gyre draws."""
+    import torch
+    from torch import nn
+
+    model = nn.Sequential(nn.Conv2d(1, 4, 5, stride=2), nn.Conv2d(4, 6, 3), nn.Flatten(),
+                          nn.Linear(6 * 2 * 2, 16), nn.Linear(16, GOLDEN_CLASSES),
+                          nn.LogSoftmax(1)).double()  # fmt: skip
+    with torch.no_grad():
+        for index, p in enumerate(model.parameters()):
+            if p.dim() > 1:  # a bias has its weight's
+                bound = p[0].numel() ** -0.5
+            values = [(2 * (w >> 8) / 2**24 - 1) * bound
+                      for w in words(GOLDEN_SEED, 0, index, p.numel())]  # fmt: skip
+            p.copy_(torch.tensor(values, dtype=torch.float64).reshape(p.shape))
+    return model
+
+
+def write_golden(path: pathlib.Path) -> int:
+    """Writes the golden series, one a line."""
+    import torch
+
+    images, labels = golden_images()
+    lines = []
+    for flags, kind, options, norm in GOLDEN_CASES:
+        losses = torch_losses(golden_model(), kind, options, images, labels, GOLDEN_BATCH, norm)
+        rounded = [float(f"{loss:.9g}") for loss in losses]
+        lines.append(json.dumps({"flags": flags, "losses": rounded}))
+        print(f"{flags}: {losses[0]:.4f} to {losses[-1]:.4f}")
+    head = {
+        "written by": f"tests/torch_parity.py --write-golden, torch {torch.__version__.split('+')[0]}",
+        "data": {"images": len(labels), "side": GOLDEN_SIDE, "classes": GOLDEN_CLASSES},
+        "model": GOLDEN_MODEL,
+        "flags": f"--batch-size {GOLDEN_BATCH} --epochs 1 --seed {GOLDEN_SEED} --no-shuffle "
+        "--no-eval --mean 0.5 --std 0.5 --log-interval 1",
+    }
+    text = json.dumps(head, indent=1)[:-2] + ',\n "series": [\n  ' + ",\n  ".join(lines)
+    path.write_text(text + "\n ]\n}\n")
+    return 0
+
+
 def run(args: argparse.Namespace, work: pathlib.Path) -> int:
     import torch
 
@@ -260,8 +364,9 @@ def run(args: argparse.Namespace, work: pathlib.Path) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compares gyre's losses with PyTorch's.")
     add = parser.add_argument
-    add("--gyre", required=True, help="the gyre binary")
-    add("--data", required=True, help="data set name, or directory of the four .gz files")
+    add("--gyre", default="build/gyre", help="the gyre binary")
+    add("--data", default="fashion-mnist", help="name, or directory of the four .gz files")
+    add("--write-golden", type=pathlib.Path, help="write the golden series to this file, no more")
     add("--steps", type=int, default=100)
     add("--seed", type=int, default=1, help="of the initial weights, the first to try")
     add("--seeds", type=int, default=6, help="how many seeds to try")
@@ -278,6 +383,8 @@ def main() -> int:
     if python != sys.executable and not args.here:
         sys.stdout.flush()
         os.execvp(python, [python, __file__, *sys.argv[1:], "--python", python, "--here"])
+    if args.write_golden:
+        return write_golden(args.write_golden)
     if not os.access(args.gyre, os.X_OK):
         print(f"torch_parity.py: no gyre binary at {args.gyre}")
         return 2
