@@ -24,7 +24,7 @@ for program in "${programs[@]}"; do
         grep -v -E '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so' |
         xargs -r cp -L -t "$out/lib"
 done
-if ! grep -q '^GYRE_PORTABLE:BOOL=ON' "$build/CMakeCache.txt"; then
+if ! grep -q '^GYRE_MARCH:STRING=portable' "$build/CMakeCache.txt"; then
     echo "pack: built for this machine's processor; another kind needs the preset portable" >&2
 fi
 echo "packed $(du -sh "$out" | cut -f1) in $out: scripts/gpu-check.sh $out OUT_DIR"
