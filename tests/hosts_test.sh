@@ -151,7 +151,7 @@ fifty_steps=("${training[@]}" --model "$tests/smooth.model" --limit 3000 --globa
 parameters=21840
 
 one_host() {
-    timeout -k 2 30 "${fifty_steps[@]}" --json "$out/1.jsonl" >>"$out/log" 2>&1
+    timeout -k 2 60 "${fifty_steps[@]}" --json "$out/1.jsonl" >>"$out/log" 2>&1
     require_status $? 0
     if [ "$(steps_in "$out/1.jsonl")" -ne 50 ]; then
         fail "these are not 50 steps"
@@ -164,7 +164,7 @@ same_losses() {
     for ((number = 1; number <= $1; ++number)); do
         before+=("$("$hosts" bytes "host$number")")
     done
-    timeout -k 2 30 "$launch" --host "$(first_hosts "$1" "$2")" -- \
+    timeout -k 2 60 "$launch" --host "$(first_hosts "$1" "$2")" -- \
         "${fifty_steps[@]}" --json "$out/$1.jsonl" >>"$out/log" 2>&1
     require_status $? 0
     for ((number = 1; number <= $1; ++number)); do
@@ -288,7 +288,7 @@ unknown_host() {
 
 # README's commands, without scripts/launch.sh.
 bare_mpirun() {
-    timeout -k 2 30 mpirun --allow-run-as-root --host host1:2,host2:2 --map-by slot --bind-to none \
+    timeout -k 2 60 mpirun --allow-run-as-root --host host1:2,host2:2 --map-by slot --bind-to none \
         --mca btl_tcp_if_include eth0 "${fifty_steps[@]}" --json "$out/bare.jsonl" \
         >>"$out/log" 2>&1
     require_status $? 0
@@ -349,14 +349,14 @@ kill_hosts() {
 }
 
 part=losses
-check "one host: 50 steps" 30 one_host
-check "2 hosts: data crosses the wire, the losses are one host's" 30 same_losses 2 1
-check "2 hosts of 2 ranks: the same" 30 same_losses 2 2
-check "3 hosts: the same" 30 same_losses 3 1
-check "4 hosts: the same" 30 same_losses 4 1
-check "bare mpirun on 2 hosts of 2 ranks: the same" 30 bare_mpirun
+check "one host: 50 steps" 65 one_host
+check "2 hosts: data crosses the wire, the losses are one host's" 65 same_losses 2 1
+check "2 hosts of 2 ranks: the same" 65 same_losses 2 2
+check "3 hosts: the same" 65 same_losses 3 1
+check "4 hosts: the same" 65 same_losses 4 1
+check "bare mpirun on 2 hosts of 2 ranks: the same" 65 bare_mpirun
 if "$build/gyre" info | grep -q "^Gloo .*compiled in"; then
-    check "2 hosts without MPI, over Gloo: the same" 30 without_mpi
+    check "2 hosts without MPI, over Gloo: the same" 65 without_mpi
     part=rest
     check "without MPI, a pulled cable ends both ranks" 40 without_mpi_or_cable
 fi
