@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <limits>
 
@@ -117,20 +118,31 @@ void run(std::unique_ptr<Backend> backend, const GpuOptions& options,
 }  // namespace
 
 void on_every_backend(const std::function<void(Bench&)>& test) {
+    const char* const only = std::getenv("GYRE_TEST_BACKENDS");
+    const auto wanted = [&](const std::string& kind) { return only == nullptr || kind == only; };
+    REQUIRE((wanted("cpu") || wanted("emulated") || wanted("gpu")));
     GpuOptions exact, tf32;
     tf32.tf32 = true;
-    for (const std::uint64_t seed : {0, 1, 2}) {
-        INFO("schedule " << seed);
-        emulated::emulator::set_schedule(seed);
-        run(make_emulated_backend(exact), exact, test);
+    if (wanted("emulated")) {
+        for (const std::uint64_t seed : {0, 1, 2}) {
+            INFO("schedule " << seed);
+            emulated::emulator::set_schedule(seed);
+            run(make_emulated_backend(exact), exact, test);
+        }
+        emulated::emulator::set_schedule(0);
+        run(make_emulated_backend(tf32), tf32, test);
     }
-    emulated::emulator::set_schedule(0);
-    run(make_emulated_backend(tf32), tf32, test);
 #if !defined(GYRE_CHECKER)
     for (const int threads : {1, 3}) {
-        run(make_cpu_backend(threads), exact, test);
+        if (wanted("cpu")) {
+            run(make_cpu_backend(threads), exact, test);
+        }
+    }
+    if (!wanted("gpu")) {
+        return;
     }
     if (cuda_device_count() == 0) {
+        REQUIRE(only == nullptr);
         static const int said = std::printf("skipped: the backends on a GPU (none was found)\n");
         static_cast<void>(said);
         return;

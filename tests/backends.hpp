@@ -74,7 +74,8 @@ double norm(const Floats& a);
 
 // Calls test(bench) for each backend that this program and machine have: the CPU's with 1 and 3
 // threads; the emulated GPU's under several schedules, and with TF32; on a GPU gyre's kernels, the
-// same with TF32, and the libraries'. Says once what is missing.
+// same with TF32, and the libraries'. Says once what is missing. GYRE_TEST_BACKENDS=gpu leaves all
+// but the last away, and fails where there is no GPU; cpu and emulated likewise.
 void on_every_backend(const std::function<void(Bench&)>& test);
 
 }  // namespace gyre::test

@@ -115,35 +115,39 @@ TEST_CASE("dropout draws its mask from the image's index, wherever the image lie
     on_every_backend([](Bench& bench) {
         for (const bool by_channel : {false, true}) {
             for (const float p : {0.0f, 0.25f, 0.5f, 1.0f}) {
-                for (const int n : kBatches) {
-                    const Shape shape{7, 3, 2};
-                    std::vector<std::int32_t> samples(static_cast<std::size_t>(n));
-                    for (std::size_t i = 0; i < samples.size(); ++i) {
-                        samples[i] = static_cast<std::int32_t>((i * 7919 + 13) % 60000);
+                // The second has images and planes of whole vectors of four elements.
+                for (const Shape& shape : {Shape{7, 3, 2}, Shape{6, 2, 4}}) {
+                    for (const int n : kBatches) {
+                        std::vector<std::int32_t> samples(static_cast<std::size_t>(n));
+                        for (std::size_t i = 0; i < samples.size(); ++i) {
+                            samples[i] = static_cast<std::int32_t>((i * 7919 + 13) % 60000);
+                        }
+                        const auto plane = static_cast<std::size_t>(shape.plane_elems());
+                        const RandomStream stream{99, RandomPurpose::dropout, 3, 2};
+                        const Floats x = random_floats(n * shape.elems(), 15);
+                        Floats expected = x;
+                        for (std::size_t i = 0; i < x.size(); ++i) {
+                            const auto image = i / static_cast<std::size_t>(shape.elems());
+                            const auto elem = i % static_cast<std::size_t>(shape.elems());
+                            const auto word = stream.word(
+                                static_cast<std::uint32_t>(samples[image]),
+                                static_cast<std::uint32_t>(by_channel ? elem / plane : elem));
+                            expected[i] =
+                                word >= double{p} * 0x1p32 ? x[i] * (1.0f / (1.0f - p)) : 0.0f;
+                        }
+                        const Guarded y = bench.activation(shape, n, x);
+                        const auto dev_samples = bench.array(samples);
+                        const auto dev_epoch =
+                            bench.array(std::vector<std::uint32_t>{stream.epoch});
+                        bench.backend.dropout({{stream.seed, stream.purpose, stream.index, 0},
+                                               dev_epoch.get(),
+                                               dev_samples.get(),
+                                               shape,
+                                               p,
+                                               by_channel},
+                                              n, y.get());
+                        CHECK(bench.read(shape, n, y) == expected);
                     }
-                    const RandomStream stream{99, RandomPurpose::dropout, 3, 2};
-                    const Floats x = random_floats(n * shape.elems(), 15);
-                    Floats expected = x;
-                    for (std::size_t i = 0; i < x.size(); ++i) {
-                        const auto image = i / static_cast<std::size_t>(shape.elems());
-                        const auto elem = i % static_cast<std::size_t>(shape.elems());
-                        const auto word =
-                            stream.word(static_cast<std::uint32_t>(samples[image]),
-                                        static_cast<std::uint32_t>(by_channel ? elem / 6 : elem));
-                        expected[i] =
-                            word >= double{p} * 0x1p32 ? x[i] * (1.0f / (1.0f - p)) : 0.0f;
-                    }
-                    const Guarded y = bench.activation(shape, n, x);
-                    const auto dev_samples = bench.array(samples);
-                    const auto dev_epoch = bench.array(std::vector<std::uint32_t>{stream.epoch});
-                    bench.backend.dropout({{stream.seed, stream.purpose, stream.index, 0},
-                                           dev_epoch.get(),
-                                           dev_samples.get(),
-                                           shape,
-                                           p,
-                                           by_channel},
-                                          n, y.get());
-                    CHECK(bench.read(shape, n, y) == expected);
                 }
             }
         }
