@@ -70,8 +70,8 @@ void measure(Communicator& comm, const std::string& model, const Options& option
     net->initialise(1);
     const auto factored =
         choose_factored(*net, *backend, comm, options.batch_size, options.factors);
-    const auto bucket_bytes =
-        options.bucket_kib ? std::optional(*options.bucket_kib * 1024) : std::nullopt;
+    const auto bucket_bytes = options.bucket_kib ? *options.bucket_kib * 1024
+                                                 : auto_bucket_bytes(net->gradient_elems(), false);
     const auto buckets = plan_buckets(net->layer_begins(), net->gradient_elems(), bucket_bytes, {},
                                       ranges_of(factored));
     TrainOptions train;

@@ -23,14 +23,12 @@ class Passed final : public Request {
 }  // namespace
 
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
-                                 std::int64_t total_elems, std::optional<std::int64_t> bucket_bytes,
+                                 std::int64_t total_elems, std::int64_t bucket_bytes,
                                  std::optional<std::int64_t> apart,
                                  const std::vector<Bucket>& gathered) {
     constexpr std::int64_t kGrainElems = 16, kGrainBytes = kGrainElems * sizeof(float);
     const std::int64_t total_bytes = total_elems * std::int64_t{sizeof(float)};
-    const std::int64_t least = std::max(
-        total_bytes / kMostBuckets,
-        bucket_bytes.value_or(std::clamp<std::int64_t>(total_bytes / 16, 16 << 10, 4 << 20)));
+    const std::int64_t least = std::max(total_bytes / kMostBuckets, bucket_bytes);
     const std::int64_t part_elems = std::max(kGrainElems, least / kGrainBytes * kGrainElems);
     std::vector<Bucket> buckets;
     std::int64_t end = total_elems;
@@ -65,6 +63,15 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
         }
     }
     return buckets;
+}
+
+std::int64_t auto_bucket_bytes(std::int64_t total_elems, bool on_gpu) {
+    const std::int64_t total_bytes = total_elems * std::int64_t{sizeof(float)};
+    if (!on_gpu) {
+        return std::clamp<std::int64_t>(total_bytes / 16, 16 << 10, 4 << 20);
+    }
+    return total_bytes <= 1 << 20 ? total_bytes
+                                  : std::clamp<std::int64_t>(total_bytes / 4, 16 << 20, 32 << 20);
 }
 
 Reducer::Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> buckets,

@@ -69,7 +69,7 @@ void check_covers(const std::vector<Bucket>& buckets, std::int64_t total) {
 
 TEST_CASE("buckets cover the gradients from the end to the beginning") {
     const std::vector<std::int64_t> begins = {0, 272, 5312, 21376};  // the layers of `net`
-    const std::int64_t total = 21920;
+    const std::int64_t total = 21920, automatic = auto_bucket_bytes(total, false);
     for (const std::int64_t kib : {1, 4, 16, 32, 64, 1024}) {
         check_covers(plan_buckets(begins, total, kib * 1024), total);
     }
@@ -79,12 +79,12 @@ TEST_CASE("buckets cover the gradients from the end to the beginning") {
     }
     CHECK(plan_buckets(begins, total, 25 << 20).size() == 1);
     // auto: something to overlap even in a small net, and a small last bucket.
-    const auto buckets = plan_buckets(begins, total, {});
+    const auto buckets = plan_buckets(begins, total, automatic);
     check_covers(buckets, total);
     CHECK(buckets.size() >= 3);
     CHECK(buckets.back().elems() == 272);
     // What has to be exact has a bucket of its own, the first.
-    const auto apart = plan_buckets(begins, total, {}, total - 16);
+    const auto apart = plan_buckets(begins, total, automatic, total - 16);
     check_covers(apart, total);
     CHECK(apart.front().elems() == 16);
     // Tensors whose factors are gathered have no bucket.
@@ -95,7 +95,7 @@ TEST_CASE("buckets cover the gradients from the end to the beginning") {
     CHECK(around[1].begin == 0);
     CHECK(around[1].end == 5312);
     const auto at_the_end =
-        plan_buckets(begins, total, {}, total - 16, {{0, 272}, {21376, total - 16}});
+        plan_buckets(begins, total, automatic, total - 16, {{0, 272}, {21376, total - 16}});
     CHECK(at_the_end.front().begin == total - 16);
     CHECK(at_the_end[1].end == 21376);
     CHECK(at_the_end.back().begin == 272);
@@ -103,6 +103,28 @@ TEST_CASE("buckets cover the gradients from the end to the beginning") {
     const auto many = plan_buckets({0, 1'000'000}, 30'000'000, 1);
     check_covers(many, 30'000'000);
     CHECK(many.size() <= 1026);
+}
+
+TEST_CASE("in a GPU's memory small nets have one bucket, and large ones few") {
+    const auto sizes = [](const std::vector<std::int64_t>& begins, std::int64_t total) {
+        const auto buckets = plan_buckets(begins, total, auto_bucket_bytes(total, true));
+        check_covers(buckets, total);
+        std::vector<std::int64_t> bytes;
+        for (const Bucket& bucket : buckets) {
+            bytes.push_back(bucket.bytes());
+        }
+        return bytes;
+    };
+    CHECK(sizes({0, 272, 5312, 21376}, 21920).size() == 1);  // net
+    const auto wide = sizes({0, 640, 74'496, 25'765'632}, 25'775'952);
+    CHECK(wide.size() <= 5);
+    for (const std::int64_t bytes : wide) {
+        CHECK(bytes <= 64 << 20);
+    }
+    CHECK(auto_bucket_bytes(262'144, true) == 1 << 20);
+    CHECK(auto_bucket_bytes(262'160, true) == 16 << 20);
+    CHECK(auto_bucket_bytes(std::int64_t{1} << 30, true) == 32 << 20);
+    CHECK(auto_bucket_bytes(25'775'952, false) == 4 << 20);
 }
 
 TEST_CASE("a bucket is reduced as soon as it is complete, and once") {
@@ -174,7 +196,7 @@ struct Training {
         : net(*backend, load_model("net"), {1, 28, 28}, 10, {6, 0, true}),
           images(*backend, blank_images(), {{0.5f}, {0.3f}}),
           optimizer(*backend, net, TrainOptions()),
-          reducer(comm, *backend, plan_buckets(net.layer_begins(), net.gradient_elems(), {}),
+          reducer(comm, *backend, plan_buckets(net.layer_begins(), net.gradient_elems(), 16 << 10),
                   net.gradient_data()),
           trainer(*backend, net, images, optimizer, reducer, {6, 6, 0, 1}, {1, true, accumulate}) {
         net.initialise(1);

@@ -211,9 +211,10 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
         compute.ready = ready_by_flop(forward_flop(*backend, model, options), compute.backward);
         source = "compute times as given, the backward pass divided by operations";
     }
-    const auto buckets =
-        plan_buckets(net->layer_begins(), net->gradient_elems(),
-                     options.bucket_kib ? std::optional(*options.bucket_kib * 1024) : std::nullopt);
+    const auto buckets = plan_buckets(
+        net->layer_begins(), net->gradient_elems(),
+        options.bucket_kib ? *options.bucket_kib * 1024
+                           : auto_bucket_bytes(net->gradient_elems(), !backend->host_memory()));
     std::vector<StepPlan> plans;
     for (const int ranks : options.ranks) {
         plans.push_back(plan_step(ranks, compute, buckets, net->layer_begins(), options.algorithm,

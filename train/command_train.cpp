@@ -203,7 +203,8 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options) {
         data = load_dataset({options.data, options.limit, options.classes});
         normalisation = choose_normalisation(options, data.train);
     });
-    comm.use_device(*backend);  // what it then uses is among the facts
+    // What it then uses is among the facts.
+    const bool on_gpu = comm.use_device(*backend) && !backend->host_memory();
     facts = {model.name, data.name, backend->description(), comm.description()};
     facts.train_images = data.train.count;
     facts.test_images = data.test.count;
@@ -260,10 +261,10 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options) {
     const auto plan = [&](std::optional<std::int64_t> bucket_kib) {
         // The step's loss and counts must arrive as they are.
         const bool narrow = options.comm_dtype != DataType::float32;
-        return plan_buckets(net->layer_begins(), net->gradient_elems(),
-                            bucket_kib ? std::optional(*bucket_kib * 1024) : std::nullopt,
-                            narrow ? std::optional(net->tail_offset()) : std::nullopt,
-                            ranges_of(factored));
+        return plan_buckets(
+            net->layer_begins(), net->gradient_elems(),
+            bucket_kib ? *bucket_kib * 1024 : auto_bucket_bytes(net->gradient_elems(), on_gpu),
+            narrow ? std::optional(net->tail_offset()) : std::nullopt, ranges_of(factored));
     };
     buckets = plan(options.bucket_kib);
     require_same_manifest(comm,
