@@ -140,7 +140,7 @@ class Operations {
         weighted(
             images(Role::in, s.in), images(Role::in, s.out()), s.weight_elems(), s.out_channels,
             static_cast<double>(s.flop_per_image()), work.input_gradient,
-            [s, layer = layer_](LayerKernels& k, int n) { k.prepare_conv2d(layer, s, n); },
+            [s, layer = layer_](LayerKernels& k, int n) { k.prepare_conv2d(layer, s, n, true); },
             [s](const auto& k, const Args& a) {
                 k.layers.conv2d_forward(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
             },
@@ -157,7 +157,7 @@ class Operations {
         weighted(
             images(Role::in, {s.in_features, 1, 1}), images(Role::in, {s.out_features, 1, 1}),
             s.weight_elems(), s.out_features, static_cast<double>(s.flop_per_image()), true,
-            [s, layer = layer_](LayerKernels& k, int n) { k.prepare_linear(layer, s, n); },
+            [s, layer = layer_](LayerKernels& k, int n) { k.prepare_linear(layer, s, n, true); },
             [s](const auto& k, const Args& a) {
                 k.layers.linear_forward(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
             },
@@ -175,7 +175,7 @@ class Operations {
         const Operand argmax{Role::scratch, Type::u8, Values::any, s.out(), true};
         const double bytes = 4.0 * elems(s.in) + 5.0 * elems(s.out());
         const auto prepare = [s, layer = layer_](LayerKernels& k, int n) {
-            k.prepare_maxpool2d(layer, s, n);
+            k.prepare_maxpool2d(layer, s, n, true);
         };
         Operation& forward = add("forward", bytes, 0);
         forward.operands = {images(Role::in, s.in), images(Role::out, s.out()), argmax};

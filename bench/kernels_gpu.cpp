@@ -97,7 +97,7 @@ class Suite {
         const LinearShape shape{kGemm, kGemm};
         const Operand square = vector(Role::in, shape.weight_elems());
         OperandSets operands(pool_, {square, square, vector(Role::in, kGemm), square}, 1, 1);
-        kernels->prepare_linear("ceiling", shape, kGemm);
+        kernels->prepare_linear("ceiling", shape, kGemm, true);
         const Args& a = operands.sets()[0];
         const double us = time_calls(
             [&](int) { kernels->linear_forward(shape, kGemm, a.f(0), a.f(1), a.f(2), a.f(3)); }, 2);

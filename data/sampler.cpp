@@ -1,6 +1,8 @@
 #include "data/sampler.hpp"
 
 #include <algorithm>
+#include <functional>
+#include <map>
 #include <numeric>
 #include <utility>
 
@@ -41,6 +43,27 @@ Range Sharding::local(std::int64_t step) const {
     const Range all = global(step);
     const Range mine = rank_share(all.count, rank, ranks);
     return {all.first + mine.first, mine.count};
+}
+
+std::vector<int> Sharding::sizes(int parts) const {
+    std::map<std::int64_t, std::int64_t, std::greater<>> passes;  // by images
+    const std::int64_t whole = images / global_batch;
+    const auto add = [&](std::int64_t step, std::int64_t times) {
+        for (int part = 0; part < parts; ++part) {
+            passes[rank_share(local(step).count, part, parts).count] += times;
+        }
+    };
+    add(0, whole);
+    if (whole < steps()) {
+        add(whole, 1);
+    }
+    std::vector<int> result;
+    for (const auto& [size, times] : passes) {
+        if (size > 0 && times > 0 && (result.empty() || 10 * times >= steps() * parts)) {
+            result.push_back(static_cast<int>(size));
+        }
+    }
+    return result;
 }
 
 }  // namespace gyre::data

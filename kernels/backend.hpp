@@ -91,11 +91,15 @@ class LayerKernels {
     virtual ~LayerKernels() = default;
     virtual std::string description() const = 0;
 
-    // What a net announces of its layers before the first step, n being the largest batch, so that
-    // memory is reserved and kernels are chosen then. Using a layer unannounced works, too.
-    virtual void prepare_conv2d(const std::string& /*layer*/, const Conv2dShape&, int /*n*/) {}
-    virtual void prepare_maxpool2d(const std::string& /*layer*/, const MaxPool2dShape&, int) {}
-    virtual void prepare_linear(const std::string& /*layer*/, const LinearShape&, int /*n*/) {}
+    // What a net announces of its layers before the first step, once for each number of images that
+    // many passes have, training passes first, so that memory is reserved and kernels are chosen
+    // then; a pass without training has no backward pass. Passes of other sizes work, too.
+    virtual void prepare_conv2d(const std::string& /*layer*/, const Conv2dShape&, int /*n*/,
+                                bool /*training*/) {}
+    virtual void prepare_maxpool2d(const std::string& /*layer*/, const MaxPool2dShape&, int /*n*/,
+                                   bool /*training*/) {}
+    virtual void prepare_linear(const std::string& /*layer*/, const LinearShape&, int /*n*/,
+                                bool /*training*/) {}
     // What was chosen for each layer and why, for -v; empty where there was no choice.
     virtual std::string choices() const { return {}; }
 
@@ -216,7 +220,8 @@ class Backend : public LayerKernels {
 };
 
 // What a backend on a GPU, real or emulated, is asked for.
-enum class KernelSet { ours, library, automatic };  // --kernels ours|cudnn|auto
+// --kernels ours|cudnn|auto. Emulated there is no library, and auto chooses between equals.
+enum class KernelSet { ours, library, automatic };
 struct GpuOptions {
     int device = 0;
     bool share = false;  // ranks take turns where there are fewer devices

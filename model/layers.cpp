@@ -56,7 +56,9 @@ class Conv2d final : public WeightedLayer {
         backend.conv2d_backward_weights(shape_, pass.n, x, dy, weight_gradient(pass),
                                         bias_gradient(pass));
     }
-    void prepare(Backend& backend, int n) override { backend.prepare_conv2d(name, shape_, n); }
+    void prepare(Backend& backend, int n, bool training) override {
+        backend.prepare_conv2d(name, shape_, n, training);
+    }
 
  private:
     const Conv2dShape shape_;
@@ -81,7 +83,9 @@ class Linear final : public WeightedLayer {
                                         bias_gradient(pass));
     }
     bool factored() const override { return true; }
-    void prepare(Backend& backend, int n) override { backend.prepare_linear(name, shape_, n); }
+    void prepare(Backend& backend, int n, bool training) override {
+        backend.prepare_linear(name, shape_, n, training);
+    }
 
  private:
     const LinearShape shape_;
@@ -101,7 +105,9 @@ class MaxPool2d final : public Layer {
                        const float* dy, float* dx) override {
         backend.maxpool2d_backward(shape_, pass.n, x, argmax_.get(), dy, dx);
     }
-    void prepare(Backend& backend, int n) override { backend.prepare_maxpool2d(name, shape_, n); }
+    void prepare(Backend& backend, int n, bool training) override {
+        backend.prepare_maxpool2d(name, shape_, n, training);
+    }
 
  private:
     const MaxPool2dShape shape_;

@@ -49,8 +49,8 @@ class Layer {
     // a product over the images.
     virtual bool factored() const { return false; }
     virtual bool in_place() const { return false; }
-    // Announces the layer to the backend, for batches of up to n images.
-    virtual void prepare(Backend&, int /*n*/) {}
+    // Announces the layer to the backend, for passes of n images.
+    virtual void prepare(Backend&, int /*n*/, bool /*training*/) {}
 
     const std::string name;  // such as conv1
     const Shape in, out;

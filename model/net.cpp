@@ -36,9 +36,18 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
     input_ = {backend, backend.activation_elems(input, largest_batch)};
     labels_ = {backend, largest_batch};
-    for (const auto& layer : layers_) {
-        layer->prepare(backend, largest_batch);
-    }
+    const auto announce = [&](int most, std::vector<int> sizes, bool training) {
+        if (sizes.empty() && most > 0) {
+            sizes.push_back(most);
+        }
+        for (const auto& layer : layers_) {
+            for (const int n : sizes) {
+                layer->prepare(backend, n, training);
+            }
+        }
+    };
+    announce(options.train_batch, options.train_sizes, true);
+    announce(options.eval_batch, options.eval_sizes, false);
     // Every output begins at a multiple of 256 bytes.
     const auto output_elems = [&](const Shape& shape, int n) {
         return (backend.activation_elems(shape, n) + 63) / 64 * 64;

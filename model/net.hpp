@@ -18,6 +18,9 @@ struct NetOptions {
     int train_batch = 64;   // the most images in a training pass
     int eval_batch = 1000;  // the most images in an evaluation pass
     bool dropout = true;
+    // The numbers of images for which kernels are chosen, as passes have them (Sharding::sizes());
+    // empty: the most images.
+    std::vector<int> train_sizes = {}, eval_sizes = {};
 };
 
 // Memory. Parameters lie in one flat buffer, each beginning at a multiple of kAlignElems; gradients

@@ -82,3 +82,17 @@ TEST_CASE("the ranks' parts of a step together are the one rank's step") {
         CHECK(next == one.local(step).first + one.local(step).count);
     }
 }
+
+TEST_CASE("sizes of passes: the largest, and those of at least every tenth pass") {
+    using Sizes = std::vector<int>;
+    CHECK(Sharding{60'000, 64, 0, 1}.sizes() == Sizes{64});  // 937 of 64, one of 32
+    CHECK(Sharding{10'000, 1000, 0, 1}.sizes() == Sizes{1000});
+    CHECK(Sharding{2500, 1000, 0, 1}.sizes() == Sizes{1000, 500});
+    CHECK(Sharding{70, 100, 0, 1}.sizes() == Sizes{70});
+    // 100 images of 3 ranks are 34, 33 and 33; 34 in 4 parts 9, 9, 8 and 8.
+    CHECK(Sharding{60'000, 100, 0, 3}.sizes() == Sizes{34});
+    CHECK(Sharding{60'000, 100, 2, 3}.sizes() == Sizes{33});
+    CHECK(Sharding{60'000, 100, 0, 3}.sizes(4) == Sizes{9, 8});
+    CHECK(Sharding{60'000, 20, 0, 1}.sizes(19) == Sizes{2, 1});  // one part of 19 is larger
+    CHECK(Sharding{3, 3, 4, 7}.sizes().empty());
+}

@@ -202,8 +202,9 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         data.train = {};
         batch = static_cast<int>(std::min<std::int64_t>(
             options.test_batch_size, rank_share(data.test.count, 0, comm.size()).count));
-        net = std::make_unique<Net>(*backend, model, shape, data.classes,
-                                    NetOptions{0, batch, false});
+        net = std::make_unique<Net>(
+            *backend, model, shape, data.classes,
+            NetOptions{0, batch, false, {}, evaluation_sizes(comm, data.test.count, batch)});
         for (const std::string& remark : net->import_parameters(weights.tensors, options.weights)) {
             tell(remark);
         }

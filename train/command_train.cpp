@@ -230,7 +230,10 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options) {
         const Shape shape{data.train.channels, data.train.height, data.train.width};
         net = std::make_unique<Net>(
             *backend, model, shape, data.classes,
-            NetOptions{train_batch, options.evaluate ? eval_batch : 0, options.dropout});
+            NetOptions{train_batch, options.evaluate ? eval_batch : 0, options.dropout,
+                       sharding.sizes(options.accumulate),
+                       options.evaluate ? evaluation_sizes(comm, data.test.count, eval_batch)
+                                        : std::vector<int>()});
         optimizer = std::make_unique<Optimizer>(*backend, *net, options);
         if (comm.is_root()) {
             if (options.init.empty()) {

@@ -8,6 +8,10 @@
 
 namespace gyre::train {
 
+std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch) {
+    return Sharding{rank_share(images, comm.rank(), comm.size()).count, batch}.sizes();
+}
+
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
                     int batch) {
     const Range mine = rank_share(images.count(), comm.rank(), comm.size());

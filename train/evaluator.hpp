@@ -15,6 +15,9 @@ struct Evaluation {
     bool stop = false;  // some rank was asked to stop; the figures are incomplete
 };
 
+// Images of this rank's passes, as Sharding::sizes() has them.
+std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch);
+
 // Collective. batch: images per pass, at most what the net was made for.
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
                     int batch);

@@ -7,57 +7,98 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/check.hpp"
 #include "kernels/cuda/choices.hpp"
 #include "kernels/cuda/layer_kernels.hpp"
-#include "kernels/cuda/library_kernels.hpp"
+#include "kernels/error.hpp"
 
-namespace gyre::cuda {
+namespace gyre::SIMT_NAMESPACE {
 namespace {
 
 constexpr int kWarmUps = 2;
+constexpr int kFewCalls = 2;  // that say how many a batch should have
+#if defined(GYRE_EMULATED)    // where times mean nothing
+constexpr int kBatches = 1, kMostCalls = 1;
+#else
 constexpr int kBatches = 5;
-constexpr int kMostCalls = 1000;     // in a batch
+constexpr int kMostCalls = 1000;  // in a batch
+#endif
 constexpr double kBatchUs = 2000.0;  // what a batch should take at least
 
 using Call = std::function<void()>;
+
+// Calls in a row, captured as the step is; one by one where a library cannot be captured.
+class Batch {
+ public:
+    Batch(Stream& stream, const Call& call, int calls)
+        : stream_(stream), call_(call), calls_(calls) {
+        try {
+            graph_.emplace(stream, [this] { run_plainly(); });
+        } catch (const Error&) {
+            graph_.reset();
+        }
+    }
+    int calls() const { return calls_; }
+    void run() {
+        if (graph_) {
+            graph_->launch(stream_);
+        } else {
+            run_plainly();
+        }
+    }
+
+ private:
+    void run_plainly() {
+        for (int i = 0; i < calls_; ++i) {
+            call_();
+        }
+    }
+
+    Stream& stream_;
+    const Call& call_;
+    const int calls_;
+    std::optional<Graph> graph_;
+};
 
 class Stopwatch {
  public:
     explicit Stopwatch(Stream& stream) : stream_(stream) {}
 
-    // Microseconds of one of `calls` calls in a row. Operands are in the cache where they fit, as
-    // they mostly are in a step; a call that takes the host longer than the GPU counts for that.
-    double time(const Call& call, int calls) {
-        stream_.record(start_);
-        for (int i = 0; i < calls; ++i) {
-            call();
-        }
-        stream_.record(end_);
-        end_.synchronize();
-        return 1000.0 * Event::milliseconds(start_, end_) / calls;
-    }
-
     // The medians of both. Their batches take turns, so that both see the same clocks.
     Timing compare(const Call& ours, const Call& library) {
-        const int calls_of_ours = calls_for(ours), calls_of_library = calls_for(library);
+        // Both before anything is captured: a first call may allocate, and the workspace may grow.
+        for (int i = 0; i < kWarmUps; ++i) {
+            ours();
+            library();
+        }
+        Batch of_ours(stream_, ours, calls_for(ours));
+        Batch of_library(stream_, library, calls_for(library));
         std::array<double, kBatches> ours_us{}, library_us{};
         for (std::size_t i = 0; i < kBatches; ++i) {
-            ours_us[i] = time(ours, calls_of_ours);
-            library_us[i] = time(library, calls_of_library);
+            ours_us[i] = time(of_ours);
+            library_us[i] = time(of_library);
         }
         return {median(ours_us), median(library_us)};
     }
 
  private:
+    // Microseconds of one of the calls. Operands are in the cache where they fit, as they mostly
+    // are in a step.
+    double time(Batch& batch) {
+        stream_.record(start_);
+        batch.run();
+        stream_.record(end_);
+        end_.synchronize();
+        return 1000.0 * double{Event::milliseconds(start_, end_)} / batch.calls();
+    }
     int calls_for(const Call& call) {
-        for (int i = 0; i < kWarmUps; ++i) {
-            call();
-        }
-        const double once = std::max(time(call, 2), 0.1);
+        Batch few(stream_, call, kFewCalls);
+        time(few);  // the first launch of a graph takes longer
+        const double once = std::max(time(few), 0.1);
         return static_cast<int>(std::clamp(std::ceil(kBatchUs / once), 1.0, double{kMostCalls}));
     }
     static double median(std::array<double, kBatches> times) {
@@ -79,22 +120,23 @@ enum class Kind {
     linear_backward_data,
     linear_backward_weights
 };
-const char* name_of(Kind kind) {
+// Empty: passes of this kind have no such operation.
+const char* name_of(Kind kind, bool training) {
     switch (kind) {
         case Kind::conv2d_forward:
             return "conv2d forward";
         case Kind::conv2d_backward_data:
-            return "conv2d backward data";
+            return training ? "conv2d backward data" : "";
         case Kind::conv2d_backward_weights:
-            return "conv2d backward weights";
+            return training ? "conv2d backward weights" : "";
         case Kind::maxpool2d:
-            return "maxpool2d both ways";
+            return training ? "maxpool2d both ways" : "maxpool2d forward";
         case Kind::linear_forward:
             return "linear forward";
         case Kind::linear_backward_data:
-            return "linear backward data";
+            return training ? "linear backward data" : "";
         case Kind::linear_backward_weights:
-            return "linear backward weights";
+            return training ? "linear backward weights" : "";
     }
     return "";
 }
@@ -133,38 +175,37 @@ struct Operands {
     TimingOperand x, w, b, y;
 };
 
-std::string environment(const Context& context, const GpuOptions& options,
+std::string environment(const Context& context, const GpuOptions& options, const std::string& gpu,
                         const LayerKernels& library) {
-    cudaDeviceProp properties{};
-    GYRE_CUDA_CHECK(cudaGetDeviceProperties(&properties, options.device));
-    return fmt::format("{}, gyre {}, {}, {}{}", properties.name, GYRE_VERSION,
-                       library.description(), context.tf32 ? "TF32" : "FP32",
+    return fmt::format("{}, gyre {}, {}, {}{}", gpu, GYRE_VERSION, library.description(),
+                       context.tf32 ? "TF32" : "FP32",
                        options.deterministic ? ", deterministic" : "");
 }
 
 class AutomaticKernels final : public LayerKernels {
  public:
-    AutomaticKernels(const Context& context, const GpuOptions& options,
+    AutomaticKernels(const Context& context, const GpuOptions& options, const std::string& gpu,
                      std::unique_ptr<LayerKernels> own, std::unique_ptr<LayerKernels> library)
         : context_(context),
           own_(std::move(own)),
           library_(std::move(library)),
-          choices_(environment(context, options, *library_), options.choices_file) {}
+          choices_(environment(context, options, gpu, *library_), options.choices_file) {}
 
     std::string description() const override {
         return fmt::format("the faster of {} and {}", own_->description(), library_->description());
     }
     std::string choices() const override { return choices_.table(); }
 
-    void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n) override {
-        own_->prepare_conv2d(layer, shape, n);
-        library_->prepare_conv2d(layer, shape, n);
+    void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n,
+                        bool training) override {
+        own_->prepare_conv2d(layer, shape, n, training);
+        library_->prepare_conv2d(layer, shape, n, training);
         std::unique_ptr<Operands> operands;
         const auto at = [&]() -> const Operands& {
             return allocated(operands, n * shape.in.elems(), shape.weight_elems(),
                              shape.out_channels, n * shape.out().elems());
         };
-        choose(layer, shape, n,
+        choose(layer, shape, n, training,
                {{Kind::conv2d_forward,
                  [&](LayerKernels& kernels) {
                      const auto& [x, w, b, y] = at();
@@ -180,28 +221,33 @@ class AutomaticKernels final : public LayerKernels {
                      kernels.conv2d_backward_weights(shape, n, x.get(), y.get(), w.get(), b.get());
                  }}});
     }
-    void prepare_maxpool2d(const std::string& layer, const MaxPool2dShape& shape, int n) override {
-        own_->prepare_maxpool2d(layer, shape, n);
-        library_->prepare_maxpool2d(layer, shape, n);
+    void prepare_maxpool2d(const std::string& layer, const MaxPool2dShape& shape, int n,
+                           bool training) override {
+        own_->prepare_maxpool2d(layer, shape, n, training);
+        library_->prepare_maxpool2d(layer, shape, n, training);
         std::unique_ptr<Operands> operands;
-        choose(layer, shape, n,
+        choose(layer, shape, n, training,
                {{Kind::maxpool2d, [&](LayerKernels& kernels) {
                      const std::int64_t in = n * shape.in.elems(), out = n * shape.out().elems();
                      const auto& [x, dx, bytes, y] = allocated(operands, in, in, out / 4 + 1, out);
-                     auto* const argmax = reinterpret_cast<std::uint8_t*>(bytes.get());
+                     auto* const argmax =
+                         training ? reinterpret_cast<std::uint8_t*>(bytes.get()) : nullptr;
                      kernels.maxpool2d_forward(shape, n, x.get(), y.get(), argmax);
-                     kernels.maxpool2d_backward(shape, n, x.get(), argmax, y.get(), dx.get());
+                     if (training) {
+                         kernels.maxpool2d_backward(shape, n, x.get(), argmax, y.get(), dx.get());
+                     }
                  }}});
     }
-    void prepare_linear(const std::string& layer, const LinearShape& shape, int n) override {
-        own_->prepare_linear(layer, shape, n);
-        library_->prepare_linear(layer, shape, n);
+    void prepare_linear(const std::string& layer, const LinearShape& shape, int n,
+                        bool training) override {
+        own_->prepare_linear(layer, shape, n, training);
+        library_->prepare_linear(layer, shape, n, training);
         std::unique_ptr<Operands> operands;
         const auto at = [&]() -> const Operands& {
             return allocated(operands, std::int64_t{n} * shape.in_features, shape.weight_elems(),
                              shape.out_features, std::int64_t{n} * shape.out_features);
         };
-        choose(layer, shape, n,
+        choose(layer, shape, n, training,
                {{Kind::linear_forward,
                  [&](LayerKernels& kernels) {
                      const auto& [x, w, b, y] = at();
@@ -273,14 +319,20 @@ class AutomaticKernels final : public LayerKernels {
     }
 
     template <typename LayerShape>
-    void choose(const std::string& layer, const LayerShape& shape, int n,
+    void choose(const std::string& layer, const LayerShape& shape, int n, bool training,
                 const std::vector<Candidate>& candidates) {
         if (n < 1) {
             return;
         }
         bool timed = false;
         for (const Candidate& candidate : candidates) {
-            const Operation operation{name_of(candidate.kind), text_of(shape), n};
+            const std::string name = name_of(candidate.kind, training);
+            std::map<int, LayerKernels*>& by_size = chosen_[key_of(candidate.kind, shape)];
+            // Sizes that both kinds of passes have are chosen for training, which comes first.
+            if (name.empty() || by_size.count(n) != 0) {
+                continue;
+            }
+            const Operation operation{name, text_of(shape), n};
             if (choices_.find(operation) == nullptr) {
                 choices_.add(operation, Stopwatch(context_.stream)
                                             .compare([&] { candidate.run(*own_); },
@@ -288,8 +340,7 @@ class AutomaticKernels final : public LayerKernels {
                 timed = true;
             }
             choices_.list(layer, operation);
-            chosen_[key_of(candidate.kind, shape)][n] =
-                choices_.find(operation)->ours_is_faster() ? own_.get() : library_.get();
+            by_size[n] = choices_.find(operation)->ours_is_faster() ? own_.get() : library_.get();
         }
         if (timed) {
             choices_.save();
@@ -314,13 +365,42 @@ class AutomaticKernels final : public LayerKernels {
     std::map<Key, std::map<int, LayerKernels*>> chosen_;  // by number of images
 };
 
+float* random_values(Stream& stream, std::int64_t elems) {
+    std::vector<float> values(static_cast<std::size_t>(std::min<std::int64_t>(elems, 1 << 16)));
+    std::minstd_rand generator(1);
+    std::uniform_real_distribution<float> distribution(-1.0f, 1.0f);
+    std::generate(values.begin(), values.end(), [&] { return distribution(generator); });
+
+    const std::size_t bytes = static_cast<std::size_t>(elems) * sizeof(float);
+    char* memory = static_cast<char*>(allocate(std::max(bytes, sizeof(float))));
+    try {
+        std::size_t filled = values.size() * sizeof(float);
+        stream.upload(memory, values.data(), filled);
+        while (filled < bytes) {
+            const std::size_t part = std::min(filled, bytes - filled);
+            stream.copy(memory + filled, memory, part);
+            filled += part;
+        }
+        stream.synchronize();
+    } catch (...) {
+        release(memory);
+        throw;
+    }
+    return reinterpret_cast<float*>(memory);
+}
+
 }  // namespace
+
+TimingOperand::TimingOperand(Stream& stream, std::int64_t elems)
+    : memory_(random_values(stream, elems)) {}
 
 std::unique_ptr<LayerKernels> make_automatic_kernels(const Context& context,
                                                      const GpuOptions& options,
+                                                     const std::string& gpu,
                                                      std::unique_ptr<LayerKernels> own,
                                                      std::unique_ptr<LayerKernels> library) {
-    return std::make_unique<AutomaticKernels>(context, options, std::move(own), std::move(library));
+    return std::make_unique<AutomaticKernels>(context, options, gpu, std::move(own),
+                                              std::move(library));
 }
 
-}  // namespace gyre::cuda
+}  // namespace gyre::SIMT_NAMESPACE

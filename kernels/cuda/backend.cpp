@@ -138,14 +138,17 @@ class GpuBackend final : public Backend {
         return {device_.bus_id, device_.uuid, emulated};
     }
 
-    void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n) override {
-        kernels_->prepare_conv2d(layer, shape, n);
+    void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n,
+                        bool training) override {
+        kernels_->prepare_conv2d(layer, shape, n, training);
     }
-    void prepare_maxpool2d(const std::string& layer, const MaxPool2dShape& shape, int n) override {
-        kernels_->prepare_maxpool2d(layer, shape, n);
+    void prepare_maxpool2d(const std::string& layer, const MaxPool2dShape& shape, int n,
+                           bool training) override {
+        kernels_->prepare_maxpool2d(layer, shape, n, training);
     }
-    void prepare_linear(const std::string& layer, const LinearShape& shape, int n) override {
-        kernels_->prepare_linear(layer, shape, n);
+    void prepare_linear(const std::string& layer, const LinearShape& shape, int n,
+                        bool training) override {
+        kernels_->prepare_linear(layer, shape, n, training);
     }
     std::string choices() const override {
         return kernels_->choices();
@@ -280,24 +283,26 @@ class GpuBackend final : public Backend {
         std::vector<Transfer> marks;
     };
 
-    std::unique_ptr<LayerKernels> make_kernels([[maybe_unused]] const GpuOptions& options) {
+    std::unique_ptr<LayerKernels> make_kernels(const GpuOptions& options) {
         auto ours = make_own_kernels(context_);
+        if (options.kernels == KernelSet::ours) {
+            return ours;
+        }
 #if defined(GYRE_EMULATED)
-        if (options.kernels != KernelSet::ours) {
+        if (options.kernels == KernelSet::library) {
             throw usage_error(
                 "--device emulated runs gyre's own kernels only: cuDNN and cuBLAS need a GPU; use "
                 "--kernels ours");
         }
+        auto library = make_own_kernels(context_);  // for trying out how kernels are chosen
 #else
-        if (options.kernels != KernelSet::ours) {
-            auto library = make_library_kernels(context_, options);
-            if (options.kernels == KernelSet::library) {
-                return library;
-            }
-            return make_automatic_kernels(context_, options, std::move(ours), std::move(library));
+        auto library = make_library_kernels(context_, options);
+        if (options.kernels == KernelSet::library) {
+            return library;
         }
 #endif
-        return ours;
+        return make_automatic_kernels(context_, options, device_.name, std::move(ours),
+                                      std::move(library));
     }
     void finish_quietly() noexcept {
         try {
@@ -334,7 +339,7 @@ class GpuBackend final : public Backend {
 
     const DeviceProperties device_;  // first: it makes the device current
     Stream compute_, beside_;
-    Event computed_;
+    Event computed_{false};  // for the order only
     Workspace workspace_;
     const Context context_;
     std::vector<std::unique_ptr<Event>> transfers_;

@@ -91,6 +91,9 @@ struct Cudnn {
     GYRE_FUNCTION(cudnnGetConvolutionForwardAlgorithm_v7);
     GYRE_FUNCTION(cudnnGetConvolutionBackwardDataAlgorithm_v7);
     GYRE_FUNCTION(cudnnGetConvolutionBackwardFilterAlgorithm_v7);
+    GYRE_FUNCTION(cudnnGetConvolutionForwardWorkspaceSize);
+    GYRE_FUNCTION(cudnnGetConvolutionBackwardDataWorkspaceSize);
+    GYRE_FUNCTION(cudnnGetConvolutionBackwardFilterWorkspaceSize);
     GYRE_FUNCTION(cudnnConvolutionForward);
     GYRE_FUNCTION(cudnnConvolutionBackwardData);
     GYRE_FUNCTION(cudnnConvolutionBackwardFilter);

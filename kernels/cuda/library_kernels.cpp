@@ -11,8 +11,7 @@
 #include <bit>
 #include <map>
 #include <optional>
-#include <random>
-#include <vector>
+#include <string>
 
 #include "kernels/cuda/layer_kernels.hpp"
 #include "kernels/cuda/libraries.hpp"
@@ -20,37 +19,6 @@
 #include "kernels/error.hpp"
 
 namespace gyre::cuda {
-namespace {
-
-float* random_values(Stream& stream, std::int64_t elems) {
-    std::vector<float> values(static_cast<std::size_t>(std::min<std::int64_t>(elems, 1 << 16)));
-    std::minstd_rand generator(1);
-    std::uniform_real_distribution<float> distribution(-1.0f, 1.0f);
-    std::generate(values.begin(), values.end(), [&] { return distribution(generator); });
-
-    const std::size_t bytes = static_cast<std::size_t>(elems) * sizeof(float);
-    char* memory = static_cast<char*>(allocate(std::max(bytes, sizeof(float))));
-    try {
-        std::size_t filled = values.size() * sizeof(float);
-        stream.upload(memory, values.data(), filled);
-        while (filled < bytes) {
-            const std::size_t part = std::min(filled, bytes - filled);
-            stream.copy(memory + filled, memory, part);
-            filled += part;
-        }
-        stream.synchronize();
-    } catch (...) {
-        release(memory);
-        throw;
-    }
-    return reinterpret_cast<float*>(memory);
-}
-
-}  // namespace
-
-TimingOperand::TimingOperand(Stream& stream, std::int64_t elems)
-    : memory_(random_values(stream, elems)) {}
-
 #if defined(GYRE_WITH_LIBRARIES)
 
 namespace {
@@ -98,7 +66,9 @@ struct Direction {
     CudnnOwned<cudnnConvolutionDescriptor_t> descriptor;
     Algorithm algorithm{};
     std::size_t workspace_bytes = 0;
+    bool ours = false;  // cuDNN has no algorithm that is allowed
 };
+enum class Announced { not_at_all, for_evaluation, for_training };
 struct Convolution {
     CudnnOwned<cudnnFilterDescriptor_t> filter;
     Direction<cudnnConvolutionFwdAlgo_t> forward;
@@ -146,28 +116,48 @@ class LibraryKernels final : public LayerKernels {
                            cudnn % 100, lt / 10000, lt / 100 % 100, lt % 100);
     }
 
-    void prepare_conv2d(const std::string&, const Conv2dShape& shape, int n) override {
+    void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n,
+                        bool training) override {
         if (n < 1) {
             return;
         }
-        const Convolution& made = convolution(shape, n, true);
-        const std::size_t bytes =
-            std::max({made.forward.workspace_bytes, made.backward_data.workspace_bytes,
-                      made.backward_filter.workspace_bytes});
+        const Convolution& made =
+            convolution(shape, n, training ? Announced::for_training : Announced::for_evaluation);
+        std::size_t bytes = made.forward.workspace_bytes;
+        bool ours = made.forward.ours;
+        if (training) {
+            bytes = std::max(
+                {bytes, made.backward_data.workspace_bytes, made.backward_filter.workspace_bytes});
+            ours = ours || made.backward_data.ours || made.backward_filter.ours;
+        }
         context_.workspace.bytes(bytes);
         prepared_bytes_ = std::max(prepared_bytes_, bytes);
+        if (ours) {
+            context_.workspace.floats(conv2d_workspace_elems(context_, shape, n));
+            choices_ += fmt::format(
+                "{}, {} images: a direction by gyre's own kernels, as cuDNN "
+                "has no {}algorithm for it within {} MiB\n",
+                layer, n, deterministic_ ? "deterministic " : "", kConvolutionWorkspace >> 20);
+        }
     }
-    void prepare_maxpool2d(const std::string&, const MaxPool2dShape& shape, int n) override {
-        context_.workspace.floats(shape.out().elems() * n);
+    void prepare_maxpool2d(const std::string&, const MaxPool2dShape& shape, int n,
+                           bool training) override {
+        if (training) {
+            context_.workspace.floats(shape.out().elems() * n);
+        }
     }
-    void prepare_linear(const std::string&, const LinearShape&, int) override {
+    void prepare_linear(const std::string&, const LinearShape&, int, bool) override {
         context_.workspace.bytes(kMatmulWorkspace);
     }
+    std::string choices() const override { return choices_; }
 
     void conv2d_forward(const Conv2dShape& shape, int n, const float* x, const float* w,
                         const float* b, float* y) override {
-        const Convolution& made = convolution(shape, n, false);
+        const Convolution& made = convolution(shape, n, Announced::not_at_all);
         const auto& pass = made.forward;
+        if (pass.ours) {
+            return cuda::conv2d_forward(context_, shape, n, x, w, b, y);
+        }
         GYRE_CALL(cudnn_, cudnnConvolutionForward(
                               cudnn_handle_.get(), &kOne, tensors_(n, shape.in), x,
                               made.filter.get(), w, pass.descriptor.get(), pass.algorithm,
@@ -177,8 +167,11 @@ class LibraryKernels final : public LayerKernels {
     }
     void conv2d_backward_data(const Conv2dShape& shape, int n, const float* dy, const float* w,
                               float* dx) override {
-        const Convolution& made = convolution(shape, n, false);
+        const Convolution& made = convolution(shape, n, Announced::not_at_all);
         const auto& pass = made.backward_data;
+        if (pass.ours) {
+            return cuda::conv2d_backward_data(context_, shape, n, dy, w, dx);
+        }
         GYRE_CALL(cudnn_, cudnnConvolutionBackwardData(
                               cudnn_handle_.get(), &kOne, made.filter.get(), w,
                               tensors_(n, shape.out()), dy, pass.descriptor.get(), pass.algorithm,
@@ -187,8 +180,11 @@ class LibraryKernels final : public LayerKernels {
     }
     void conv2d_backward_weights(const Conv2dShape& shape, int n, const float* x, const float* dy,
                                  float* dw, float* db) override {
-        const Convolution& made = convolution(shape, n, false);
+        const Convolution& made = convolution(shape, n, Announced::not_at_all);
         const auto& pass = made.backward_filter;
+        if (pass.ours) {
+            return cuda::conv2d_backward_weights(context_, shape, n, x, dy, dw, db);
+        }
         GYRE_CALL(cudnn_, cudnnConvolutionBackwardFilter(
                               cudnn_handle_.get(), &kOne, tensors_(n, shape.in), x,
                               tensors_(n, shape.out()), dy, pass.descriptor.get(), pass.algorithm,
@@ -287,7 +283,7 @@ class LibraryKernels final : public LayerKernels {
         return made;
     }
 
-    const Convolution& convolution(const Conv2dShape& shape, int n, bool announced) {
+    const Convolution& convolution(const Conv2dShape& shape, int n, Announced announced) {
         const std::array key{shape.in.channels, shape.in.height, shape.in.width, shape.out_channels,
                              shape.kernel,      shape.stride,    shape.padding,  n};
         auto found = convolutions_.find(key);
@@ -296,7 +292,7 @@ class LibraryKernels final : public LayerKernels {
         }
         return found->second;
     }
-    Convolution make_convolution(const Conv2dShape& shape, int n, bool announced) {
+    Convolution make_convolution(const Conv2dShape& shape, int n, Announced announced) {
         Convolution made{
             cudnn_.own(cudnn_.cudnnCreateFilterDescriptor, cudnn_.cudnnDestroyFilterDescriptor,
                        "cudnnCreateFilterDescriptor"),
@@ -317,29 +313,35 @@ class LibraryKernels final : public LayerKernels {
         Candidates<cudnnConvolutionBwdFilterAlgoPerf_t> for_filter;
         // Timings choose one algorithm today and another tomorrow, with other roundings; and they
         // have no place in a step.
-        if (announced && !deterministic_) {
-            const TimingOperand x(context_.stream, n * shape.in.elems());
-            const TimingOperand y(context_.stream, n * shape.out().elems());
-            const TimingOperand w(context_.stream, shape.weight_elems());
+        const bool known = announced != Announced::not_at_all;
+        const bool find = known && !deterministic_;
+        const bool find_backward = find && announced == Announced::for_training;
+        std::optional<TimingOperand> x, y, w, scratch;
+        if (find) {
+            x.emplace(context_.stream, n * shape.in.elems());
+            y.emplace(context_.stream, n * shape.out().elems());
+            w.emplace(context_.stream, shape.weight_elems());
             // Not the workspace itself, which would stay as large as this.
-            const TimingOperand scratch(context_.stream, kConvolutionWorkspace / sizeof(float));
+            scratch.emplace(context_.stream, kConvolutionWorkspace / sizeof(float));
             GYRE_CALL(cudnn_, cudnnFindConvolutionForwardAlgorithmEx(
-                                  handle, in, x.get(), filter, w.get(), forward, out, y.get(),
+                                  handle, in, x->get(), filter, w->get(), forward, out, y->get(),
                                   for_forward.kMost, &for_forward.count, for_forward.perfs.data(),
-                                  scratch.get(), kConvolutionWorkspace));
-            GYRE_CALL(cudnn_, cudnnFindConvolutionBackwardDataAlgorithmEx(
-                                  handle, filter, w.get(), out, y.get(), backward_data, in, x.get(),
-                                  for_data.kMost, &for_data.count, for_data.perfs.data(),
-                                  scratch.get(), kConvolutionWorkspace));
-            GYRE_CALL(cudnn_, cudnnFindConvolutionBackwardFilterAlgorithmEx(
-                                  handle, in, x.get(), out, y.get(), backward_filter, filter,
-                                  w.get(), for_filter.kMost, &for_filter.count,
-                                  for_filter.perfs.data(), scratch.get(), kConvolutionWorkspace));
-            context_.stream.synchronize();
+                                  scratch->get(), kConvolutionWorkspace));
         } else {
             GYRE_CALL(cudnn_, cudnnGetConvolutionForwardAlgorithm_v7(
                                   handle, in, filter, forward, out, for_forward.kMost,
                                   &for_forward.count, for_forward.perfs.data()));
+        }
+        if (find_backward) {
+            GYRE_CALL(cudnn_, cudnnFindConvolutionBackwardDataAlgorithmEx(
+                                  handle, filter, w->get(), out, y->get(), backward_data, in,
+                                  x->get(), for_data.kMost, &for_data.count, for_data.perfs.data(),
+                                  scratch->get(), kConvolutionWorkspace));
+            GYRE_CALL(cudnn_, cudnnFindConvolutionBackwardFilterAlgorithmEx(
+                                  handle, in, x->get(), out, y->get(), backward_filter, filter,
+                                  w->get(), for_filter.kMost, &for_filter.count,
+                                  for_filter.perfs.data(), scratch->get(), kConvolutionWorkspace));
+        } else {
             GYRE_CALL(cudnn_, cudnnGetConvolutionBackwardDataAlgorithm_v7(
                                   handle, filter, out, backward_data, in, for_data.kMost,
                                   &for_data.count, for_data.perfs.data()));
@@ -347,40 +349,56 @@ class LibraryKernels final : public LayerKernels {
                                   handle, in, out, backward_filter, filter, for_filter.kMost,
                                   &for_filter.count, for_filter.perfs.data()));
         }
+        if (find) {
+            context_.stream.synchronize();
+        }
         // A last, smaller batch should not make the workspace grow in the midst of a training.
-        const std::size_t limit = announced ? kConvolutionWorkspace : prepared_bytes_;
-        choose(for_forward, limit, made.forward);
-        choose(for_data, limit, made.backward_data);
-        choose(for_filter, limit, made.backward_filter);
+        const std::size_t limit = known ? kConvolutionWorkspace : prepared_bytes_;
+        choose(for_forward, limit, made.forward, [&](auto algorithm, std::size_t* bytes) {
+            return cudnn_.cudnnGetConvolutionForwardWorkspaceSize(handle, in, filter, forward, out,
+                                                                  algorithm, bytes);
+        });
+        choose(for_data, limit, made.backward_data, [&](auto algorithm, std::size_t* bytes) {
+            return cudnn_.cudnnGetConvolutionBackwardDataWorkspaceSize(
+                handle, filter, out, backward_data, in, algorithm, bytes);
+        });
+        choose(for_filter, limit, made.backward_filter, [&](auto algorithm, std::size_t* bytes) {
+            return cudnn_.cudnnGetConvolutionBackwardFilterWorkspaceSize(
+                handle, in, out, backward_filter, filter, algorithm, bytes);
+        });
         return made;
     }
     // Takes the best candidate that needs no more than `limit` of workspace, or that is allowed at
-    // all.
-    template <typename Perf, typename Algorithm>
+    // all; where there is none (deterministic ones may be missing), gyre's own kernels.
+    template <typename Perf, typename Algorithm, typename WorkspaceSize>
     void choose(const Candidates<Perf>& candidates, std::size_t limit,
-                Direction<Algorithm>& direction) const {
-        const auto begin = candidates.perfs.begin(), end = begin + candidates.count;
-        const auto allowed = [&](const Perf& perf) {
-            return perf.status == CUDNN_STATUS_SUCCESS && perf.memory <= kConvolutionWorkspace &&
-                   (!deterministic_ || perf.determinism == CUDNN_DETERMINISTIC) &&
-                   (context_.tf32 || perf.mathType != CUDNN_TENSOR_OP_MATH);
+                Direction<Algorithm>& direction, const WorkspaceSize& workspace_size) const {
+        const auto take = [&](std::size_t most, bool same_arithmetic) {
+            for (int i = 0; i < candidates.count; ++i) {
+                const Perf& perf = candidates.perfs[static_cast<std::size_t>(i)];
+                // Of the kinds of arithmetic, the default would allow TF32.
+                const cudnnMathType_t math = context_.tf32 ? perf.mathType : CUDNN_FMA_MATH;
+                if (perf.status != CUDNN_STATUS_SUCCESS ||
+                    (deterministic_ && perf.determinism != CUDNN_DETERMINISTIC) ||
+                    (same_arithmetic ? perf.mathType != math
+                                     : perf.mathType == CUDNN_TENSOR_OP_MATH)) {
+                    continue;
+                }
+                GYRE_CALL(cudnn_, cudnnSetConvolutionMathType(direction.descriptor.get(), math));
+                // Asked for again: it belongs to the arithmetic, too.
+                std::size_t bytes = 0;
+                if (workspace_size(perf.algo, &bytes) == CUDNN_STATUS_SUCCESS && bytes <= most) {
+                    direction.algorithm = perf.algo;
+                    direction.workspace_bytes = bytes;
+                    return true;
+                }
+            }
+            return false;
         };
-        auto best = std::find_if(
-            begin, end, [&](const Perf& perf) { return allowed(perf) && perf.memory <= limit; });
-        best = best == end ? std::find_if(begin, end, allowed) : best;
-        if (best == end) {
-            throw Error(
-                ExitCode::internal,
-                fmt::format("cuDNN has no {}algorithm for a convolution of this shape within {} "
-                            "MiB; use --kernels ours",
-                            deterministic_ ? "deterministic " : "", kConvolutionWorkspace >> 20));
-        }
-        direction.algorithm = best->algo;
-        direction.workspace_bytes = best->memory;
-        // Of the kinds of arithmetic, the default would allow TF32.
-        GYRE_CALL(cudnn_,
-                  cudnnSetConvolutionMathType(direction.descriptor.get(),
-                                              context_.tf32 ? best->mathType : CUDNN_FMA_MATH));
+        // Without TF32, rows of its kind of arithmetic were timed as they will run; others were
+        // not.
+        direction.ours = !take(limit, true) && !take(kConvolutionWorkspace, true) &&
+                         !take(kConvolutionWorkspace, false);
     }
 
     CublasOwned<cublasLtMatrixLayout_t> layout(int rows, int cols) const {
@@ -497,6 +515,7 @@ class LibraryKernels final : public LayerKernels {
     std::map<Key, Convolution> convolutions_;  // by shape and n
     std::map<Key, Matmul> matmuls_;            // by pass, shape, n and alignments
     std::size_t prepared_bytes_ = 0;           // largest workspace of the convolutions announced
+    std::string choices_;
 };
 
 }  // namespace

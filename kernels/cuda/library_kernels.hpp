@@ -8,21 +8,6 @@
 
 namespace gyre::cuda {
 
-// Device memory of finite values that are not alike, in [-1, 1), to time kernels on: the clock of a
-// GPU depends on how many bits change. Its end waits for the GPU.
-class TimingOperand {
- public:
-    TimingOperand(Stream& stream, std::int64_t elems);
-    ~TimingOperand() { release(memory_); }
-    TimingOperand(const TimingOperand&) = delete;
-    TimingOperand& operator=(const TimingOperand&) = delete;
-
-    float* get() const { return memory_; }
-
- private:
-    float* const memory_;
-};
-
 // cuDNN's log-softmax and its gradient, the peer of cross_entropy() in the benchmark. Throws Error
 // (usage) where cuDNN is missing.
 class LogSoftmax {

@@ -14,11 +14,10 @@ class OwnKernels final : public LayerKernels {
     explicit OwnKernels(const Context& context) : context_(context) {}
     std::string description() const override { return "gyre's own kernels"; }
 
-    void prepare_conv2d(const std::string&, const Conv2dShape& shape, int n) override {
+    void prepare_conv2d(const std::string&, const Conv2dShape& shape, int n, bool) override {
         context_.workspace.floats(conv2d_workspace_elems(context_, shape, n));
     }
-    void prepare_maxpool2d(const std::string&, const MaxPool2dShape&, int) override {}
-    void prepare_linear(const std::string&, const LinearShape& shape, int n) override {
+    void prepare_linear(const std::string&, const LinearShape& shape, int n, bool) override {
         context_.workspace.floats(linear_workspace_elems(context_, shape, n));
     }
 

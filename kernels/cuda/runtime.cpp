@@ -70,11 +70,14 @@ void check_launch(cudaError_t result, const char* kernel) {
 
 struct Event::State {
     cudaEvent_t event = nullptr;
-    State() { GYRE_CUDA_CHECK(cudaEventCreate(&event)); }
+    explicit State(bool timed) {
+        GYRE_CUDA_CHECK(
+            cudaEventCreateWithFlags(&event, timed ? cudaEventDefault : cudaEventDisableTiming));
+    }
     ~State() { cudaEventDestroy(event); }
 };
 
-Event::Event() : state_(std::make_shared<State>()) {}
+Event::Event(bool timed) : state_(std::make_shared<State>(timed)) {}
 Event::~Event() = default;
 void Event::synchronize() const {
     GYRE_CUDA_CHECK(cudaEventSynchronize(state_->event));

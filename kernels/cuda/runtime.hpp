@@ -25,13 +25,14 @@ class Stream;
 // A point in a stream. Waiting for one that was never recorded returns at once.
 class Event {
  public:
-    Event();
+    // timed: milliseconds() will be asked for; where it is not, recording and waiting cost less.
+    explicit Event(bool timed = true);
     ~Event();
     Event(const Event&) = delete;
     Event& operator=(const Event&) = delete;
 
     void synchronize() const;
-    // Milliseconds between two recorded events that have passed. Only the GPU's are of use.
+    // Milliseconds between two timed events that have passed. Only the GPU's are of use.
     static float milliseconds(const Event& start, const Event& end);
 
  private:

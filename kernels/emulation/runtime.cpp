@@ -42,6 +42,8 @@ struct Event::State {
         std::vector<std::size_t> after;
         bool captured = false;
     };
+    explicit State(bool timed_) : timed(timed_) {}
+    const bool timed;
     std::shared_ptr<Record> record;
 };
 
@@ -160,7 +162,7 @@ void Stream::State::submit(std::function<void()> work) {
     }
 }
 
-Event::Event() : state_(std::make_shared<State>()) {}
+Event::Event(bool timed) : state_(std::make_shared<State>(timed)) {}
 Event::~Event() = default;
 void Event::synchronize() const {
     not_in_capture("Event::synchronize");
@@ -176,6 +178,11 @@ void Event::synchronize() const {
 }
 float Event::milliseconds(const Event& start, const Event& end) {
     for (const Event* event : {&start, &end}) {
+        if (!event->state_->timed) {
+            throw Error(ExitCode::internal,
+                        "Event::milliseconds for an event that is not timed "
+                        "(cudaErrorInvalidResourceHandle)");
+        }
         if (event->state_->record == nullptr || !event->state_->record->passed) {
             throw Error(ExitCode::internal,
                         "Event::milliseconds for an event that has not passed (cudaErrorNotReady)");
