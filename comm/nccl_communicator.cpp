@@ -24,6 +24,8 @@ namespace {
 
 constexpr double kAbortSeconds = 2.0;      // that NCCL's abort gets
 constexpr double kFinalizeSeconds = 10.0;  // that the last reductions get at the end
+// NCCL's thread mostly needs some 20 us for a call; who sleeps at once is late for each bucket.
+constexpr double kYieldSeconds = 200e-6;
 constexpr std::chrono::microseconds kPollInterval{50};
 
 nccl::Type nccl_type(DataType type) {
@@ -325,7 +327,12 @@ void NcclCommunicator::finish(const std::unique_lock<std::mutex>& lock, nccl::Re
                 asked != nccl::success) {
                 result = asked;
             }
-            if (result == nccl::in_progress) {
+            if (result != nccl::in_progress) {
+                break;
+            }
+            if (seconds_since(begin) < kYieldSeconds) {
+                std::this_thread::yield();
+            } else {
                 std::this_thread::sleep_for(kPollInterval);
             }
         }
@@ -350,6 +357,7 @@ std::shared_ptr<void> NcclCommunicator::register_buffer(void* data, std::size_t 
     }
     void* registration = nullptr;
     const std::unique_lock lock(mutex_);
+    stop_if_aborted();
     GYRE_NCCL(lock, comm_register, comm_, data, bytes, &registration);
     return {registration, [this](void* registered) {
                 const std::lock_guard again(mutex_);
@@ -369,6 +377,7 @@ std::unique_ptr<Request> NcclCommunicator::allreduce_sum_async(void* data, std::
     }
     const Backend::Transfer transfer = backend_->run_beside([&](void* stream) {
         const std::unique_lock lock(mutex_);
+        stop_if_aborted();
         GYRE_NCCL(lock, all_reduce, data, data, static_cast<std::size_t>(elems), nccl_type(type),
                   nccl::sum, comm_, stream);
     });
@@ -385,6 +394,7 @@ std::unique_ptr<Request> NcclCommunicator::allgather_async(void* data, std::size
     const void* own = static_cast<std::byte*>(data) + static_cast<std::size_t>(rank()) * bytes;
     const Backend::Transfer transfer = backend_->run_beside([&](void* stream) {
         const std::unique_lock lock(mutex_);
+        stop_if_aborted();
         GYRE_NCCL(lock, all_gather, own, data, bytes, nccl::uint8, comm_, stream);
     });
     return std::make_unique<Operation>(*this, transfer);

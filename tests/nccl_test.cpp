@@ -108,6 +108,19 @@ TEST_CASE("a call of NCCL that fails names itself, its place, rank and host") {
     }
 }
 
+TEST_CASE("a call of NCCL that fails in a capture ends the job") {
+    const TempDir dir;
+    // Two steps warm up; with a bucket each, the third call is the first of a capture.
+    const Outcome run =
+        train(dir, "--device emulated --comm nccl --graph on --bucket-kib 65536 --epochs 1000",
+              "GYRE_FAKE_NCCL=call:2");
+    INFO(run.output);
+    CHECK(run.exit_code == 4);
+    CHECK(run.seconds < 10);
+    CHECK(count_of(run.output, "could not be captured") == 0);
+    CHECK(count_of(run.output, "NCCL: all_reduce(data, data, ") == 1);
+}
+
 TEST_CASE("the real NCCL, or none, says that it does not know the emulated GPU") {
     const TempDir dir;
     const Outcome run =

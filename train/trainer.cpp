@@ -84,6 +84,9 @@ void Trainer::capture(Reducer::Captured& captured, std::int64_t local_count,
         agree(comm,
               [&] { captured = reducer_.capture([&] { submit(local_count, global_count); }); });
     } catch (const Error& error) {
+        if (error.code() == ExitCode::communication) {
+            throw;  // what reduces is of no use any more, with a graph or without
+        }
         graph_ = false;  // those that were launched stay, as their marks are still to be read
         if (comm.is_root()) {
             fmt::print(stderr,
