@@ -1,19 +1,26 @@
 #!/usr/bin/env python3
-"""Eager PyTorch on one device, as a peer for gyre on one GPU, and the comparison of both.
+"""PyTorch on one device, as a peer for gyre on one GPU, and the comparison of both.
 
-    torch_eager.py --model net --batch-size 64              one JSON line of torch's speed
-    torch_eager.py --compare --gyre build/gyre --json FILE  a table: torch, gyre with each kernel set
+    torch_eager.py --model net --batch-size 64              a JSON line of torch's speed for each form
+    torch_eager.py --compare --gyre build/gyre --json FILE  a table: torch's forms, gyre's kernel sets
 
-The nets are gyre's (torch_ddp.py builds them), with their dropout, in train mode. Images, labels and
-the order of each epoch are on the device, nothing is read back in a step, cuDNN chooses its
-algorithms by timing (cudnn.benchmark). The clock starts after the warm-up's steps are done and stops
+Forms of the step (--forms):
+    eager    call by call, the optimiser in its default form
+    fused    the same with the fused optimiser
+    graph    the fused step, from the choice of images to the update, captured by hand in a CUDA graph and
+             replayed: what a user gets with much care (on a CPU, which has no graphs, call by call)
+    compile  torch.compile(mode="reduce-overhead") of everything up to the loss, fused optimiser
+
+The nets are gyre's (torch_ddp.py builds them), with their dropout, in train mode. Images, normalised as
+floats, labels and the order of each epoch are on the device, nothing is read back in a step, cuDNN chooses
+its algorithms by timing (cudnn.benchmark). The clock starts after the warm-up's steps are done and stops
 when the device is; images/s is the median over --repeats.
 
 TF32 is off unless --tf32 is given, then on for convolutions and products, on both sides. torch's
 own default is on for convolutions only.
 
-The comparison times torch's default and fused optimisers and takes the faster; of gyre's epochs the
-first is the warm-up. A ratio above 1 says that gyre is faster.
+Of gyre's epochs the first is the warm-up. A ratio above 1 says that gyre is faster than torch's fastest
+form. A form that fails or takes longer than --timeout is said and left out.
 
 Exit status: 0; 1 a run failed; 2 wrong use; 77 (skipped) without torch or without the device.
 """
@@ -25,6 +32,7 @@ import json
 import os
 import pathlib
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -33,6 +41,7 @@ import compare
 import torch_ddp
 
 SKIPPED = 77
+FORMS = ["eager", "fused", "graph", "compile"]
 # The optimiser that goes with each net, and its learning rate; images of an epoch of gyre's (0: all).
 CASES = {
     "net": {"optimizer": "sgd", "lr": 0.01, "images": 0},
@@ -40,10 +49,63 @@ CASES = {
 }
 
 
-def measure(args: argparse.Namespace) -> dict:
-    """Images/s of eager torch."""
+def make_step(args: argparse.Namespace, form: str, model, images, labels, total):
+    """A function of a batch (indices of images on the device) that takes one step of training and adds
+    the loss to `total`. It may be called as often as one likes with batches of one size."""
     import torch
     from torch.nn.functional import nll_loss
+
+    on_gpu = images.device.type == "cuda"
+    options: dict[str, object] = {} if form == "eager" else {"fused": True}
+    if args.optimizer == "sgd":
+        options["momentum"] = args.momentum
+    elif form == "graph" and on_gpu:
+        options["capturable"] = True
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[args.optimizer]
+    optimizer = kind(model.parameters(), lr=args.lr, **options)
+
+    def loss_of(batch):
+        return nll_loss(model(images.index_select(0, batch)), labels.index_select(0, batch))
+
+    forward = torch.compile(loss_of, mode="reduce-overhead") if form == "compile" else loss_of
+
+    def step(batch) -> None:
+        optimizer.zero_grad(set_to_none=True)
+        loss = forward(batch)
+        loss.backward()
+        optimizer.step()
+        total.add_(loss.detach())
+
+    if form != "graph" or not on_gpu:
+        return step
+
+    static = torch.zeros(args.batch_size, dtype=torch.int64, device=images.device)
+    graph, calls = torch.cuda.CUDAGraph(), 0
+    beside = torch.cuda.Stream()
+
+    def replay(batch) -> None:
+        # Captured after a few steps on another stream, as libraries set themselves up in the first.
+        nonlocal calls
+        calls += 1
+        static.copy_(batch)
+        if calls <= 3:
+            beside.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(beside):
+                step(static)
+            torch.cuda.current_stream().wait_stream(beside)
+            return
+        if calls == 4:
+            optimizer.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph):
+                step(static)
+        graph.replay()
+
+    return replay
+
+
+def measure(args: argparse.Namespace, form: str) -> dict:
+    """Images/s of torch with this form of the step."""
+    import torch
 
     device = torch.device(args.device)
     on_gpu = device.type == "cuda"
@@ -56,7 +118,9 @@ def measure(args: argparse.Namespace) -> dict:
     if args.channels_last:
         model, images = (x.to(memory_format=torch.channels_last) for x in (model, images))
     model.train()
-    optimizer, form = torch_ddp.make_optimizer(args, model.parameters())
+    size = args.batch_size = min(args.batch_size, len(labels))
+    total = torch.zeros((), device=device)
+    step = make_step(args, form, model, images, labels, total)
 
     def synchronize() -> None:
         if on_gpu:
@@ -65,57 +129,53 @@ def measure(args: argparse.Namespace) -> dict:
     def batches():
         while True:
             order = torch.randperm(len(labels), device=device)
-            yield from (part for part in order.split(args.batch_size)
-                        if len(part) == min(args.batch_size, len(labels)))  # fmt: skip
+            yield from (part for part in order.split(size) if len(part) == size)
 
-    def train(steps: int) -> int:
-        done = 0
+    def train(steps: int) -> None:
         for _ in range(steps):
-            batch = next(source)
-            optimizer.zero_grad(set_to_none=True)
-            loss = nll_loss(model(images.index_select(0, batch)), labels.index_select(0, batch))
-            loss.backward()
-            optimizer.step()
-            total.add_(loss.detach())
-            done += len(batch)
-        return done
+            step(next(source))
 
-    source, total = batches(), torch.zeros((), device=device)
+    source = batches()
     train(args.warmup)
     synchronize()
     total.zero_()
     speeds = []
     for _ in range(args.repeats):
         start = time.perf_counter()
-        done = train(args.steps)
+        train(args.steps)
         synchronize()
-        speeds.append(done / (time.perf_counter() - start))
+        speeds.append(args.steps * size / (time.perf_counter() - start))
     mean_loss = total.item() / (args.steps * args.repeats)
     if mean_loss != mean_loss:
-        sys.exit("torch_eager.py: the loss became NaN")
+        raise RuntimeError("the loss became NaN")
     return {
-        "event": "eager", "torch": torch.__version__, "cuda": torch.version.cuda,
+        "event": "torch", "torch": torch.__version__, "cuda": torch.version.cuda,
         "device": torch.cuda.get_device_name(device) if on_gpu else "cpu",
         "model": args.model, "optimizer": args.optimizer, "form": form,
-        "batch_size": args.batch_size, "steps": args.steps, "tf32": args.tf32,
+        "batch_size": size, "steps": args.steps, "tf32": args.tf32,
         "channels_last": args.channels_last, "mean_loss": mean_loss,
         "images_per_second": statistics.median(speeds), "speeds": speeds,
     }  # fmt: skip
 
 
-def torch_speed(args: argparse.Namespace, python: str, name: str, batch: int) -> dict:
-    """The faster of torch's forms of the optimiser."""
-    case, found = CASES[name], []
-    for form in ("default", "fused"):
-        command = [python, __file__, "--model", name, "--batch-size", str(batch)]
-        command += ["--device", args.device, "--data", args.data, "--limit", str(args.limit)]
-        command += ["--optimizer", case["optimizer"], "--lr", str(case["lr"]), "--form", form]
-        command += ["--steps", str(args.steps), "--warmup", str(args.warmup)]
-        command += ["--repeats", str(args.repeats)] + (["--tf32"] if args.tf32 else [])
-        command += ["--channels-last"] if args.channels_last else []
-        line = compare.events(compare.run(command, dict(os.environ), args.timeout))[-1]
-        found.append(line | {"command": compare.show(command)})
-    return max(found, key=lambda line: line["images_per_second"])
+def torch_speeds(args: argparse.Namespace, python: str, name: str, batch: int) -> dict[str, dict]:
+    """By form; those that failed or did not end in time are missing."""
+    case = CASES[name]
+    command = [python, __file__, "--model", name, "--batch-size", str(batch)]
+    command += ["--device", args.device, "--data", args.data, "--limit", str(args.limit)]
+    command += ["--optimizer", case["optimizer"], "--lr", str(case["lr"])]
+    command += ["--forms", ",".join(args.forms), "--steps", str(args.steps)]
+    command += ["--warmup", str(args.warmup), "--repeats", str(args.repeats)]
+    command += (["--tf32"] if args.tf32 else []) + (["--channels-last"] if args.channels_last else [])
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=args.timeout)
+        output = done.stdout
+    except subprocess.TimeoutExpired as error:
+        print(f"torch_eager.py: more than {args.timeout:g} s: {compare.show(command)}", file=sys.stderr)
+        output = error.stdout or ""
+        output = output.decode() if isinstance(output, bytes) else output
+    shown = compare.show(command)
+    return {line["form"]: line | {"command": shown} for line in compare.events(output)}
 
 
 def gyre_speed(args: argparse.Namespace, name: str, batch: int, kernels: str) -> dict:
@@ -141,31 +201,40 @@ def compare_all(args: argparse.Namespace) -> int:
         print(f"torch_eager.py: {torch_ddp.no_torch(args.python)}", file=sys.stderr)
         return SKIPPED
     sets = args.kernels.split(",")
-    header = f"{'case':6} {'batch':>6} {'torch images/s':>15} " + " ".join(
-        f"{'gyre ' + kernels:>13} {'ratio':>6}" for kernels in sets)  # fmt: skip
-    rows, lines = [], []
+    rows, table = [], []
     for name in args.case or CASES:
         for batch in args.batch_sizes:
-            torch_line = torch_speed(args, python, name, batch)
-            row = {"case": name, "batch_size": batch, "tf32": args.tf32, "torch": torch_line}
-            line = f"{name:6} {batch:6} {torch_line['images_per_second']:15.0f} "
-            cells = []
-            for kernels in sets:
-                row[kernels] = gyre_speed(args, name, batch, kernels)
-                speed = row[kernels]["images_per_second"]
-                ratio = speed / torch_line["images_per_second"]
-                row[kernels]["ratio"] = ratio
-                cells.append(f"{speed:13.0f} {ratio:6.2f}")
-            rows.append(row)
-            lines.append(line + " ".join(cells))
-            print(lines[-1], flush=True)
-    first = rows[0]["torch"]
-    print(f"\ntorch {first['torch']} (eager) on {first['device']}, gyre on {args.gyre_device}, "
-          f"TF32 {'on' if args.tf32 else 'off'}; images/s, ratio gyre / torch")  # fmt: skip
-    print("\n".join([header, *lines]))
-    if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+            found = torch_speeds(args, python, name, batch)
+            if not found:
+                print(f"torch_eager.py: no form of torch's ran for {name}, {batch} images", file=sys.stderr)
+                return 1
+            best = max(line["images_per_second"] for line in found.values())
+            ours = {kernels: gyre_speed(args, name, batch, kernels) for kernels in sets}
+            for line in ours.values():
+                line["ratio"] = line["images_per_second"] / best
+            rows.append({"case": name, "batch_size": batch, "tf32": args.tf32, "torch": found, "gyre": ours})
+            cells = [f"{found[form]['images_per_second']:11.0f}" if form in found else f"{'-':>11}"
+                     for form in args.forms]
+            cells += [f"{line['images_per_second']:11.0f} {line['ratio']:5.2f}" for line in ours.values()]
+            table.append(f"{name:6} {batch:6} " + " ".join(cells))
+            print(table[-1], flush=True)
+            if args.json:  # what there is, should the rest not be reached
+                pathlib.Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
+    first = next(iter(rows[0]["torch"].values()))
+    print(f"\ntorch {first['torch']} on {first['device']}, gyre on {args.gyre_device}, TF32 "
+          f"{'on' if args.tf32 else 'off'}; images/s, and gyre / torch's fastest")  # fmt: skip
+    print(f"{'case':6} {'batch':>6} " + " ".join(
+        [f"{'t. ' + form:>11}" for form in args.forms]
+        + [f"{'gyre ' + kernels:>11} ratio" for kernels in sets]))  # fmt: skip
+    print("\n".join(table))
     return 0
+
+
+def forms(text: str) -> list[str]:
+    words = text.split(",")
+    if not words or any(word not in FORMS for word in words):
+        raise argparse.ArgumentTypeError(f"'{text}': choose from {','.join(FORMS)}")
+    return words
 
 
 def numbers(text: str) -> list[int]:
@@ -173,7 +242,7 @@ def numbers(text: str) -> list[int]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Times eager PyTorch on one device.")
+    parser = argparse.ArgumentParser(description="Times PyTorch on one device.")
     add = parser.add_argument
     add("--device", choices=["cuda", "cpu"], default="cuda", help="torch's")
     add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
@@ -181,8 +250,8 @@ def main() -> int:
     add("--optimizer", choices=["sgd", "adam"], default="sgd")
     add("--lr", type=float, default=0.01)
     add("--momentum", type=float, default=0.5, help="for sgd")
-    add("--form", choices=["default", "foreach", "fused"], default="default",
-        help="form of the optimiser")  # fmt: skip
+    add("--forms", type=forms, default=["eager", "fused", "graph", "compile"],
+        help="of the step, as eager,fused,graph,compile")  # fmt: skip
     add("--batch-size", type=int, default=64)
     add("--limit", type=int, default=0, help="use the first N images only (0: all)")
     add("--steps", type=int, default=200, help="steps timed, in each repeat")
@@ -217,12 +286,17 @@ def main() -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         print("torch_eager.py: torch sees no GPU; use --device cpu", file=sys.stderr)
         return SKIPPED
-    try:
-        print(json.dumps(measure(args)), flush=True)
-    except FileNotFoundError as error:
-        print(f"torch_eager.py: {error}", file=sys.stderr)
-        return 1
-    return 0
+    failed = 0
+    for form in args.forms:
+        try:
+            print(json.dumps(measure(args, form)), flush=True)
+        except FileNotFoundError as error:
+            print(f"torch_eager.py: {error}", file=sys.stderr)
+            return 1
+        except Exception as error:  # whatever a form of torch's fails with, the others go on
+            print(f"torch_eager.py: {form}: {error!r}", file=sys.stderr)
+            failed = 1
+    return failed
 
 
 if __name__ == "__main__":
