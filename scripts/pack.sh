@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
-# Copies what a build needs to run on a machine without gyre's packages into a folder: the programs,
+# Copies what a check on a GPU machine without gyre's packages needs into a folder: the programs,
 # without debugging symbols, and their shared libraries in DIR/lib. scripts/gpu-check.sh takes it.
 #   scripts/pack.sh [BUILD_DIR] [DIR]             default: build, build/pack
+# It must stay small (20 MiB): configure for the GPU's kind alone, such as
+#   cmake --preset portable -DCMAKE_CUDA_ARCHITECTURES=90-real
 set -euo pipefail
 
 if [ $# -gt 2 ] || [ "${1-}" = -h ] || [ "${1-}" = --help ]; then
-    sed -n '2,4s/^# //p' "$0"
+    sed -n '2,6s/^# //p' "$0"
     [ $# -le 2 ] && exit 0 || exit 2
 fi
 build=${1:-$(dirname "${BASH_SOURCE[0]}")/../build}
 out=${2:-$build/pack}
-programs=(gyre unit_tests emulation_tests bench-kernels)
+programs=(gyre unit_tests bench-kernels bench-allreduce)
+most_kib=${GYRE_PACK_MOST_KIB:-20480}
 
 mkdir -p "$out/lib"
 for program in "${programs[@]}"; do
@@ -22,9 +25,16 @@ for program in "${programs[@]}"; do
     # The C library and the compiler's belong to the machine.
     ldd "$build/$program" | awk '$2 == "=>" && $3 ~ "^/" { print $3 }' |
         grep -v -E '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so' |
-        xargs -r cp -L -t "$out/lib"
+        xargs -r cp -L -n -t "$out/lib"
 done
 if ! grep -q '^GYRE_MARCH:STRING=portable' "$build/CMakeCache.txt"; then
     echo "pack: built for this machine's processor; another kind needs the preset portable" >&2
 fi
-echo "packed $(du -sh "$out" | cut -f1) in $out: scripts/gpu-check.sh $out OUT_DIR"
+kib=$(du -sk "$out" | cut -f1)
+if [ "$kib" -gt "$most_kib" ]; then
+    find "$out" -type f -printf '%10k KiB  %P\n' | sort -rn | head -n 8 >&2
+    echo "pack: $out has $kib KiB, more than $most_kib: build for one kind of GPU" \
+        "(-DCMAKE_CUDA_ARCHITECTURES=90-real) and without debugging symbols" >&2
+    exit 1
+fi
+echo "packed $kib KiB in $out: scripts/gpu-check.sh $out ARCHIVE"
