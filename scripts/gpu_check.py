@@ -399,8 +399,12 @@ def make_steps(c: Check) -> list[Step]:
 
     # 50 s
     def judge_torch(ran: Ran) -> Verdict:
+        if ran.codes == [77]:
+            return SKIPPED, "python3 has no torch that sees the device"
+        if ran.codes not in ([0], [124]):
+            return FAIL, f"exit code {ran.codes[0]}"
         # What the time sufficed for counts.
-        rows = json.loads((c.folder / "torch.json").read_text())
+        rows = json.loads((c.folder / f"{ran.name}.json").read_text())
         lines = [f"\n           {row['case']} batch {row['batch_size']}: torch "
                  + ", ".join(f"{form} {line['images_per_second']:.0f}" for form, line in row["torch"].items())
                  + "; gyre " + ", ".join(f"{k} {v['images_per_second']:.0f}" for k, v in row["gyre"].items())
@@ -410,9 +414,7 @@ def make_steps(c: Check) -> list[Step]:
     torch_skip = no_data
     if not torch_skip and not glob.glob(f"{c.data}/train-images-idx3-ubyte.gz"):
         torch_skip = f"the comparison reads .gz files only, and {c.data} has none"
-    if not torch_skip and not torch_sees(c):
-        torch_skip = "python3 has no torch that sees the device"
-    torch = ["--batch-sizes", "64", "--steps", "100", "--forms", "eager,fused,graph"]
+    torch = ["--batch-sizes", "64", "--steps", "300", "--forms", "eager,fused,graph"]
     if em:
         torch = ["--device", "cpu", "--gyre-device", "emulated", "--kernels", "ours", "--case", "net",
                  "--limit", "8", "--batch-sizes", "4", "--steps", "2", "--warmup", "1", "--repeats", "1",
@@ -423,7 +425,7 @@ def make_steps(c: Check) -> list[Step]:
                         "--gyre", str(c.tools / "gyre"), "--python", sys.executable, "--data", c.data,
                         "--json", str(c.folder / out), *flags])
 
-    add("torch", 50, [compare("torch.json", *torch)], judge_torch, judge_failures=False, skip=torch_skip)
+    add("torch", 50, [compare("torch.json", *torch)], judge_torch, judge_failures=True, skip=torch_skip)
 
     # 60 s: what failed above first.
     def sanitized(tool: str, name: str, *flags: object) -> Command:
@@ -464,10 +466,10 @@ def make_steps(c: Check) -> list[Step]:
         "compute-sanitizer is not on this machine"
     add("memcheck", 60, memcheck, judge_sanitizer, judge_failures=True, skip=no_sanitizer or no_data)
 
-    # 35 s
+    # 50 s
     job = [c.nccl_gyre, *c.train_words("", "ours", "--comm", "nccl", "--share-gpu", "--timeout", 6,
                                        *dozen, "--epochs", 1000000)]
-    add("stop", 35, [c.call("stop-rank", which, c.out(f"stop-{which}"), *job, **c.nccl)
+    add("stop", 50, [c.call("stop-rank", which, c.out(f"stop-{which}"), *job, **c.nccl)
                      for which in ("KILL", "STOP")],
         lambda ran: (PASS, "a killed and a stopped rank are named, exit code 4"), skip=no_ranks)
 
@@ -481,24 +483,19 @@ def make_steps(c: Check) -> list[Step]:
         c.ranks("nccl-4-graph", 4, *dozen, "--comm", "nccl", "--graph", "on"),
     ], judge_nccl(4), skip=no_ranks, optional=True)
     if not em:
-        add("torch-compile", 40, [compare("torch-compile.json", "--batch-sizes", "64", "--steps", "100",
+        add("torch-compile", 40, [compare("torch-compile.json", "--batch-sizes", "64", "--steps", "300",
                                           "--forms", "compile", "--kernels", "ours")],
-            skip=torch_skip, optional=True)
+            judge_torch, judge_failures=True, skip=torch_skip, optional=True)
     return steps
 
 
 def gloo_line(c: Check) -> str:
-    info = subprocess.run([c.nccl_gyre, "info"], capture_output=True, text=True, timeout=30,
-                          env=os.environ | c.nccl)
-    return next((line for line in info.stdout.splitlines() if line.startswith("Gloo ")), "")
-
-
-def torch_sees(c: Check) -> bool:
-    check = "import torch" if c.emulated else "import sys, torch; sys.exit(not torch.cuda.is_available())"
     try:
-        return subprocess.run([sys.executable, "-c", check], capture_output=True, timeout=60).returncode == 0
-    except subprocess.TimeoutExpired:
-        return False
+        info = subprocess.run([c.nccl_gyre, "info"], capture_output=True, text=True, timeout=10,
+                              env=os.environ | c.nccl)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return next((line for line in info.stdout.splitlines() if line.startswith("Gloo ")), "")
 
 
 # ---- what is needed first

@@ -49,6 +49,10 @@ CASES = {
 }
 
 
+class Skipped(Exception):
+    pass
+
+
 def make_step(args: argparse.Namespace, form: str, model, images, labels, total):
     """A function of a batch (indices of images on the device) that takes one step of training and adds
     the loss to `total`. It may be called as often as one likes with batches of one size."""
@@ -170,6 +174,8 @@ def torch_speeds(args: argparse.Namespace, python: str, name: str, batch: int) -
     try:
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=args.timeout)
         output = done.stdout
+        if done.returncode == SKIPPED:
+            raise Skipped
     except subprocess.TimeoutExpired as error:
         print(f"torch_eager.py: more than {args.timeout:g} s: {compare.show(command)}", file=sys.stderr)
         output = error.stdout or ""
@@ -204,7 +210,10 @@ def compare_all(args: argparse.Namespace) -> int:
     rows, table = [], []
     for name in args.case or CASES:
         for batch in args.batch_sizes:
-            found = torch_speeds(args, python, name, batch)
+            try:
+                found = torch_speeds(args, python, name, batch)
+            except Skipped:  # which said why
+                return SKIPPED
             if not found:
                 print(f"torch_eager.py: no form of torch's ran for {name}, {batch} images", file=sys.stderr)
                 return 1
