@@ -1,9 +1,8 @@
 #!/usr/bin/env python3
 """Checks gyre on this machine's GPU, and measures it, in less than 8 minutes.
 
-BUILD_DIR is taken as it is where it has a gyre, or else built. It may come from another machine:
-shared libraries that are missing here go to BUILD_DIR/lib; cuDNN, cuBLAS and NCCL are also found in the
-packages of python3. Each step has its own time limit. ARCHIVE has all logs and figures, whatever happens,
+BUILD_DIR is taken as it is where it has a gyre, or else built; it may be what scripts/pack.sh wrote on
+another machine. cuDNN, cuBLAS and NCCL are also found in the packages of python3. Each step has its own time limit. ARCHIVE has all logs and figures, whatever happens,
 and the summary is what stands last in the output.
 Exit codes: 0; 1: a step failed; 2: wrong use, or the build failed; 77: no GPU here; 128 + n: ended by
 signal n.
@@ -24,6 +23,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 
@@ -559,6 +559,18 @@ def main() -> int:
               "nothing was checked", file=sys.stderr)
         return 77
     build = pathlib.Path(args.build).absolute()
+    if build.is_file():
+        with tempfile.TemporaryDirectory(prefix="gyre-check-build-") as unpacked:
+            try:
+                with tarfile.open(build) as tar:
+                    tar.extractall(unpacked)
+            except (OSError, tarfile.TarError) as error:
+                parser.error(f"BUILD_DIR {args.build}: no folder, and no pack: {error}")
+            return check(pathlib.Path(unpacked), archive, args)
+    return check(build, archive, args)
+
+
+def check(build: pathlib.Path, archive: pathlib.Path, args: argparse.Namespace) -> int:
     if not os.access(build / "gyre", os.X_OK) and not make_build(build, args.device):
         return 2
 
@@ -566,16 +578,16 @@ def main() -> int:
     os.environ.setdefault("CUDA_LOG_FILE", "stderr")  # reasons in plain words
     emulated = args.device == "emulated"
     with tempfile.TemporaryDirectory(prefix="gyre-check-logs-") as folder:
-        check = Check(build, pathlib.Path(folder), find_data(args.data), args.device)
+        c = Check(build, pathlib.Path(folder), find_data(args.data), args.device)
         try:
             # The emulator, on a busy machine, may take longer than a GPU.
-            runner = Runner(check.folder, archive, f"gyre on {args.device}", 3.0 if emulated else 1.0,
+            runner = Runner(c.folder, archive, f"gyre on {args.device}", 3.0 if emulated else 1.0,
                             1e9 if emulated else BUDGET,
-                            probe=check.train("probe", "ours", "--limit", 64) if check.data else None,
-                            beside=None if emulated else check.call("hold-context"))
-            return runner.run(make_steps(check))
+                            probe=c.train("probe", "ours", "--limit", 64) if c.data else None,
+                            beside=None if emulated else c.call("hold-context"))
+            return runner.run(make_steps(c))
         finally:
-            check.close()
+            c.close()
 
 
 def gpus() -> str:

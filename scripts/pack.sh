@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Copies what a check on a GPU machine without gyre's packages needs into a folder: the programs,
-# without debugging symbols, and their shared libraries in DIR/lib. scripts/gpu-check.sh takes it.
-#   scripts/pack.sh [BUILD_DIR] [DIR]             default: build, build/pack
+# Packs what a check on a GPU machine without gyre's packages needs into one file: the programs,
+# without debugging symbols, and their shared libraries. scripts/gpu-check.sh takes it as BUILD_DIR.
+#   scripts/pack.sh [BUILD_DIR] [FILE.tar.xz]     default: build, build/gyre-pack.tar.xz
 # It must stay small (20 MiB): configure for the GPU's kind alone, such as
 #   cmake --preset portable -DCMAKE_CUDA_ARCHITECTURES=90-real
 set -euo pipefail
@@ -11,30 +11,33 @@ if [ $# -gt 2 ] || [ "${1-}" = -h ] || [ "${1-}" = --help ]; then
     [ $# -le 2 ] && exit 0 || exit 2
 fi
 build=${1:-$(dirname "${BASH_SOURCE[0]}")/../build}
-out=${2:-$build/pack}
+out=${2:-$build/gyre-pack.tar.xz}
 programs=(gyre unit_tests bench-kernels bench-allreduce)
 most_kib=${GYRE_PACK_MOST_KIB:-20480}
 
-mkdir -p "$out/lib"
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+mkdir "$folder/lib"
 for program in "${programs[@]}"; do
     if [ ! -x "$build/$program" ]; then
         echo "pack: $build/$program is missing: build it first" >&2
         exit 1
     fi
-    strip -o "$out/$program" "$build/$program"
+    strip -o "$folder/$program" "$build/$program"
     # The C library and the compiler's belong to the machine.
     ldd "$build/$program" | awk '$2 == "=>" && $3 ~ "^/" { print $3 }' |
         grep -v -E '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so' |
-        xargs -r cp -L -n -t "$out/lib"
+        xargs -r cp -L -n -t "$folder/lib"
 done
 if ! grep -q '^GYRE_MARCH:STRING=portable' "$build/CMakeCache.txt"; then
     echo "pack: built for this machine's processor; another kind needs the preset portable" >&2
 fi
-kib=$(du -sk "$out" | cut -f1)
+XZ_OPT=-1 tar -C "$folder" -cJf "$out" .
+kib=$(du -sk --apparent-size "$out" | cut -f1)
 if [ "$kib" -gt "$most_kib" ]; then
-    find "$out" -type f -printf '%10k KiB  %P\n' | sort -rn | head -n 8 >&2
+    find "$folder" -type f -printf '%10k KiB  %P\n' | sort -rn | head -n 8 >&2
     echo "pack: $out has $kib KiB, more than $most_kib: build for one kind of GPU" \
-        "(-DCMAKE_CUDA_ARCHITECTURES=90-real) and without debugging symbols" >&2
+        "(-DCMAKE_CUDA_ARCHITECTURES=90-real)" >&2
     exit 1
 fi
-echo "packed $kib KiB in $out: scripts/gpu-check.sh $out ARCHIVE"
+echo "packed $kib KiB: scripts/gpu-check.sh $out ARCHIVE"

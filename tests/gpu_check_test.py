@@ -243,6 +243,26 @@ class Helpers(unittest.TestCase):
             self.assertIn("no GPU", found.stderr)
 
 
+class Pack(unittest.TestCase):
+    def test_a_pack_is_small_complete_and_runs(self) -> None:
+        build = os.environ.get("GYRE_BUILD")  # set by ctest
+        if not build:
+            self.skipTest("GYRE_BUILD names no build")
+        with tempfile.TemporaryDirectory() as top:
+            found = subprocess.run([SCRIPTS / "pack.sh", build, f"{top}/pack.tar.xz"], capture_output=True,
+                                   text=True, timeout=100, env=os.environ | {"GYRE_PACK_MOST_KIB": "100"})
+            self.assertEqual(found.returncode, 1)
+            self.assertIn("more than 100", found.stderr)
+            self.assertLess(os.path.getsize(f"{top}/pack.tar.xz"), 20 << 20)
+            with tarfile.open(f"{top}/pack.tar.xz") as tar:
+                tar.extractall(f"{top}/unpacked")
+            for program in ("gyre", "unit_tests", "bench-kernels", "bench-allreduce"):
+                self.assertTrue(os.access(f"{top}/unpacked/{program}", os.X_OK))
+            run = subprocess.run([f"{top}/unpacked/gyre", "info"], capture_output=True, timeout=30,
+                                 env=os.environ | {"LD_LIBRARY_PATH": f"{top}/unpacked/lib"})
+            self.assertEqual(run.returncode, 0)
+
+
 class TorchPeer(unittest.TestCase):
     """bench/peers/torch_eager.py, as far as a CPU goes."""
 
