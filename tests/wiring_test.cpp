@@ -206,7 +206,9 @@ TEST_CASE("every flag of gyre train reaches its option, and the comparison of th
         {"--save", "x", [](O o) { return o.save == "x"; }, false},
         {"--init", "x", [](O o) { return o.init == "x"; }, false},
         {"--json", "x", [](O o) { return o.json == "x"; }, false},
+        {"--save-last", "x", [](O o) { return o.save_last == "x"; }, false},
         {"--verbose", "", [](O o) { return o.verbose; }, false},
+        {"--quiet", "", [](O o) { return o.quiet; }, false},
     };
     const Parsed none("");
     std::set<std::string> without_row;
