@@ -10,7 +10,7 @@ packages=(
     libcli11-dev libfmt-dev nlohmann-json3-dev                  # command line, text, JSON
     zlib1g-dev liblzma-dev                                      # compressed data files
     libboost-context-dev                                        # fibers of the GPU emulator
-    catch2 libbenchmark-dev                                     # tests, benchmarks
+    catch2 libbenchmark-dev python3                             # tests, benchmarks
     iproute2                                                    # hosts made of this machine, for tests
     dataset-fashion-mnist                                       # the default data set
 )
