@@ -9,6 +9,7 @@
 #include <fstream>
 #include <functional>
 #include <iterator>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -356,6 +357,9 @@ class TwinCommunicator final : public Communicator {
     }
     std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
                                                  DataType type) override {
+        if (fails_at >= 0 && calls++ >= fails_at) {
+            throw Error(ExitCode::communication, "the twin is gone");
+        }
         const auto transfer = backend_->run_beside([&](void* stream) {
             emulated::emulator::submit(*static_cast<emulated::Stream*>(stream), [=] {
                 for (std::int64_t i = 0; i < elems; ++i) {
@@ -379,15 +383,15 @@ class TwinCommunicator final : public Communicator {
         return operation;
     }
     void allreduce_sum(std::span<double> data) override {
-        for (double& value : data) {
-            value *= 2.0;
-        }
+        REQUIRE(data.size() == 2);  // of each rank its own, as agree() has it
+        data[1] = data[0];
     }
     void broadcast(void*, std::size_t, int) override {}
     void barrier() override {}
     [[noreturn]] void abort(int code) noexcept override { std::_Exit(code); }
 
     bool host_waits = false;  // as MPI would have it
+    int fails_at = -1, calls = 0;
     std::vector<std::string> tracked;
 
  private:
@@ -414,7 +418,8 @@ struct Run {
     int accumulate = 1;
     DataType type = DataType::float32;
     bool host_waits = false;
-    int stop_at = -1;  // step since the start
+    int stop_at = -1;   // step since the start
+    int fails_at = -1;  // reduction since the start
     TrainOptions train;
 };
 
@@ -424,6 +429,7 @@ struct Outcome {
     std::vector<float> parameters;
     std::vector<std::int64_t> submissions;  // of each step
     std::vector<std::string> tracked;
+    std::int64_t reductions_before_capture = 0;  // in two steps
     bool graph = false;
 };
 
@@ -449,6 +455,7 @@ Outcome run_training(const Run& run) {
     const auto backend = make_emulated_backend({});
     TwinCommunicator twins;
     twins.host_waits = run.host_waits;
+    twins.fails_at = run.fails_at;
     const auto alone = make_single_communicator();
     Communicator& comm = run.ranks == 1 ? *alone : twins;
     Net net(*backend,
@@ -483,6 +490,9 @@ Outcome run_training(const Run& run) {
         for (std::int64_t step = 0; step < sharding.steps(); ++step, ++number) {
             const std::int64_t before = emulated::emulator::submission_count();
             account(trainer.step(step, run.stop_at >= 0 && number >= run.stop_at));
+            if (number == 1) {
+                outcome.reductions_before_capture = twins.calls;
+            }
             outcome.submissions.push_back(emulated::emulator::submission_count() - before);
         }
         while (account(trainer.next_result())) {
@@ -595,6 +605,26 @@ TEST_CASE("a step that cannot be captured runs without a graph, which is said on
     CHECK(text.find("could not be captured: ") != text.npos);
     CHECK(text.find("Event::synchronize while a stream is captured") != text.npos);
     CHECK(std::count(text.begin(), text.end(), '\n') == 1);
+}
+
+TEST_CASE("a reduction that fails in a capture ends the training", "[graph]") {
+    Run run;
+    run.ranks = 2;
+    run.graph = true;
+    // Two steps warm up, each with a reduction for every bucket.
+    run.fails_at = std::numeric_limits<int>::max();
+    const std::int64_t eager = run_training(run).reductions_before_capture;
+    run.fails_at = static_cast<int>(eager);
+    std::string what;
+    const std::string text = printed([&] {
+        try {
+            run_training(run);
+        } catch (const Error& error) {
+            what = error.what();
+        }
+    });
+    CHECK(what == "the twin is gone");
+    CHECK(text.empty());
 }
 
 TEST_CASE("a graph keeps the workspace that it was captured with", "[graph]") {
