@@ -20,6 +20,7 @@
 #include <mutex>
 #include <thread>
 
+#include "comm/backoff.hpp"
 #include "comm/communicator.hpp"
 #include "kernels/host_name.hpp"
 
@@ -106,6 +107,9 @@ class MpiCommunicator final : public Communicator {
     void start(Piece& piece);
     void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
     void make_progress();  // the thread's loop
+    // Waits for what `start`, which takes a request, starts on the control communicator.
+    template <typename Start>
+    void complete(Start start);
 
     struct Sum {
         MPI_Datatype type;
@@ -160,7 +164,7 @@ class MpiCommunicator::Operation final : public Request {
     }
 
     void wait() override {
-        for (;;) {
+        for (Backoff backoff;; backoff.pause()) {
             {
                 const std::lock_guard lock(comm_.mutex_);
                 if (pieces_left_ > 0) {
@@ -170,7 +174,6 @@ class MpiCommunicator::Operation final : public Request {
                     return;
                 }
             }
-            std::this_thread::yield();  // ranks may share a core
         }
     }
 
@@ -300,26 +303,45 @@ std::unique_ptr<Request> MpiCommunicator::allgather_async(void* data, std::size_
     return std::make_unique<Operation>(*this, data, static_cast<int>(bytes));
 }
 
+// MPI's own blocking calls would spin, and keep the mutex from the thread that moves reductions on.
+template <typename Start>
+void MpiCommunicator::complete(Start start) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    {
+        const std::lock_guard lock(mutex_);
+        start(&request);
+    }
+    for (Backoff backoff;; backoff.pause()) {
+        int flag = 0;
+        const std::lock_guard lock(mutex_);
+        GYRE_MPI(MPI_Test(&request, &flag, MPI_STATUS_IGNORE));
+        if (flag != 0) {
+            return;
+        }
+    }
+}
+
 void MpiCommunicator::allreduce_sum(std::span<double> data) {
-    const std::lock_guard lock(mutex_);
-    GYRE_MPI(MPI_Allreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()), MPI_DOUBLE,
-                           MPI_SUM, control_));
+    complete([&](MPI_Request* request) {
+        GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()),
+                                MPI_DOUBLE, MPI_SUM, control_, request));
+    });
 }
 
 void MpiCommunicator::broadcast(void* data, std::size_t bytes, int root) {
-    const std::lock_guard lock(mutex_);
     auto* at = static_cast<std::byte*>(data);
     while (bytes > 0) {
         const std::size_t part = std::min(bytes, kMostBytes);
-        GYRE_MPI(MPI_Bcast(at, static_cast<int>(part), MPI_BYTE, root, control_));
+        complete([&](MPI_Request* request) {
+            GYRE_MPI(MPI_Ibcast(at, static_cast<int>(part), MPI_BYTE, root, control_, request));
+        });
         at += part;
         bytes -= part;
     }
 }
 
 void MpiCommunicator::barrier() {
-    const std::lock_guard lock(mutex_);
-    GYRE_MPI(MPI_Barrier(control_));
+    complete([&](MPI_Request* request) { GYRE_MPI(MPI_Ibarrier(control_, request)); });
 }
 
 void MpiCommunicator::abort(int exit_code) noexcept {

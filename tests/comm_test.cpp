@@ -1,10 +1,13 @@
 // The communicator, run under mpirun with 1, 2, 3 and 4 ranks (and as a single process).
 #include "comm/communicator.hpp"
 
+#include <sys/resource.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -167,6 +170,40 @@ TEST_CASE("ranks that are late now and then change nothing") {
         const int n = world->size();
         CHECK(std::count(a.begin(), a.end(), static_cast<float>(n)) == 40'000);
         CHECK(b[6] == static_cast<float>(n * (n - 1) / 2));
+    }
+}
+
+TEST_CASE("a rank that waits for a late one leaves the processor to others") {
+    if (world->size() == 1) {
+        return;
+    }
+    const auto cpu_seconds = [] {
+        rusage used{};
+        getrusage(RUSAGE_SELF, &used);
+        return static_cast<double>(used.ru_utime.tv_sec + used.ru_stime.tv_sec) +
+               1e-6 * static_cast<double>(used.ru_utime.tv_usec + used.ru_stime.tv_usec);
+    };
+    std::vector<float> values(40'000, 1.0f);
+    double sum = 1.0;
+    const auto reduce = [&] { world->allreduce_sum_async(values.data(), 40'000)->wait(); };
+    const std::function<void()> waits[] = {reduce, [&] { world->barrier(); },
+                                           [&] {
+                                               world->allreduce_sum({&sum, 1});
+                                           }};
+    for (const auto& wait : waits) {
+        wait();  // all are here
+        if (world->rank() == 0) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        }
+        const auto begin = std::chrono::steady_clock::now();
+        const double cpu = cpu_seconds();
+        wait();
+        // Of this process's time, so that a busy machine makes it no more. Polling would take all.
+        const double waited =
+            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+        if (world->rank() != 0 && waited > 0.2) {
+            CHECK(cpu_seconds() - cpu < waited / 2);
+        }
     }
 }
 
