@@ -53,7 +53,7 @@ TEST_CASE("an asynchronous error ends the job at once, with a report, though the
     const std::string record = (dir.path() / "flight").string();
     const Outcome run =
         train(dir, "--device emulated --comm nccl --epochs 1000 --flight-record " + record,
-              "GYRE_FAKE_NCCL=async:50,abort");
+              "GYRE_FAKE_NCCL=async:12,abort");
     INFO(run.output);
     CHECK(run.exit_code == 4);
     CHECK(run.seconds < 15);
@@ -73,7 +73,7 @@ TEST_CASE("a reduction that does not end is found also where the host waits for 
     const Outcome run = train(dir,
                               "--device emulated --comm nccl --check-sync 1 --epochs 1000 "
                               "--timeout 2",
-                              "GYRE_FAKE_NCCL=stall:50");
+                              "GYRE_FAKE_NCCL=stall:12");
     INFO(run.output);
     CHECK(run.exit_code == 4);
     CHECK(run.seconds < 15);
@@ -85,7 +85,7 @@ TEST_CASE("a reduction in a graph that does not end is found") {
     const TempDir dir;
     const Outcome run =
         train(dir, "--device emulated --comm nccl --graph on --timeout 2 --epochs 1000",
-              "GYRE_FAKE_NCCL=stall:50");
+              "GYRE_FAKE_NCCL=stall:12");
     INFO(run.output);
     CHECK(run.exit_code == 4);
     CHECK(run.seconds < 15);
@@ -97,7 +97,7 @@ TEST_CASE("a reduction in a graph that does not end is found") {
 TEST_CASE("a call of NCCL that fails names itself, its place, rank and host") {
     const TempDir dir;
     const Outcome run =
-        train(dir, "--device emulated --comm nccl --epochs 1000", "GYRE_FAKE_NCCL=call:30");
+        train(dir, "--device emulated --comm nccl --epochs 1000", "GYRE_FAKE_NCCL=call:10");
     INFO(run.output);
     CHECK(run.exit_code == 4);
     CHECK(run.seconds < 15);
