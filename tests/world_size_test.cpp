@@ -130,7 +130,8 @@ TEST_CASE("gradients in 16 bits train as well, within what their rounding allows
     }
 }
 
-TEST_CASE("20 steps on emulated CUDA give the CPU's losses, on 1 and 2 ranks", "[losses]") {
+TEST_CASE("20 steps on emulated CUDA give the CPU's losses, on 1 and 2 ranks",
+          "[losses][emulated]") {
     const TempDir dir;
     make_dataset(dir.path() / "set", 743, 100, 1, 28, 28, 10);
     for (const std::string& flags :
