@@ -190,7 +190,8 @@ TEST_CASE("a rank that waits for a late one leaves the processor to others") {
                                            [&] {
                                                world->allreduce_sum({&sum, 1});
                                            }};
-    for (const auto& wait : waits) {
+    // The share of the processor that this rank used while it waited for rank 0.
+    const auto share = [&](const std::function<void()>& wait) {
         wait();  // all are here
         if (world->rank() == 0) {
             std::this_thread::sleep_for(std::chrono::milliseconds(300));
@@ -198,12 +199,20 @@ TEST_CASE("a rank that waits for a late one leaves the processor to others") {
         const auto begin = std::chrono::steady_clock::now();
         const double cpu = cpu_seconds();
         wait();
-        // Of this process's time, so that a busy machine makes it no more. Polling would take all.
-        const double waited =
-            std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-        if (world->rank() != 0 && waited > 0.2) {
-            CHECK(cpu_seconds() - cpu < waited / 2);
+        const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - begin;
+        return world->rank() == 0 || waited.count() < 0.2 ? 0.0
+                                                          : (cpu_seconds() - cpu) / waited.count();
+    };
+    for (const auto& wait : waits) {
+        // Polling would take all of it, each time; other work on the machine, or a sanitizer, may
+        // make a wait dear now and then, so the best of a few counts, as many on all ranks.
+        double least = 1.0, above = 1.0;
+        for (int i = 0; i < 5 && above > 0.0; ++i) {
+            least = std::min(least, share(wait));
+            above = least < 0.5 ? 0.0 : 1.0;
+            world->allreduce_sum({&above, 1});
         }
+        CHECK(least < 0.5);
     }
 }
 
