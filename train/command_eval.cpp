@@ -8,6 +8,7 @@
 #include <optional>
 #include <sstream>
 
+#include "comm/printable.hpp"
 #include "data/sampler.hpp"
 #include "train/commands.hpp"
 #include "train/evaluator.hpp"
@@ -69,11 +70,8 @@ class Stored {
     }
 
     [[noreturn]] void refuse(const std::string& key, const std::string& expected) const {
-        std::string shown = text(key).substr(0, 60);
-        std::replace_if(
-            shown.begin(), shown.end(), [](unsigned char c) { return c < 0x20 || c == 0x7f; }, '?');
-        throw input_error(
-            fmt::format("{}: its metadata say {} '{}'; expected {}", path_, key, shown, expected));
+        throw input_error(fmt::format("{}: its metadata say {} '{}'; expected {}", path_, key,
+                                      printable(text(key).substr(0, 60)), expected));
     }
 
  private:
