@@ -27,6 +27,7 @@
 
 #include "bench/on_ranks.hpp"
 #include "comm/communicator.hpp"
+#include "kernels/backend.hpp"
 
 namespace {
 

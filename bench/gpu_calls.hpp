@@ -10,13 +10,13 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/base/error.hpp"
 #include "kernels/cuda/layer_kernels.hpp"
-#include "kernels/error.hpp"
 
 #if !defined(GYRE_EMULATED)
 #include "kernels/cuda/check.hpp"
-#include "kernels/cuda/library_kernels.hpp"
 #include "kernels/cuda/native.hpp"
+#include "kernels/cudnn/library_kernels.hpp"
 #endif
 
 namespace gyre::SIMT_NAMESPACE {

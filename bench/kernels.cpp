@@ -20,7 +20,7 @@
 #include <string_view>
 
 #include "kernels/backend.hpp"
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::bench {
 

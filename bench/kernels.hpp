@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/shapes.hpp"
+#include "kernels/ops/shapes.hpp"
 
 namespace gyre::bench {
 

@@ -145,9 +145,9 @@ class Suite {
     std::vector<std::pair<std::string, std::string>> facts() const {
         const auto number = [](double value) { return fmt::format("{:.2f}", value); };
         return {{"device", device_.name},
-                {"ours", ours_->description()},
+                {"ours", ours_->implementation()},
                 {"library",
-                 library_ ? kEmulated ? "ours again" : library_->description() : no_library_},
+                 library_ ? kEmulated ? "ours again" : library_->implementation() : no_library_},
                 {"timed", graphs_work_ ? "CUDA graphs" : "plain calls"},
                 {"tf32", options_.tf32 ? "on" : "off"},
                 {"copy GB/s", number(ceilings_.copy_gbs)},

@@ -9,7 +9,7 @@
 #include <string>
 
 #include "comm/communicator.hpp"
-#include "comm/rendezvous.hpp"
+#include "comm/launch/rendezvous.hpp"
 
 namespace gyre::bench {
 

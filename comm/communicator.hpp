@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "kernels/backend.hpp"
-#include "kernels/data_type.hpp"
-#include "kernels/error.hpp"
+#include "kernels/base/data_type.hpp"
+#include "kernels/base/error.hpp"
+#include "kernels/device/device.hpp"
 
 namespace gyre::comm {
 
@@ -49,7 +49,7 @@ class Communicator {
 
     // Whether reductions take and leave their data in this device's memory, ordered with its calls;
     // if not, data is the host's. Collective, before the first reduction; the first call decides.
-    virtual bool use_device(Backend& backend) { return backend.host_memory(); }
+    virtual bool use_device(Device& device) { return device.host_memory(); }
     // Tells a library that transfers from and to this memory will be frequent, until the result is
     // destroyed; null where that makes no difference.
     virtual std::shared_ptr<void> register_buffer(void* /*data*/, std::size_t /*bytes*/) {

@@ -6,19 +6,19 @@
 namespace gyre::comm {
 
 namespace {
-// A device keeps the marks of a few steps only (Backend::seconds_between).
+// A device keeps the events of a few steps only (Device::seconds_between).
 constexpr std::int64_t kMostBuckets = 1024;
 
-// What the device was asked for up to a mark.
+// What the device was asked for up to an event.
 class Passed final : public Request {
  public:
-    explicit Passed(Backend& backend) : backend_(backend), mark_(backend.mark()) {}
-    void wait() override { backend_.wait_transfer(mark_); }
+    explicit Passed(Device& device) : device_(device), event_(device.record()) {}
+    void wait() override { device_.synchronize(event_); }
     bool follow() override { return false; }  // the device does in any case
 
  private:
-    Backend& backend_;
-    const Backend::Transfer mark_;
+    Device& device_;
+    const Device::Event event_;
 };
 }  // namespace
 
@@ -74,10 +74,10 @@ std::int64_t auto_bucket_bytes(std::int64_t total_elems, bool on_gpu) {
                                   : std::clamp<std::int64_t>(total_bytes / 4, 16 << 20, 32 << 20);
 }
 
-Reducer::Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> buckets,
-                 float* gradients, DataType type, std::int64_t exact_from)
+Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
+                 DataType type, std::int64_t exact_from)
     : comm_(comm),
-      backend_(backend),
+      device_(device),
       buckets_(std::move(buckets)),
       gradients_(gradients),
       type_(type),
@@ -86,10 +86,10 @@ Reducer::Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> bucke
         return;
     }
     if (type_ != DataType::float32) {
-        narrow_ = {backend, buckets_.front().end};
+        narrow_ = {device, buckets_.front().end};
     }
-    if (!comm.use_device(backend)) {
-        staging_ = {backend, buckets_.front().end};
+    if (!comm.use_device(device)) {
+        staging_ = {device, buckets_.front().end};
         return;
     }
     const auto elems = static_cast<std::size_t>(buckets_.front().end);
@@ -110,7 +110,7 @@ void Reducer::begin_step() {
     ++step_;
     steps_.emplace_back();
     if (comm_.size() > 1) {
-        steps_.back().begin = backend_.mark();
+        steps_.back().begin = device_.record();
         steps_.back().flights.reserve(buckets_.size());
     }
 }
@@ -128,7 +128,7 @@ void Reducer::gather(void* data, std::size_t bytes, const Bucket& range,
     flight.bucket = range;
     flight.gathers = true;
     flight.then = std::move(then);
-    flight.ready = backend_.mark();
+    flight.ready = device_.record();
     comm_.annotate(step_, static_cast<int>(flights.size()) - 1);
     flight.request = comm_.allgather_async(data, bytes);
 }
@@ -143,16 +143,17 @@ void Reducer::ready(std::int64_t begin) {
         const Bucket& bucket = buckets_[step.buckets];
         Flight& flight = step.flights.emplace_back();
         flight.bucket = bucket;
-        flight.ready = backend_.mark();
+        flight.ready = device_.record();
         if (narrow(bucket)) {
-            backend_.narrow(type_, bucket.elems(), gradients_ + bucket.begin,
-                            narrow_.get() + bucket.begin);
+            device_.narrow(type_, bucket.elems(), gradients_ + bucket.begin,
+                           narrow_.get() + bucket.begin);
         }
         if (direct()) {
             start(flight, travelling(bucket));
         } else {
-            flight.staged = backend_.download_beside(staging_.get() + bucket.begin,
-                                                     travelling(bucket), bytes(bucket));
+            flight.staged =
+                device_.download_async(Device::Stream::copy, staging_.get() + bucket.begin,
+                                       travelling(bucket), bytes(bucket));
         }
     }
 }
@@ -166,23 +167,23 @@ void Reducer::finish_step(const std::function<void(const Bucket&)>& arrived) {
     if (!direct()) {
         // The device is still computing while the first buckets arrive.
         for (Flight& flight : flights) {
-            backend_.wait_transfer(flight.staged);
+            device_.synchronize(flight.staged);
             start(flight, staging_.get() + flight.bucket.begin);
         }
     }
     for (Flight& flight : flights) {
         const Bucket& bucket = flight.bucket;
-        flight.waited = backend_.mark();
+        flight.waited = device_.record();
         flight.request->follow();
         if (!direct()) {
-            backend_.upload_beside(travelling(bucket), staging_.get() + bucket.begin,
-                                   bytes(bucket));
+            device_.wait(device_.upload_async(Device::Stream::copy, travelling(bucket),
+                                              staging_.get() + bucket.begin, bytes(bucket)));
         }
-        flight.arrived = backend_.mark();
+        flight.arrived = device_.record();
         if (!flight.gathers) {
             if (narrow(bucket)) {
-                backend_.widen(type_, bucket.elems(), narrow_.get() + bucket.begin,
-                               gradients_ + bucket.begin);
+                device_.widen(type_, bucket.elems(), narrow_.get() + bucket.begin,
+                              gradients_ + bucket.begin);
             }
             arrived(bucket);
         } else if (flight.then) {
@@ -198,7 +199,7 @@ Reducer::Captured Reducer::capture(const std::function<void()>& calls) {
     Captured captured;
     std::exception_ptr failure;
     try {
-        captured.graph = backend_.capture(calls);
+        captured.graph = device_.capture(calls);
     } catch (...) {
         failure = std::current_exception();
     }
@@ -232,7 +233,7 @@ void Reducer::launch(const Captured& captured) {
     if (comm_.size() > 1) {
         comm_.annotate(step_, 0);
         step.graph =
-            comm_.track(std::make_unique<Passed>(backend_),
+            comm_.track(std::make_unique<Passed>(device_),
                         "graph with " + std::to_string(step.flights.size()) + " reductions",
                         buckets_.front().end * std::int64_t{sizeof(float)});
         step.graph->follow();
@@ -244,20 +245,20 @@ Reducer::Times Reducer::settle() {
     steps_.pop_front();
     Times times;
     if (step.graph != nullptr) {
-        step.graph->wait();  // before that, its marks may still be those of an earlier launch
+        step.graph->wait();  // before that, its events may still be those of an earlier launch
     }
     for (const Flight& flight : step.flights) {
         if (flight.request != nullptr) {
             // First, what the rank itself computed: the request's wait is for the other ranks
             // alone.
-            backend_.wait_transfer(flight.ready);
+            device_.synchronize(flight.ready);
             flight.request->wait();
         }
-        backend_.wait_transfer(flight.arrived);  // which the device may not have passed yet
-        const auto since_begin = [&](Backend::Transfer mark) {
-            return backend_.seconds_between(step.begin, mark);
+        device_.synchronize(flight.arrived);  // which the device may not have passed yet
+        const auto since_begin = [&](Device::Event event) {
+            return device_.seconds_between(step.begin, event);
         };
-        const double exposed = backend_.seconds_between(flight.waited, flight.arrived);
+        const double exposed = device_.seconds_between(flight.waited, flight.arrived);
         times.exposed += exposed;
         (flight.gathers ? times.gathered : times.buckets)
             .push_back({since_begin(flight.ready), since_begin(flight.arrived), exposed});

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/device/device.hpp"
 
 namespace gyre::comm {
 
@@ -50,10 +50,10 @@ class Reducer {
         std::unique_ptr<Request> request;  // null in a graph
         bool gathers = false;
         std::function<void()> then;
-        Backend::Transfer staged = 0, ready = 0, waited = 0, arrived = 0;
+        Device::Event staged = 0, ready = 0, waited = 0, arrived = 0;
     };
     struct Step {
-        Backend::Transfer begin = 0;
+        Device::Event begin = 0;
         std::vector<Flight> flights;     // of what is ready
         std::size_t buckets = 0;         // among them
         std::unique_ptr<Request> graph;  // null without
@@ -62,7 +62,7 @@ class Reducer {
  public:
     // gradients: the device's. With another type than float32, gradients travel in it, except for
     // those at and after `exact_from`, whose buckets must begin there.
-    Reducer(Communicator& comm, Backend& backend, std::vector<Bucket> buckets, float* gradients,
+    Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
             DataType type = DataType::float32, std::int64_t exact_from = 0);
 
     // Before the calls for a step.
@@ -80,10 +80,10 @@ class Reducer {
     void finish_step(const std::function<void(const Bucket&)>& arrived);
 
     struct Captured {
-        std::unique_ptr<Backend::Graph> graph;
-        Step step;  // its marks
+        std::unique_ptr<Device::Graph> graph;
+        Step step;  // its events
     };
-    // Backend::capture() for the calls of a whole step, alike on all ranks. Only where direct().
+    // Device::capture() for the calls of a whole step, alike on all ranks. Only where direct().
     Captured capture(const std::function<void()>& calls);
     // In place of a step's calls; a graph is launched again only when its last step was settled.
     void launch(const Captured& captured);
@@ -119,16 +119,16 @@ class Reducer {
     void start(Flight& flight, void* data);
 
     Communicator& comm_;
-    Backend& backend_;
+    Device& device_;
     std::vector<Bucket> buckets_;
     float* gradients_;
     const DataType type_;
     const std::int64_t exact_from_;
     DeviceBuffer<std::uint16_t> narrow_;   // [gradients], where they travel in 16 bits
     std::shared_ptr<void> registered_[2];  // gradients_ and narrow_
-    HostBuffer<float> staging_;  // [gradients], where they travel through the host's memory
-    std::deque<Step> steps_;     // not settled; the last is the current one
-    std::int64_t step_ = -1;     // since the reducer was made
+    PinnedBuffer<float> staging_;  // [gradients], where they travel through the host's memory
+    std::deque<Step> steps_;       // not settled; the last is the current one
+    std::int64_t step_ = -1;       // since the reducer was made
 };
 
 }  // namespace gyre::comm

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "data/idx.hpp"
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {

@@ -16,7 +16,7 @@
 #include <string_view>
 #include <system_error>
 
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {

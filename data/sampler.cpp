@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/philox.hpp"
+#include "kernels/base/philox.hpp"
 
 namespace gyre::data {
 

@@ -1,10 +1,9 @@
-// The device below the nets: memory and one function for each kernel of a training step.
+// A device with one function for each kernel of a training step.
 //
-// Everything above this interface is the same on every device. Pointers are device pointers, of
-// float32 unless said otherwise; `n` is the number of images. Parameters have PyTorch's shapes and
-// order. Activations are logically [n][channels][height][width], but how they lie in memory is the
-// backend's own affair: allocate activation_elems() and use import/export_activation to look.
-// Calls may be asynchronous; synchronize() waits for all of them. A backend is used by one thread.
+// Pointers are device pointers, of float32 unless said otherwise; `n` is the number of images.
+// Parameters have PyTorch's shapes and order. Activations are logically
+// [n][channels][height][width], but how they lie in memory is the backend's own affair: allocate
+// activation_elems() and use import/export_activation to look.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +13,11 @@
 #include <string>
 #include <utility>
 
-#include "kernels/data_type.hpp"
-#include "kernels/philox.hpp"
-#include "kernels/shapes.hpp"
+#include "kernels/base/data_type.hpp"
+#include "kernels/base/philox.hpp"
+#include "kernels/device/device.hpp"
+#include "kernels/ops/op.hpp"
+#include "kernels/ops/shapes.hpp"
 
 namespace gyre {
 
@@ -89,7 +90,8 @@ struct AdamArgs {
 class LayerKernels {
  public:
     virtual ~LayerKernels() = default;
-    virtual std::string description() const = 0;
+    // What computes, as text.
+    virtual std::string implementation() const = 0;
 
     // What a net announces of its layers before the first step, once for each number of images that
     // many passes have, training passes first, so that memory is reserved and kernels are chosen
@@ -131,60 +133,11 @@ class LayerKernels {
     virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;
 };
 
-// Which GPU a backend runs on, for telling apart those of the ranks. Empty: the host itself.
-struct DeviceIdentity {
-    std::string bus_id, uuid;
-    bool emulated = false;
-};
-
-class Backend : public LayerKernels {
+class Backend : public Device, public OpFactory, public LayerKernels {
  public:
-    // Memory. allocate() is zeroed; sizes are in bytes.
-    virtual void* allocate(std::size_t bytes) = 0;
-    virtual void release(void* memory) noexcept = 0;
-    virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
-    virtual void download(void* host, const void* device, std::size_t bytes) = 0;
-    virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // on the device
-    virtual void fill_zero(void* device, std::size_t bytes) = 0;
-    virtual void synchronize() = 0;
-
-    // Transfers that the host need not wait for. Host memory for them comes from allocate_host();
-    // a transfer is done when wait_transfer() returns. In order: with the calls before and after.
-    // Beside: after the calls so far, at the same time as those that follow, which must not write
-    // to `device` before the transfer is done; what follows upload_beside() sees its data.
-    using Transfer = std::int64_t;
-    virtual void* allocate_host(std::size_t bytes) = 0;
-    virtual void release_host(void* memory) noexcept = 0;
-    virtual Transfer download_in_order(void* host, const void* device, std::size_t bytes) = 0;
-    virtual Transfer download_beside(void* host, const void* device, std::size_t bytes) = 0;
-    virtual Transfer upload_beside(void* device, const void* host, std::size_t bytes) = 0;
-    virtual void wait_transfer(Transfer transfer) = 0;
-    // Work that a library submits to the device's stream for such transfers, which it is given as
-    // the device's own handle (a cudaStream_t); after the calls so far, beside those that follow.
-    virtual Transfer run_beside(const std::function<void(void* stream)>& submit) = 0;
-    // What is called from now on sees what the transfer has done; the host does not wait.
-    virtual void follow(Transfer transfer) = 0;
-    // A point between the calls, and the device's time from one to another, both passed. Of the
-    // last 16384 marks and transfers.
-    virtual Transfer mark() = 0;
-    virtual double seconds_between(Transfer begin, Transfer end) = 0;
-    // Calls as a graph, which the device is asked for as a whole: captured once, with their
-    // arguments, and then launched any number of times. Calls that wait for the device or allocate
-    // cannot be captured; transfers must have been followed. The backend outlives its graphs.
-    class Graph {
-     public:
-        virtual ~Graph() = default;
-        virtual void launch() = 0;
-    };
-    virtual bool can_capture() const { return false; }
-    // Runs nothing of what `calls` asks for. Throws what went wrong; then there is no graph. Marks
-    // that were made in it are those of the latest launch, for as long as there is the graph.
-    virtual std::unique_ptr<Graph> capture(const std::function<void()>& /*calls*/) {
-        return nullptr;
-    }
-    // Whether the host may use device pointers as its own.
-    virtual bool host_memory() const = 0;
-    virtual DeviceIdentity device_identity() const { return {}; }
+    std::string implementation() const override { return description(); }
+    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
+                             const OpSizes& sizes) override;
 
     // Activations: floats to allocate for n images, and conversion from and to [n][shape] on the
     // host.
@@ -206,10 +159,6 @@ class Backend : public LayerKernels {
     virtual void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) = 0;
     // y += x
     virtual void add(std::int64_t elems, const float* x, float* y) = 0;
-    // y = x in another type, and back; float32 is no such type.
-    virtual void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) = 0;
-    virtual void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) = 0;
-
     // velocity may be null when momentum is 0; it starts as zeros.
     virtual void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                           float* velocity) = 0;
@@ -230,37 +179,6 @@ struct GpuOptions {
     bool tf32 = false;           // matrix products may round their operands to TF32
     std::string choices_file;    // automatic: timings are read from and added to it; empty: none
 };
-
-// Owns memory for `elems` values of T. The backend must outlive it.
-template <typename T, void* (Backend::*kAllocate)(std::size_t),
-          void (Backend::*kRelease)(void*) noexcept>
-class BackendBuffer {
- public:
-    BackendBuffer() = default;
-    BackendBuffer(Backend& backend, std::int64_t elems)
-        : memory_(
-              static_cast<T*>((backend.*kAllocate)(static_cast<std::size_t>(elems) * sizeof(T))),
-              Release{&backend}),
-          elems_(elems) {}
-
-    T* get() const { return memory_.get(); }
-    std::int64_t elems() const { return elems_; }
-    std::size_t bytes() const { return static_cast<std::size_t>(elems_) * sizeof(T); }
-
- private:
-    struct Release {
-        Backend* backend;
-        void operator()(T* memory) const noexcept { (backend->*kRelease)(memory); }
-    };
-    std::unique_ptr<T, Release> memory_{nullptr, Release{nullptr}};
-    std::int64_t elems_ = 0;
-};
-// Zeroed memory of the device.
-template <typename T>
-using DeviceBuffer = BackendBuffer<T, &Backend::allocate, &Backend::release>;
-// Host memory for transfers.
-template <typename T>
-using HostBuffer = BackendBuffer<T, &Backend::allocate_host, &Backend::release_host>;
 
 // threads: workers inside this process, >= 1.
 std::unique_ptr<Backend> make_cpu_backend(int threads);

@@ -6,8 +6,8 @@
 #include <thread>
 
 #include "kernels/backend.hpp"
+#include "kernels/base/error.hpp"
 #include "kernels/cpu/simd.hpp"
-#include "kernels/error.hpp"
 
 namespace gyre {
 namespace {

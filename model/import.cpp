@@ -10,7 +10,7 @@
 #include <set>
 #include <string_view>
 
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::model {
 namespace {
@@ -144,7 +144,7 @@ std::string match_by_order(const std::vector<Entry>& net, const std::vector<Entr
 }  // namespace
 
 ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
-                                const std::vector<Tensor>& tensors, const std::string& source) {
+                                const std::vector<HostTensor>& tensors, const std::string& source) {
     ParameterMatch match;
     std::vector<Entry> net, file;
     std::map<std::string, std::size_t> wanted, given;
@@ -153,7 +153,7 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
         net.push_back({parameter.name, parameter.shape});
     }
     std::set<std::string> converted;
-    for (const Tensor& tensor : tensors) {
+    for (const HostTensor& tensor : tensors) {
         file.push_back({tensor.name, tensor.shape});
         if (tensor.dtype != "F32") {
             converted.insert(tensor.dtype);

@@ -21,6 +21,6 @@ struct ParameterMatch {
 // names; these must leave no choice. Throws Error(bad_input), with the names and shapes of both
 // sides, for anything else; `source` says where the tensors come from.
 ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
-                                const std::vector<Tensor>& tensors, const std::string& source);
+                                const std::vector<HostTensor>& tensors, const std::string& source);
 
 }  // namespace gyre::model

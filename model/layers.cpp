@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::model {
 namespace {

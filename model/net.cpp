@@ -110,11 +110,11 @@ void Net::initialise(std::uint64_t seed) {
     }
 }
 
-std::vector<Tensor> Net::export_parameters() const {
-    std::vector<Tensor> tensors;
+std::vector<HostTensor> Net::export_parameters() const {
+    std::vector<HostTensor> tensors;
     for (const Parameter& parameter : parameters_) {
-        Tensor tensor{parameter.name, parameter.shape,
-                      std::vector<float>(static_cast<std::size_t>(parameter.elems))};
+        HostTensor tensor{parameter.name, parameter.shape,
+                          std::vector<float>(static_cast<std::size_t>(parameter.elems))};
         backend_.download(tensor.values.data(), parameter_data() + parameter.offset_elems,
                           tensor.values.size() * sizeof(float));
         tensors.push_back(std::move(tensor));
@@ -122,11 +122,11 @@ std::vector<Tensor> Net::export_parameters() const {
     return tensors;
 }
 
-std::vector<std::string> Net::import_parameters(const std::vector<Tensor>& tensors,
+std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& tensors,
                                                 const std::string& source) {
     ParameterMatch match = match_parameters(parameters_, tensors, source);
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
-        const Tensor& tensor = tensors[match.tensors[i]];
+        const HostTensor& tensor = tensors[match.tensors[i]];
         backend_.upload(parameter_data() + parameters_[i].offset_elems, tensor.values.data(),
                         tensor.values.size() * sizeof(float));
     }

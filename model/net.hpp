@@ -52,8 +52,8 @@ class Net {
     void initialise(std::uint64_t seed);
     // Copies to and from host tensors. import matches them as match_parameters() does, and returns
     // its remarks for the user; `source` says where the tensors come from.
-    std::vector<Tensor> export_parameters() const;
-    std::vector<std::string> import_parameters(const std::vector<Tensor>& tensors,
+    std::vector<HostTensor> export_parameters() const;
+    std::vector<std::string> import_parameters(const std::vector<HostTensor>& tensors,
                                                const std::string& source);
 
     // Where a batch goes: x [n][input], labels [n].

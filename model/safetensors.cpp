@@ -19,8 +19,8 @@
 #include <string_view>
 #include <thread>
 
-#include "kernels/data_type.hpp"
-#include "kernels/error.hpp"
+#include "kernels/base/data_type.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::model {
 namespace {
@@ -146,7 +146,7 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
             if (element_bytes(dtype) == 0) {
                 fail(path, fmt::format("tensor '{}' has dtype {}", name, entry.at("dtype").dump()));
             }
-            Tensor tensor{name, entry.at("shape").get<std::vector<std::int64_t>>(), {}, dtype};
+            HostTensor tensor{name, entry.at("shape").get<std::vector<std::int64_t>>(), {}, dtype};
             const auto offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
             std::uint64_t bytes = element_bytes(dtype);
             for (const std::int64_t extent : tensor.shape) {
@@ -200,7 +200,7 @@ void write_safetensors(const std::filesystem::path& path, const TensorFile& file
     metadata["format"] = "pt";
     header["__metadata__"] = metadata;
     std::uint64_t offset = 0;
-    for (const Tensor& tensor : file.tensors) {
+    for (const HostTensor& tensor : file.tensors) {
         const std::uint64_t bytes = tensor.values.size() * sizeof(float);
         header[tensor.name] = {
             {"dtype", "F32"}, {"shape", tensor.shape}, {"data_offsets", {offset, offset + bytes}}};
@@ -228,7 +228,7 @@ void write_safetensors(const std::filesystem::path& path, const TensorFile& file
     };
     append(&header_bytes, sizeof header_bytes);
     append(text.data(), text.size());
-    for (const Tensor& tensor : file.tensors) {
+    for (const HostTensor& tensor : file.tensors) {
         append(tensor.values.data(), tensor.values.size() * sizeof(float));
     }
     // Closed only when it has its name, as others may write to it from then on.

@@ -10,7 +10,7 @@
 
 namespace gyre::model {
 
-struct Tensor {
+struct HostTensor {
     std::string name;
     std::vector<std::int64_t> shape;
     std::vector<float> values;  // row-major
@@ -18,7 +18,7 @@ struct Tensor {
 };
 
 struct TensorFile {
-    std::vector<Tensor> tensors;
+    std::vector<HostTensor> tensors;
     std::map<std::string, std::string> metadata;
 };
 

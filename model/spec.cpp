@@ -8,7 +8,7 @@
 #include <optional>
 #include <sstream>
 
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::model {
 namespace {

@@ -152,7 +152,7 @@ TEST_CASE("weights travel from and to PyTorch, and what is assumed is said once"
     const std::string weights = set.file("w.safetensors"), other = set.file("other.safetensors");
     expect_exit(run_gyre(0, set.base + "--epochs 1 --save " + weights), 0, {});
     gyre::model::TensorFile file = gyre::model::read_safetensors(weights);
-    for (gyre::model::Tensor& tensor : file.tensors) {
+    for (gyre::model::HostTensor& tensor : file.tensors) {
         tensor.name = std::string("module.").append(tensor.name);
     }
     gyre::model::write_safetensors(other, file);

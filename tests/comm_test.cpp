@@ -12,7 +12,7 @@
 #include <random>
 #include <thread>
 
-#include "comm/watchdog.hpp"
+#include "comm/watch/watchdog.hpp"
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
 #include "train/sync_check.hpp"

@@ -14,8 +14,8 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/error.hpp"
 #include "kernels/emulation/emulator.hpp"
-#include "kernels/error.hpp"
 #include "tests/catch.hpp"
 #include "tests/planted_bugs.hpp"
 

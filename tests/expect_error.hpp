@@ -4,7 +4,7 @@
 #include <initializer_list>
 #include <string>
 
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 #include "tests/catch.hpp"
 
 namespace gyre::test {

@@ -24,8 +24,8 @@
 #include <string>
 #include <thread>
 
-#include "comm/nccl_library.hpp"
-#include "kernels/data_type.hpp"
+#include "comm/nccl/nccl_library.hpp"
+#include "kernels/base/data_type.hpp"
 #include "kernels/emulation/emulator.hpp"
 
 namespace {

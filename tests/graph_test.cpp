@@ -18,10 +18,10 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/error.hpp"
 #include "kernels/cuda/layer_kernels.hpp"
 #include "kernels/cuda/runtime.hpp"
 #include "kernels/emulation/emulator.hpp"
-#include "kernels/error.hpp"
 #include "tests/catch.hpp"
 #include "tests/temp_dir.hpp"
 #include "train/trainer.hpp"
@@ -161,7 +161,7 @@ class CountingKernels final : public LayerKernels {
     using Counts = std::map<std::string, int>;
     CountingKernels(Stream& stream, std::shared_ptr<Counts> counts, std::string name)
         : stream_(stream), counts_(std::move(counts)), name_(std::move(name)) {}
-    std::string description() const override { return name_; }
+    std::string implementation() const override { return name_; }
     void conv2d_forward(const Conv2dShape&, int n, const float*, const float*, const float*,
                         float*) override {
         count("conv forward", n);
@@ -351,7 +351,7 @@ class TwinCommunicator final : public Communicator {
     int size() const override { return 2; }
     int local_rank() const override { return 0; }
     int local_size() const override { return 1; }
-    bool use_device(Backend& backend) override {
+    bool use_device(Device& backend) override {
         backend_ = &backend;
         return true;
     }
@@ -360,7 +360,7 @@ class TwinCommunicator final : public Communicator {
         if (fails_at >= 0 && calls++ >= fails_at) {
             throw Error(ExitCode::communication, "the twin is gone");
         }
-        const auto transfer = backend_->run_beside([&](void* stream) {
+        const auto transfer = backend_->submit_to_copy_stream([&](void* stream) {
             emulated::emulator::submit(*static_cast<emulated::Stream*>(stream), [=] {
                 for (std::int64_t i = 0; i < elems; ++i) {
                     if (type == DataType::float32) {
@@ -396,20 +396,20 @@ class TwinCommunicator final : public Communicator {
 
  private:
     struct OnDevice final : Request {
-        OnDevice(TwinCommunicator& comm_, Backend::Transfer transfer_)
+        OnDevice(TwinCommunicator& comm_, Device::Event transfer_)
             : comm(comm_), transfer(transfer_) {}
-        void wait() override { comm.backend_->wait_transfer(transfer); }
+        void wait() override { comm.backend_->synchronize(transfer); }
         bool follow() override {
             if (comm.host_waits) {
                 wait();
             }
-            comm.backend_->follow(transfer);
+            comm.backend_->wait(transfer);
             return comm.host_waits;
         }
         TwinCommunicator& comm;
-        const Backend::Transfer transfer;
+        const Device::Event transfer;
     };
-    Backend* backend_ = nullptr;
+    Device* backend_ = nullptr;
 };
 
 struct Run {
@@ -652,9 +652,9 @@ TEST_CASE("a graph keeps the workspace that it was captured with", "[graph]") {
 
 TEST_CASE("what is not waited for cannot be timed", "[graph]") {
     const auto backend = make_emulated_backend({});
-    const auto begin = backend->mark();
-    const auto end = backend->mark();
+    const auto begin = backend->record();
+    const auto end = backend->record();
     CHECK_THROWS_AS(backend->seconds_between(begin, end), Error);
-    backend->wait_transfer(end);
+    backend->synchronize(end);
     CHECK(backend->seconds_between(begin, end) == 0.0);
 }

@@ -11,7 +11,7 @@
 #include <stdexcept>
 
 #include "data/idx.hpp"
-#include "kernels/philox.hpp"
+#include "kernels/base/philox.hpp"
 
 namespace gyre::test {
 

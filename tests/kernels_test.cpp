@@ -535,7 +535,7 @@ TEST_CASE("transfers beside the computation keep their place in it") {
         const int elems = 1000;
         const Shape shape{elems, 1, 1};
         const std::size_t bytes = elems * sizeof(float);
-        const HostBuffer<float> sent(backend, elems), received(backend, elems);
+        const PinnedBuffer<float> sent(backend, elems), received(backend, elems);
         const auto received_is = [&](float value) {
             return std::count(received.get(), received.get() + elems, value) == elems;
         };
@@ -544,23 +544,25 @@ TEST_CASE("transfers beside the computation keep their place in it") {
 
         // An upload comes after the calls before it, even if it is waited for first.
         backend.fill_zero(x.get(), bytes);
-        backend.wait_transfer(backend.upload_beside(x.get(), sent.get(), bytes));
+        backend.synchronize(backend.upload_async(Device::Stream::copy, x.get(), sent.get(), bytes));
         CHECK(x.download() == Floats(elems, -2.0f));
         // The calls after an upload see its data.
-        backend.upload_beside(x.get(), sent.get(), bytes);
+        backend.upload_async(Device::Stream::copy, x.get(), sent.get(), bytes);
         if (backend.activation_elems(shape, 1) == elems) {  // else x is no activation
             backend.relu_forward(shape, 1, x.get());
             // A download sees the calls before it ...
-            const auto transfer = backend.download_beside(received.get(), x.get(), bytes);
-            backend.wait_transfer(transfer);
+            const auto transfer =
+                backend.download_async(Device::Stream::copy, received.get(), x.get(), bytes);
+            backend.synchronize(transfer);
             CHECK(received_is(0.0f));
         }
         // ... and one in order not those after it.
-        backend.wait_transfer(backend.upload_beside(x.get(), sent.get(), bytes));
-        const auto transfer = backend.download_in_order(received.get(), x.get(), bytes);
+        backend.synchronize(backend.upload_async(Device::Stream::copy, x.get(), sent.get(), bytes));
+        const auto transfer =
+            backend.download_async(Device::Stream::compute, received.get(), x.get(), bytes);
         backend.fill_zero(x.get(), bytes);
         backend.synchronize();
-        backend.wait_transfer(transfer);
+        backend.synchronize(transfer);
         CHECK(received_is(-2.0f));
         CHECK(x.download() == Floats(elems));
     });

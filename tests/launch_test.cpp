@@ -14,8 +14,8 @@
 #include <sstream>
 #include <thread>
 
-#include "comm/socket.hpp"
-#include "kernels/host_name.hpp"
+#include "comm/launch/socket.hpp"
+#include "kernels/base/host_name.hpp"
 #include "tests/catch.hpp"
 #include "tests/losses.hpp"
 #include "tests/temp_dir.hpp"

@@ -5,8 +5,8 @@
 #include <fstream>
 #include <numeric>
 
+#include "kernels/base/error.hpp"
 #include "kernels/emulation/emulator.hpp"
-#include "kernels/error.hpp"
 #include "model/net.hpp"
 #include "model/spec.hpp"
 #include "tests/catch.hpp"
@@ -158,7 +158,7 @@ TEST_CASE("no two initial weights come from the same random number") {
             {1, 1, true});
     net.initialise(1);
     std::vector<float> all;  // of one range, as every layer has 8 inputs
-    for (const Tensor& tensor : net.export_parameters()) {
+    for (const HostTensor& tensor : net.export_parameters()) {
         all.insert(all.end(), tensor.values.begin(), tensor.values.end());
     }
     REQUIRE(all.size() == 3 * (64 + 8));
@@ -397,7 +397,7 @@ TEST_CASE("safetensors: narrower and wider floats are converted") {
                    safetensors_bytes(R"({"fc1.weight":{"dtype":")" + dtype + R"(","shape":[)" + n +
                                          R"(],"data_offsets":[0,)" + bytes + "]}}",
                                      data));
-        const Tensor tensor = read_safetensors(path).tensors.at(0);
+        const HostTensor tensor = read_safetensors(path).tensors.at(0);
         CHECK(tensor.dtype == dtype);
         return tensor.values;
     };
@@ -519,7 +519,7 @@ TEST_CASE("weights named by PyTorch's wrappers and containers are matched, or re
     tensors[0].dtype = "F16";
     CHECK(net.import_parameters(tensors, "w") ==
           std::vector<std::string>{"F16 tensors are converted to F32"});
-    for (Tensor& tensor : tensors) {
+    for (HostTensor& tensor : tensors) {
         tensor.name = std::string("x").append(tensor.name);
     }
     Net larger(*backend, load_model("net"), {1, 32, 32}, 10, {1, 1, true});

@@ -4,9 +4,10 @@
 #include <cmath>
 #include <cstdlib>
 
-#include "comm/nccl_communicator.hpp"
+#include "comm/nccl/nccl_communicator.hpp"
 #include "comm/reducer.hpp"
-#include "comm/watchdog.hpp"
+#include "comm/watch/watchdog.hpp"
+#include "kernels/backend.hpp"
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
 

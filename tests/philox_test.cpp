@@ -1,5 +1,5 @@
 // Philox against the known answers of its authors' Random123 library (kat_vectors).
-#include "kernels/philox.hpp"
+#include "kernels/base/philox.hpp"
 #include "tests/catch.hpp"
 
 using namespace gyre;

@@ -8,7 +8,7 @@
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
-#include "train/flags.hpp"
+#include "train/cli/flags.hpp"
 
 using namespace gyre::test;
 

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/shapes.hpp"
+#include "kernels/ops/shapes.hpp"
 
 namespace gyre::reference {
 

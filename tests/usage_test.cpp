@@ -4,9 +4,9 @@
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
-#include "train/nearest.hpp"
-#include "train/terminal.hpp"
-#include "train/tutorial_flags.hpp"
+#include "train/cli/nearest.hpp"
+#include "train/cli/terminal.hpp"
+#include "train/cli/tutorial_flags.hpp"
 
 using namespace gyre::test;
 using namespace gyre::train;

@@ -9,8 +9,9 @@
 #include <thread>
 
 #include "comm/communicator.hpp"
-#include "comm/flight_recorder.hpp"
-#include "comm/watchdog.hpp"
+#include "comm/watch/flight_recorder.hpp"
+#include "comm/watch/watchdog.hpp"
+#include "kernels/backend.hpp"
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"

@@ -16,9 +16,9 @@
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
 #include "tests/thread_ranks.hpp"
-#include "train/commands.hpp"
+#include "train/cli/commands.hpp"
+#include "train/cli/flags.hpp"
 #include "train/evaluator.hpp"
-#include "train/flags.hpp"
 #include "train/optimizer.hpp"
 #include "train/setup.hpp"
 

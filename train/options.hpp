@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "comm/rendezvous.hpp"
-#include "kernels/shapes.hpp"
+#include "comm/launch/rendezvous.hpp"
+#include "kernels/ops/shapes.hpp"
 #include "train/factors.hpp"
 #include "train/plan.hpp"
 #include "train/rooms.hpp"

@@ -10,9 +10,9 @@
 namespace gyre::train {
 
 void require_same_parameters(Communicator& comm, const Net& net, const std::string& when) {
-    const std::vector<Tensor> tensors = net.export_parameters();
+    const std::vector<HostTensor> tensors = net.export_parameters();
     std::vector<std::uint64_t> own;
-    for (const Tensor& tensor : tensors) {
+    for (const HostTensor& tensor : tensors) {
         own.push_back(hash_bytes(tensor.values.data(), tensor.values.size() * sizeof(float)));
     }
     std::vector<std::uint64_t> roots = own;

@@ -87,7 +87,7 @@ void Trainer::capture(Reducer::Captured& captured, std::int64_t local_count,
         if (error.code() == ExitCode::communication) {
             throw;  // what reduces is of no use any more, with a graph or without
         }
-        graph_ = false;  // those that were launched stay, as their marks are still to be read
+        graph_ = false;  // those that were launched stay, as their events are still to be read
         if (comm.is_root()) {
             fmt::print(stderr,
                        "gyre: the step runs without a CUDA graph, as it could not be captured: "
@@ -120,7 +120,8 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
     }
     float* result = results_.get() + static_cast<std::int64_t>(slot) * Net::kTailElems;
     pending_.push_back({step, global.count, result,
-                        backend_.download_in_order(result, tail, Net::kTailElems * sizeof(float))});
+                        backend_.download_async(Device::Stream::compute, result, tail,
+                                                Net::kTailElems * sizeof(float))});
     return std::int64_t(pending_.size()) > ahead_ ? next_result() : std::nullopt;
 }
 
@@ -132,7 +133,7 @@ std::optional<StepResult> Trainer::next_result() {
     pending_.pop_front();
     StepResult result;
     result.communication = reducer_.settle();
-    backend_.wait_transfer(done.transfer);
+    backend_.synchronize(done.transfer);
     const float* sums = done.result;
     result.step = done.step;
     result.loss = double{sums[kLoss]};

@@ -91,17 +91,17 @@ class Trainer {
     DeviceBuffer<std::uint32_t> epoch_;   // [1]
     DeviceBuffer<std::int32_t> samples_;  // of the step
     const std::int64_t ahead_;
-    HostBuffer<float> results_;  // [ahead_ + 1][kTailElems], used in turn
+    PinnedBuffer<float> results_;  // [ahead_ + 1][kTailElems], used in turn
     struct Pending {
         std::int64_t step, images;
         const float* result;
-        Backend::Transfer transfer;
+        Device::Event transfer;
     };
     std::deque<Pending> pending_;
     std::int64_t submitted_ = 0;  // steps
     bool graph_;
     int warm_ups_ = 0;  // steps of a whole batch so far, up to what is enough
-    // [ahead_ + 1], used in turn, as a graph's marks are read before it is launched again.
+    // [ahead_ + 1], used in turn, as a graph's events are read before it is launched again.
     std::vector<Reducer::Captured> captured_;
 };
 

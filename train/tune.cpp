@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "kernels/clock.hpp"
+#include "kernels/base/clock.hpp"
 #include "train/optimizer.hpp"
 #include "train/setup.hpp"
 #include "train/trainer.hpp"

@@ -10,7 +10,7 @@
 
 #include <fmt/format.h>
 
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::cpu {
 

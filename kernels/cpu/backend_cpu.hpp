@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "kernels/backend.hpp"
-#include "kernels/clock.hpp"
+#include "kernels/base/clock.hpp"
 #include "kernels/cpu/simd.hpp"
 #include "kernels/cpu/thread_pool.hpp"
 
@@ -46,28 +46,25 @@ class CpuBackend final : public Backend {
     void copy(void* to, const void* from, std::size_t bytes) override { upload(to, from, bytes); }
     void fill_zero(void* device, std::size_t bytes) override;
     void synchronize() override {}
-    void* allocate_host(std::size_t bytes) override { return allocate_aligned(bytes); }
-    void release_host(void* memory) noexcept override { release_aligned(memory); }
-    Transfer download_in_order(void* host, const void* device, std::size_t bytes) override {
+    void* allocate_pinned(std::size_t bytes) override { return allocate_aligned(bytes); }
+    void release_pinned(void* memory) noexcept override { release_aligned(memory); }
+    Event download_async(Stream, void* host, const void* device, std::size_t bytes) override {
         download(host, device, bytes);
-        return 0;
+        return record();
     }
-    Transfer download_beside(void* host, const void* device, std::size_t bytes) override {
-        return download_in_order(host, device, bytes);
-    }
-    Transfer upload_beside(void* device, const void* host, std::size_t bytes) override {
+    Event upload_async(Stream, void* device, const void* host, std::size_t bytes) override {
         upload(device, host, bytes);
-        return 0;
+        return record();
     }
-    void wait_transfer(Transfer) override {}
-    Transfer run_beside(const std::function<void(void*)>& submit) override {
+    Event submit_to_copy_stream(const std::function<void(void*)>& submit) override {
         submit(nullptr);
-        return 0;
+        return record();
     }
-    void follow(Transfer) override {}
-    Transfer mark() override { return Clock::now().time_since_epoch() / kMarkUnit; }
-    double seconds_between(Transfer begin, Transfer end) override {
-        return std::chrono::duration<double>((end - begin) * kMarkUnit).count();
+    void wait(Event) override {}
+    void synchronize(Event) override {}
+    Event record() override { return Clock::now().time_since_epoch() / kEventUnit; }
+    double seconds_between(Event begin, Event end) override {
+        return std::chrono::duration<double>((end - begin) * kEventUnit).count();
     }
     bool host_memory() const override { return true; }
 
@@ -109,7 +106,7 @@ class CpuBackend final : public Backend {
                    float* v) override;
 
  private:
-    static constexpr std::chrono::nanoseconds kMarkUnit{1};
+    static constexpr std::chrono::nanoseconds kEventUnit{1};
     static std::size_t workers(int threads) { return static_cast<std::size_t>(threads); }
     // Calls body(begin, end) over pieces of [0, elems) on all threads.
     template <typename Body>

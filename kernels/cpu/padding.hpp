@@ -6,7 +6,7 @@
 
 #include "kernels/cpu/simd.hpp"
 #include "kernels/cpu/thread_pool.hpp"
-#include "kernels/shapes.hpp"
+#include "kernels/ops/shapes.hpp"
 
 namespace gyre::cpu {
 

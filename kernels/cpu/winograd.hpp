@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "kernels/cpu/backend_cpu.hpp"
-#include "kernels/shapes.hpp"
+#include "kernels/ops/shapes.hpp"
 
 namespace gyre::cpu {
 

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/error.hpp"
 #include "kernels/cuda/choices.hpp"
 #include "kernels/cuda/layer_kernels.hpp"
-#include "kernels/error.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -177,7 +177,7 @@ struct Operands {
 
 std::string environment(const Context& context, const GpuOptions& options, const std::string& gpu,
                         const LayerKernels& library) {
-    return fmt::format("{}, gyre {}, {}, {}{}", gpu, GYRE_VERSION, library.description(),
+    return fmt::format("{}, gyre {}, {}, {}{}", gpu, GYRE_VERSION, library.implementation(),
                        context.tf32 ? "TF32" : "FP32",
                        options.deterministic ? ", deterministic" : "");
 }
@@ -191,8 +191,9 @@ class AutomaticKernels final : public LayerKernels {
           library_(std::move(library)),
           choices_(environment(context, options, gpu, *library_), options.choices_file) {}
 
-    std::string description() const override {
-        return fmt::format("the faster of {} and {}", own_->description(), library_->description());
+    std::string implementation() const override {
+        return fmt::format("the faster of {} and {}", own_->implementation(),
+                           library_->implementation());
     }
     std::string choices() const override { return choices_.table(); }
 

@@ -9,8 +9,8 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/base/error.hpp"
 #include "kernels/cuda/layer_kernels.hpp"
-#include "kernels/error.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 
@@ -45,7 +45,7 @@ class GpuBackend final : public Backend {
     ~GpuBackend() override { finish_quietly(); }
 
     std::string description() const override {
-        return fmt::format("{}, {}{}", device_.name, kernels_->description(),
+        return fmt::format("{}, {}{}", device_.name, kernels_->implementation(),
                            context_.tf32 ? ", TF32" : "");
     }
 
@@ -76,46 +76,39 @@ class GpuBackend final : public Backend {
     void fill_zero(void* device, std::size_t bytes) override { compute_.fill_zero(device, bytes); }
     void synchronize() override {
         compute_.synchronize();
-        beside_.synchronize();
+        copy_.synchronize();
     }
 
-    void* allocate_host(std::size_t bytes) override { return allocate_pinned(bytes); }
-    void release_host(void* memory) noexcept override {
+    void* allocate_pinned(std::size_t bytes) override { return own::allocate_pinned(bytes); }
+    void release_pinned(void* memory) noexcept override {
         finish_quietly();  // on the way of an error, transfers to it may be under way
-        release_pinned(memory);
+        own::release_pinned(memory);
     }
-    Transfer download_in_order(void* host, const void* device, std::size_t bytes) override {
-        compute_.download(host, device, bytes);
-        return record(compute_);
+    Event download_async(Device::Stream stream, void* host, const void* device,
+                         std::size_t bytes) override {
+        own::Stream& queue = begin_on(stream);
+        queue.download(host, device, bytes);
+        return record(queue);
     }
-    Transfer download_beside(void* host, const void* device, std::size_t bytes) override {
-        compute_.record(computed_);
-        beside_.wait(computed_);
-        beside_.download(host, device, bytes);
-        return record(beside_);
+    Event upload_async(Device::Stream stream, void* device, const void* host,
+                       std::size_t bytes) override {
+        own::Stream& queue = begin_on(stream);
+        queue.upload(device, host, bytes);
+        return record(queue);
     }
-    Transfer upload_beside(void* device, const void* host, std::size_t bytes) override {
-        compute_.record(computed_);
-        beside_.wait(computed_);
-        beside_.upload(device, host, bytes);
-        const Transfer transfer = record(beside_);
-        follow(transfer);
-        return transfer;
+    Event submit_to_copy_stream(const std::function<void(void*)>& submit) override {
+        own::Stream& queue = begin_on(Device::Stream::copy);
+        submit(queue.handle());
+        return record(queue);
     }
-    Transfer run_beside(const std::function<void(void*)>& submit) override {
-        compute_.record(computed_);
-        beside_.wait(computed_);
-        submit(beside_.handle());
-        return record(beside_);
+    Event record() override { return capturing_ == nullptr ? record(compute_) : record_launches(); }
+    double seconds_between(Event begin, Event end) override {
+        return 1e-3 * double{own::Event::milliseconds(event(begin), event(end))};
     }
-    Transfer mark() override { return capturing_ == nullptr ? record(compute_) : mark_launches(); }
-    double seconds_between(Transfer begin, Transfer end) override {
-        return 1e-3 * double{Event::milliseconds(event(begin), event(end))};
-    }
-    void follow(Transfer transfer) override { compute_.wait(event(transfer)); }
-    void wait_transfer(Transfer transfer) override { event(transfer).synchronize(); }
+    void wait(Event point) override { compute_.wait(event(point)); }
+    void synchronize(Event point) override { event(point).synchronize(); }
     bool can_capture() const override { return true; }
-    std::unique_ptr<Backend::Graph> capture(const std::function<void()>& calls) override {
+    std::unique_ptr<Device::Graph> capture(const std::function<void()>& calls) override {
         auto graph = std::make_unique<CapturedCalls>(*this);
         capturing_ = graph.get();
         try {
@@ -266,21 +259,21 @@ class GpuBackend final : public Backend {
     }
 
  private:
-    static constexpr std::size_t kTransfers = 16384;  // the latest that can be waited for
+    static constexpr std::size_t kEvents = 16384;  // the latest that can be waited for
 
-    struct CapturedCalls final : Backend::Graph {
+    struct CapturedCalls final : Device::Graph {
         explicit CapturedCalls(GpuBackend& backend_) : backend(backend_) {}
         ~CapturedCalls() override {
             graph.reset();
-            for (const Transfer mark : marks) {
-                backend.launch_marks_.erase(mark);
+            for (const Device::Event event : events) {
+                backend.launch_events_.erase(event);
             }
         }
         void launch() override { graph->launch(backend.compute_); }
 
         GpuBackend& backend;
         std::optional<own::Graph> graph;
-        std::vector<Transfer> marks;
+        std::vector<Device::Event> events;
     };
 
     std::unique_ptr<LayerKernels> make_kernels(const GpuOptions& options) {
@@ -314,38 +307,46 @@ class GpuBackend final : public Backend {
     void zero(float* x, std::int64_t elems) {
         own::fill(context_, elems, 0.0f, x);
     }
+    own::Stream& begin_on(Device::Stream stream) {
+        if (stream == Device::Stream::compute) {
+            return compute_;
+        }
+        compute_.record(computed_);
+        copy_.wait(computed_);
+        return copy_;
+    }
     // Events are used in turn; one that is recorded anew stands for a later point of its stream, so
-    // waiting for an old transfer waits too long, never too short.
-    Transfer record(Stream& stream) {
-        if (transfers_.size() < kTransfers) {
-            transfers_.push_back(std::make_unique<Event>());
+    // waiting for an old one waits too long, never too short.
+    Event record(own::Stream& stream) {
+        if (events_.size() < kEvents) {
+            events_.push_back(std::make_unique<own::Event>());
         }
         stream.record(event(next_));
         return next_++;
     }
     // Numbered downwards from -1.
-    Transfer mark_launches() {
-        const Transfer mark = --last_launch_mark_;
-        compute_.record_in_launches(launch_marks_[mark]);
-        capturing_->marks.push_back(mark);
-        return mark;
+    Event record_launches() {
+        const Event number = --last_launch_event_;
+        compute_.record_in_launches(launch_events_[number]);
+        capturing_->events.push_back(number);
+        return number;
     }
-    Event& event(Transfer transfer) {
-        if (transfer < 0) {
-            return launch_marks_.at(transfer);
+    own::Event& event(Event number) {
+        if (number < 0) {
+            return launch_events_.at(number);
         }
-        return *transfers_[static_cast<std::size_t>(transfer) % kTransfers];
+        return *events_[static_cast<std::size_t>(number) % kEvents];
     }
 
     const DeviceProperties device_;  // first: it makes the device current
-    Stream compute_, beside_;
-    Event computed_{false};  // for the order only
+    own::Stream compute_, copy_;
+    own::Event computed_{false};  // for the order only
     Workspace workspace_;
     const Context context_;
-    std::vector<std::unique_ptr<Event>> transfers_;
-    Transfer next_ = 0;
-    std::map<Transfer, Event> launch_marks_;  // of all graphs
-    Transfer last_launch_mark_ = 0;
+    std::vector<std::unique_ptr<own::Event>> events_;
+    Event next_ = 0;
+    std::map<Event, own::Event> launch_events_;  // of all graphs
+    Event last_launch_event_ = 0;
     CapturedCalls* capturing_ = nullptr;
     std::unique_ptr<LayerKernels> kernels_;
 };

@@ -16,7 +16,7 @@
 #include <sstream>
 #include <system_error>
 
-#include "kernels/error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre {
 namespace {

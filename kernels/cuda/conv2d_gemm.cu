@@ -8,9 +8,9 @@
 //
 // x [n][C][H][W], y and dy [n][O][OH][OW], w and dw [O][C][K][K], b and db [O]. Any stride and
 // padding. Block and grid, bytes and FLOPs: gemm.cuh.
+#include "kernels/base/error.hpp"
 #include "kernels/cuda/conv2d.cuh"
 #include "kernels/cuda/gemm.cuh"
-#include "kernels/error.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {

@@ -12,7 +12,7 @@ namespace own = gyre::SIMT_NAMESPACE;
 class OwnKernels final : public LayerKernels {
  public:
     explicit OwnKernels(const Context& context) : context_(context) {}
-    std::string description() const override { return "gyre's own kernels"; }
+    std::string implementation() const override { return "gyre's own kernels"; }
 
     void prepare_conv2d(const std::string&, const Conv2dShape& shape, int n, bool) override {
         context_.workspace.floats(conv2d_workspace_elems(context_, shape, n));

@@ -6,10 +6,10 @@
 #include <array>
 #include <exception>
 
+#include "kernels/base/error.hpp"
+#include "kernels/base/host_name.hpp"
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/native.hpp"
-#include "kernels/error.hpp"
-#include "kernels/host_name.hpp"
 
 namespace gyre::cuda {
 namespace {

@@ -14,8 +14,8 @@
 #include <type_traits>
 #include <vector>
 
+#include "kernels/base/error.hpp"
 #include "kernels/emulation/emulator.hpp"
-#include "kernels/error.hpp"
 
 namespace gyre::emulated {
 namespace {

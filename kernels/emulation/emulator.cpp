@@ -15,8 +15,8 @@
 #include <random>
 #include <vector>
 
+#include "kernels/base/error.hpp"
 #include "kernels/emulation/sanitizer.hpp"
-#include "kernels/error.hpp"
 
 // Without a string of its own, which a fiber that is abandoned would never free.
 template <>

@@ -17,10 +17,10 @@
 #include <optional>
 #include <vector>
 
+#include "kernels/base/error.hpp"
+#include "kernels/base/host_name.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "kernels/emulation/sanitizer.hpp"
-#include "kernels/error.hpp"
-#include "kernels/host_name.hpp"
 
 namespace gyre::emulated {
 

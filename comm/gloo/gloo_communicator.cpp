@@ -1,0 +1,486 @@
+// The communicator over Gloo's TCP transport, for CPU ranks on hosts without MPI.
+//
+// Gloo's collectives block, so gradient reductions run one after another on a thread of their own,
+// in the order of the calls. They and the few other collectives have a context (a set of
+// connections) each, so that both may be under way. Of small reductions every rank sends its terms
+// to all others when they are asked for, and the thread adds up what comes.
+#include <fmt/format.h>
+#include <gloo/allgather.h>
+#include <gloo/allreduce.h>
+#include <gloo/barrier.h>
+#include <gloo/broadcast.h>
+#include <gloo/math.h>
+#include <gloo/rendezvous/context.h>
+#include <gloo/rendezvous/store.h>
+#include <gloo/transport/tcp/device.h>
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netdb.h>
+#include <netinet/in.h>
+
+#include <array>
+#include <condition_variable>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "comm/communicator.hpp"
+#include "comm/launch/rendezvous.hpp"
+#include "comm/launch/start_alarm.hpp"
+#include "kernels/base/host_name.hpp"
+#include "kernels/base/printable.hpp"
+
+namespace gyre::comm {
+namespace {
+
+constexpr double kConnectGrace = 5.0;  // after --init-timeout, for ranks that met just before
+
+// Our store in the form that Gloo asks for.
+class GlooStore final : public gloo::rendezvous::Store {
+ public:
+    // peer: the rank whose address was asked for last, which Gloo then waits for.
+    GlooStore(gyre::comm::Store& store, std::string prefix, const Place& place, int& peer)
+        : store_(store), prefix_(std::move(prefix)), place_(place), peer_(peer) {}
+
+    void set(const std::string& key, const std::vector<char>& data) override {
+        store_.set(prefix_ + key, std::string(data.begin(), data.end()));
+    }
+    std::vector<char> get(const std::string& key) override {
+        const std::string value = ask(key);
+        return {value.begin(), value.end()};
+    }
+    void wait(const std::vector<std::string>& keys) override {
+        for (const std::string& key : keys) {
+            ask(key);
+        }
+    }
+    void wait(const std::vector<std::string>& keys, const std::chrono::milliseconds&) override {
+        wait(keys);  // the store has the deadline of the start
+    }
+
+ private:
+    // Gloo's keys end in the number of the rank that sets them.
+    std::string ask(const std::string& key) {
+        const std::size_t digits = key.find_last_not_of("0123456789") + 1;
+        peer_ = digits < key.size() ? std::atoi(key.c_str() + digits) : -1;
+        return store_.get(prefix_ + key, place_.name(peer_));
+    }
+
+    gyre::comm::Store& store_;
+    std::string prefix_;
+    const Place& place_;
+    int& peer_;
+};
+
+std::shared_ptr<gyre::comm::Store> make_store(const StartUp& start_up, double timeout_seconds) {
+    return start_up.method == StartUp::Method::tcp ? make_tcp_store(start_up, timeout_seconds)
+                                                   : make_file_store(start_up, timeout_seconds);
+}
+
+// The first address of this host that other hosts may reach.
+std::string outside_address() {
+    ifaddrs* interfaces = nullptr;
+    if (getifaddrs(&interfaces) != 0) {
+        throw Error(ExitCode::communication, "this host's network interfaces cannot be listed");
+    }
+    std::string found;
+    for (const int family : {AF_INET, AF_INET6}) {
+        for (const ifaddrs* at = interfaces; at != nullptr && found.empty(); at = at->ifa_next) {
+            if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != family ||
+                (at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0) {
+                continue;
+            }
+            std::array<char, NI_MAXHOST> name{};
+            const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
+            if (getnameinfo(at->ifa_addr, length, name.data(), name.size(), nullptr, 0,
+                            NI_NUMERICHOST) == 0 &&
+                std::string(name.data()).find('%') == std::string::npos) {  // link-local
+                found = name.data();
+            }
+        }
+    }
+    freeifaddrs(interfaces);
+    if (found.empty()) {
+        throw Error(ExitCode::communication,
+                    fmt::format("{} has no address that other hosts could reach; name the network "
+                                "interface in GLOO_SOCKET_IFNAME",
+                                host_name()));
+    }
+    return found;
+}
+
+// Of a sum, the bytes that a rank receives: up to here its terms go to all others directly. In
+// Gloo's ring a rank waits for twice as many messages as there are ranks, one after another, and
+// each wakes Gloo's thread and then ours, which may take 100 us on a virtual machine.
+constexpr std::size_t kDirectBytes = 128 << 10;
+constexpr std::uint8_t kDirectSlotPrefix = 0x40;  // Gloo's own are 1 to 8
+
+// out = left + right.
+using Sum = void (*)(void* out, const void* left, const void* right, std::size_t elems);
+
+class GlooCommunicator final : public Communicator {
+ public:
+    GlooCommunicator(const StartUp& start_up, const LaunchOptions& options, StartAlarm& alarm);
+    ~GlooCommunicator() override;
+
+    std::string description() const override {
+        return fmt::format("Gloo over TCP, met at {}", where_);
+    }
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+    int local_rank() const override { return place_.local_rank; }
+    int local_size() const override { return place_.local_size; }
+    bool own_terminal() const override { return own_terminal_; }
+    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                 DataType type) override;
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
+    void allreduce_sum(std::span<double> data) override;
+    void broadcast(void* data, std::size_t bytes, int root) override;
+    void barrier() override;
+    [[noreturn]] void abort(int exit_code) noexcept override;
+
+ private:
+    struct Operation {
+        void* data;
+        std::size_t elems;  // of a gathering: the bytes of a rank
+        DataType type;
+        bool gathers;
+        std::uint32_t number;
+        bool done = false;
+        std::string failure{};
+        std::vector<std::byte> terms{};                            // [ranks][elems], of a small sum
+        std::unique_ptr<gloo::transport::UnboundBuffer> buffer{};  // of the terms
+        std::string name() const {
+            return fmt::format("{} {} ({} bytes)", gathers ? "gathering" : "reduction", number,
+                               elems * (gathers ? 1 : bytes_of(type)));
+        }
+    };
+    class Waiter;
+
+    void connect_all();
+    std::shared_ptr<gloo::Context> connect(const std::string& name,
+                                           std::shared_ptr<gloo::transport::Device>& device);
+    // Runs one of Gloo's operations, and says which it was if it fails.
+    template <typename Work>
+    void run(const std::string& what, Work&& work);
+    // sum: of two arrays of T, gloo::sum or the like.
+    template <typename T>
+    void allreduce(const std::shared_ptr<gloo::Context>& context, T* data, std::size_t elems,
+                   std::uint32_t tag, Sum sum);
+    void run_operation(const Operation& operation);
+    std::unique_ptr<Request> enqueue(void* data, std::size_t elems, DataType type, bool gathers);
+    void send_terms(Operation& operation);
+    void add_terms(const Operation& operation);
+    void reduce();  // the thread's loop
+
+    int rank_, size_;
+    bool own_terminal_;
+    std::chrono::milliseconds timeout_;
+    std::string where_;
+    std::shared_ptr<gyre::comm::Store> store_;  // kept, so that a second job finds the place taken
+    Place place_;
+    std::shared_ptr<gloo::Context> control_, gradients_;
+    std::uint32_t control_tag_ = 0, started_ = 0;
+
+    std::mutex mutex_;  // guards everything below
+    std::condition_variable wake_, done_;
+    std::deque<std::shared_ptr<Operation>> waiting_;
+    bool stopping_ = false;
+    std::thread thread_;
+};
+
+class GlooCommunicator::Waiter final : public Request {
+ public:
+    Waiter(GlooCommunicator& comm, std::shared_ptr<Operation> reduction)
+        : comm_(comm), reduction_(std::move(reduction)) {}
+    void wait() override {
+        std::unique_lock lock(comm_.mutex_);
+        comm_.done_.wait(lock, [this] { return reduction_->done; });
+        if (!reduction_->failure.empty()) {
+            throw Error(ExitCode::communication, reduction_->failure);
+        }
+    }
+
+ private:
+    GlooCommunicator& comm_;
+    std::shared_ptr<Operation> reduction_;
+};
+
+template <typename Work>
+void GlooCommunicator::run(const std::string& what, Work&& work) {
+    try {
+        work();
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& error) {  // Gloo's have several bases
+        throw Error(ExitCode::communication,
+                    fmt::format("{} over Gloo failed: {}", what, printable(error.what())));
+    }
+}
+
+// gloo::sum is compiled for any processor, and several times slower than this.
+void add_float(void* out, const void* left, const void* right, std::size_t elems) {
+    const auto* x = static_cast<const float*>(left);
+    const auto* y = static_cast<const float*>(right);
+    auto* sum = static_cast<float*>(out);
+    for (std::size_t i = 0; i < elems; ++i) {
+        sum[i] = x[i] + y[i];
+    }
+}
+
+template <DataType type>
+void add_narrow(void* out, const void* left, const void* right, std::size_t elems) {
+    const auto* x = static_cast<const std::uint16_t*>(left);
+    const auto* y = static_cast<const std::uint16_t*>(right);
+    auto* sum = static_cast<std::uint16_t*>(out);
+    for (std::size_t i = 0; i < elems; ++i) {
+        sum[i] = narrow::to<type>(narrow::from<type>(x[i]) + narrow::from<type>(y[i]));
+    }
+}
+
+Sum sum_of(DataType type) {
+    return type == DataType::float32    ? &add_float
+           : type == DataType::bfloat16 ? &add_narrow<DataType::bfloat16>
+                                        : &add_narrow<DataType::float16>;
+}
+
+template <typename T>
+void GlooCommunicator::allreduce(const std::shared_ptr<gloo::Context>& context, T* data,
+                                 std::size_t elems, std::uint32_t tag, Sum sum) {
+    gloo::AllreduceOptions options(context);
+    options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
+    options.setOutput(data, elems);
+    options.setTag(tag);
+    options.setReduceFunction(sum);
+    gloo::allreduce(options);
+}
+
+void GlooCommunicator::run_operation(const Operation& r) {
+    if (r.buffer != nullptr) {
+        add_terms(r);
+        return;
+    }
+    if (r.gathers) {
+        gloo::AllgatherOptions options(gradients_);
+        options.setOutput(static_cast<char*>(r.data), r.elems * static_cast<std::size_t>(size_));
+        options.setTag(r.number);
+        gloo::allgather(options);
+        return;
+    }
+    if (r.type == DataType::float32) {
+        allreduce(gradients_, static_cast<float*>(r.data), r.elems, r.number, sum_of(r.type));
+    } else {
+        allreduce(gradients_, static_cast<std::uint16_t*>(r.data), r.elems, r.number,
+                  sum_of(r.type));
+    }
+}
+
+std::shared_ptr<gloo::Context> GlooCommunicator::connect(
+    const std::string& name, std::shared_ptr<gloo::transport::Device>& device) {
+    auto context = std::make_shared<gloo::rendezvous::Context>(rank_, size_);
+    const auto left = store_->deadline - std::chrono::steady_clock::now();
+    context->setTimeout(std::max(std::chrono::milliseconds(1000),
+                                 std::chrono::duration_cast<std::chrono::milliseconds>(left)));
+    int peer = -1;
+    GlooStore store(*store_, name + "/", place_, peer);
+    try {
+        context->connectFullMesh(store, device);
+    } catch (const Error&) {
+        throw;
+    } catch (const std::exception& error) {
+        throw Error(ExitCode::communication, fmt::format("connecting to {} over Gloo failed: {}",
+                                                         peer < 0 ? "the ranks" : place_.name(peer),
+                                                         printable(error.what())));
+    }
+    context->setTimeout(timeout_);
+    return context;
+}
+
+GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchOptions& options,
+                                   StartAlarm& alarm)
+    : rank_(start_up.rank),
+      size_(start_up.world_size),
+      own_terminal_(start_up.own_terminal),
+      timeout_(static_cast<std::int64_t>(options.collective_timeout * 1000.0)) {
+    // Gloo writes to its connections in a way that ends the process where the other side is gone.
+    std::signal(SIGPIPE, SIG_IGN);
+    store_ = make_store(start_up, options.init_timeout);
+    where_ = store_->where();
+    place_ = meet(*store_, start_up);
+    alarm.watch(rank_, kConnectGrace, own_terminal_, store_start_news(store_, place_, rank_));
+    try {
+        connect_all();
+        barrier();
+    } catch (const Error& error) {
+        const std::string message = alarm.explain(error.what());
+        give_up_start(*store_, rank_, message);
+        throw Error(error.code(), message);
+    }
+    thread_ = std::thread([this] { reduce(); });
+}
+
+void GlooCommunicator::connect_all() {
+    run("connecting the ranks", [&] {
+        gloo::transport::tcp::attr address;
+        const char* interface = std::getenv("GLOO_SOCKET_IFNAME");  // as PyTorch's users know it
+        if (interface != nullptr) {
+            address.iface = interface;
+        } else if (!store_->local_address().empty()) {
+            address.hostname = store_->local_address();
+        } else {
+            address.hostname = place_.one_host ? "127.0.0.1" : outside_address();
+        }
+        auto device = gloo::transport::tcp::CreateDevice(address);
+        control_ = connect("control", device);
+        gradients_ = connect("gradients", device);
+    });
+}
+
+GlooCommunicator::~GlooCommunicator() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+}
+
+void GlooCommunicator::reduce() {
+    std::unique_lock lock(mutex_);
+    std::string failure;  // after the first, the ranks' order of reductions is lost
+    for (;;) {
+        wake_.wait(lock, [this] { return stopping_ || !waiting_.empty(); });
+        if (stopping_) {
+            return;
+        }
+        const std::shared_ptr<Operation> next = waiting_.front();
+        waiting_.pop_front();
+        lock.unlock();
+        if (failure.empty()) {
+            failure = next->failure;
+        }
+        if (failure.empty() && next->elems > 0) {
+            try {
+                run(next->name(), [&] { run_operation(*next); });
+            } catch (const Error& error) {
+                failure = error.what();
+            }
+        }
+        lock.lock();
+        next->failure = failure;
+        next->done = true;
+        done_.notify_all();
+    }
+}
+
+std::unique_ptr<Request> GlooCommunicator::enqueue(void* data, std::size_t elems, DataType type,
+                                                   bool gathers) {
+    auto o = std::make_shared<Operation>(Operation{data, elems, type, gathers, started_++});
+    const std::size_t received = elems * bytes_of(type) * static_cast<std::size_t>(size_ - 1);
+    if (!gathers && received > 0 && received <= kDirectBytes) {
+        try {
+            run(o->name(), [&] { send_terms(*o); });
+        } catch (const Error& error) {
+            o->failure = error.what();
+        }
+    }
+    {
+        const std::lock_guard lock(mutex_);
+        waiting_.push_back(o);
+    }
+    wake_.notify_one();
+    return std::make_unique<Waiter>(*this, std::move(o));
+}
+
+void GlooCommunicator::send_terms(Operation& o) {
+    const std::size_t bytes = o.elems * bytes_of(o.type);
+    const auto at = [&](int rank) { return static_cast<std::size_t>(rank) * bytes; };
+    o.terms.resize(at(size_));
+    std::memcpy(o.terms.data() + at(rank_), o.data, bytes);
+    o.buffer = gradients_->createUnboundBuffer(o.terms.data(), o.terms.size());
+    const auto slot = gloo::Slot::build(kDirectSlotPrefix, o.number);
+    for (int i = 1; i < size_; ++i) {
+        const int from = (rank_ + size_ - i) % size_;
+        o.buffer->recv(from, slot, at(from), bytes);
+    }
+    for (int i = 1; i < size_; ++i) {
+        o.buffer->send((rank_ + i) % size_, slot, at(rank_), bytes);
+    }
+}
+
+void GlooCommunicator::add_terms(const Operation& o) {
+    for (int i = 1; i < size_; ++i) {
+        o.buffer->waitRecv();
+        o.buffer->waitSend();
+    }
+    // In the order of the ranks, so that all have the same sum.
+    const std::size_t bytes = o.elems * bytes_of(o.type);
+    const void* sum = o.terms.data();
+    for (std::size_t at = bytes; at < o.terms.size(); at += bytes) {
+        sum_of(o.type)(o.data, sum, o.terms.data() + at, o.elems);
+        sum = o.data;
+    }
+}
+
+std::unique_ptr<Request> GlooCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
+                                                               DataType type) {
+    return enqueue(data, static_cast<std::size_t>(elems), type, false);
+}
+
+std::unique_ptr<Request> GlooCommunicator::allgather_async(void* data, std::size_t bytes) {
+    return enqueue(data, bytes, DataType::float32, true);
+}
+
+void GlooCommunicator::allreduce_sum(std::span<double> data) {
+    const std::uint32_t tag = control_tag_++;
+    if (!data.empty()) {
+        run(fmt::format("the sum of {} doubles", data.size()),
+            [&] { allreduce(control_, data.data(), data.size(), tag, &gloo::sum<double>); });
+    }
+}
+
+void GlooCommunicator::broadcast(void* data, std::size_t bytes, int root) {
+    const std::uint32_t tag = control_tag_++;
+    if (bytes == 0) {
+        return;
+    }
+    run(fmt::format("the broadcast of {} bytes from rank {}", bytes, root), [&] {
+        gloo::BroadcastOptions options(control_);
+        options.setOutput(static_cast<char*>(data), bytes);
+        options.setRoot(root);
+        options.setTag(tag);
+        gloo::broadcast(options);
+    });
+}
+
+void GlooCommunicator::barrier() {
+    const std::uint32_t tag = control_tag_++;
+    run("a barrier", [&] {
+        gloo::BarrierOptions options(control_);
+        options.setTag(tag);
+        gloo::barrier(options);
+    });
+}
+
+void GlooCommunicator::abort(int exit_code) noexcept {
+    // The others see their connections to this rank closed, in their next collective at the latest.
+    store_->leave();
+    std::_Exit(exit_code);
+}
+
+}  // namespace
+
+bool gloo_available() {
+    return true;
+}
+
+std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
+                                                     const LaunchOptions& options,
+                                                     StartAlarm& alarm) {
+    return std::make_unique<GlooCommunicator>(start_up, options, alarm);
+}
+
+}  // namespace gyre::comm

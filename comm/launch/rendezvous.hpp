@@ -1,0 +1,138 @@
+// How the ranks of a job find each other without mpirun: what a rank knows at its start, from flags
+// or from a launcher's environment, and a store of keys and values through which they exchange the
+// rest.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "comm/launch/start_alarm.hpp"
+
+namespace gyre::comm {
+
+// What the user asked for; what is empty comes from the environment.
+struct LaunchOptions {
+    std::string comm = "auto";  // auto, nccl, mpi, gloo
+    std::string init_method;    // mpi, env://, tcp://HOST:PORT, file:///PATH
+    std::optional<int> rank, world_size;
+    std::string job_id;                 // tells jobs apart that meet on one port or file
+    double init_timeout = 60.0;         // seconds until all ranks must have met
+    double collective_timeout = 120.0;  // seconds of one collective over Gloo
+    bool share_gpu = false;             // ranks may share a GPU, also where they reduce over NCCL
+    bool nccl_register = false;         // gradient buffers with NCCL
+};
+
+// What a rank knows when it starts.
+struct StartUp {
+    enum class Method { single, mpi, tcp, file };
+    Method method = Method::single;
+    std::string launcher;         // who said so, for messages
+    std::string launcher_remedy;  // where MPI does not see the launcher's ranks
+    bool own_terminal = false;    // started one by one: no launcher gathers what the ranks print
+    int rank = 0, world_size = 1;
+    std::optional<int> local_rank, local_size;
+    std::string host;            // tcp: where rank 0 listens,
+    std::vector<int> ports;      // on the first of these that is free
+    std::filesystem::path path;  // file
+    std::string job_id;
+};
+
+// Throws Error(usage) for flags that do not fit together, Error(communication) for an environment
+// that does not suffice.
+StartUp find_start_up(const LaunchOptions& options);
+
+// What a meeting may hold: what the ranks say of themselves, and Gloo's address of each pair of
+// ranks, twice.
+struct StoreLimits {
+    explicit StoreLimits(int world_size)
+        : value(std::min<std::size_t>(16 << 20, 4096 + 256 * static_cast<std::size_t>(world_size))),
+          all((1 << 20) + 4 * value * static_cast<std::size_t>(world_size)) {}
+    static constexpr std::size_t key = 128;
+    std::size_t value, all;  // bytes
+};
+
+// Keys and values shared by all ranks of a job. A key is set once, by whoever comes first. For
+// several threads.
+class Store {
+ public:
+    virtual ~Store() = default;
+    // False if the key was there already.
+    virtual bool set(const std::string& key, const std::string& value) = 0;
+    virtual std::optional<std::string> find(const std::string& key) = 0;
+    virtual std::string where() const = 0;  // for messages
+    // How to get rid of what an earlier job left here.
+    virtual std::string remedy() const = 0;
+    // This host's address in the network that the ranks met over; empty: unknown.
+    virtual std::string local_address() const { return {}; }
+    // Removes what this job has left at the meeting place, where a process ends without destroying
+    // the store.
+    virtual void leave() {}
+
+    // Waits for the key, which `who` sets, until the deadline of the start. Throws
+    // Error(communication), also where another rank has given up.
+    std::string get(const std::string& key, const std::string& who);
+
+    std::chrono::steady_clock::time_point deadline;
+};
+
+// Rank 0 serves the store until it is destroyed; others connect, and retry until the deadline.
+std::unique_ptr<Store> make_tcp_store(const StartUp& start_up, double timeout_seconds);
+// A folder that all ranks see; rank 0 removes it when the store is destroyed.
+std::unique_ptr<Store> make_file_store(const StartUp& start_up, double timeout_seconds);
+
+// Keys with a meaning of their own. The first is set by a rank that gives up the start, or for one
+// that has ended; the second asks for the ranks that are not heard of; the third, with a rank's
+// number, says that its start is over.
+constexpr const char* kFailedKey = "failed";
+constexpr const char* kSilentKey = "silent";
+constexpr const char* kStartedKey = "started/";
+
+// Where a rank runs.
+struct Place {
+    // Another rank.
+    struct Peer {
+        std::string name;  // for messages
+        int process = 0;   // that can be asked about from here; 0: it cannot
+    };
+    std::vector<Peer> peers;  // [rank]
+    std::string name(int rank) const {
+        return rank < 0 || rank >= static_cast<int>(peers.size())
+                   ? "a rank"
+                   : peers[static_cast<std::size_t>(rank)].name;
+    }
+    std::string host;
+    std::string machine;  // the same for ranks that share a machine and its name
+    int local_rank = 0, local_size = 1;
+    bool one_host = true;  // all ranks of the job
+};
+// Waits until all ranks are there and makes sure that they belong to one job that starts now.
+// Collective; throws Error(communication).
+Place meet(Store& store, const StartUp& start_up);
+
+// Tells the other ranks that this one ends, and why, unless they have heard of a reason already.
+// Rank 0, with which the store ends, gives them the time to read it.
+void give_up_start(Store& store, int rank, const std::string& reason);
+
+// What a rank learns of the others, after they have met, from the store and the table of processes.
+std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const Place& place,
+                                            int rank);
+
+// The communicator that options and environment ask for. The alarm, where there are several ranks,
+// goes on watching until it is stopped; without one, the start is watched until this returns.
+std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options, StartAlarm& alarm);
+std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options);
+
+// Whether Gloo was found when gyre was built.
+bool gloo_available();
+// Collective: meets the other ranks as start_up says.
+std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
+                                                     const LaunchOptions& options,
+                                                     StartAlarm& alarm);
+
+}  // namespace gyre::comm

@@ -1,0 +1,375 @@
+// The communicator over MPI (Open MPI 4 or later).
+//
+// Gradient reductions are non-blocking and run on a communicator of their own, cut into pieces of
+// which a few are under way at a time: MPI's temporary copies then stay small, are reused and fit
+// the cache, and the sum of one piece overlaps the transfer of the next. MPI makes progress only
+// inside its calls, so while the backward pass computes, something has to call it: each new
+// reduction moves the earlier ones on, and a helper thread does so every 100 us while much is left.
+// Small reductions are not worth waking a thread for. One mutex guards every call, so
+// MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
+#include <fmt/format.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <deque>
+#include <mutex>
+#include <thread>
+
+#include "comm/communicator.hpp"
+#include "comm/launch/backoff.hpp"
+#include "kernels/base/host_name.hpp"
+
+namespace gyre::comm {
+namespace {
+
+constexpr std::int64_t kPieceElems = 1 << 20;  // 4 MiB
+constexpr std::size_t kPiecesUnderWay = 2;
+constexpr std::int64_t kBackgroundBytes = 1 << 20;  // left to reduce before the thread helps
+constexpr std::chrono::microseconds kPollInterval{100};
+constexpr std::size_t kMostBytes = 1 << 30;  // in one MPI call: counts are ints
+
+void check(int result, const char* expression, const char* file, int line) {
+    if (result == MPI_SUCCESS) {
+        return;
+    }
+    std::array<char, MPI_MAX_ERROR_STRING> text{};
+    int length = 0, rank = -1;
+    MPI_Error_string(result, text.data(), &length);
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    throw Error(ExitCode::communication,
+                fmt::format("{} failed: {} ({}:{}, rank {} on {}); a rank or its host may be gone",
+                            expression, text.data(), file, line, rank, host_name()));
+}
+#define GYRE_MPI(call) check(call, #call, __FILE__, __LINE__)
+
+// MPI 3 has no 16-bit floats.
+template <DataType type>
+void add_narrow(void* in, void* inout, int* elems, MPI_Datatype*) {
+    const auto* x = static_cast<const std::uint16_t*>(in);
+    auto* y = static_cast<std::uint16_t*>(inout);
+    for (int i = 0; i < *elems; ++i) {
+        y[i] = narrow::to<type>(narrow::from<type>(y[i]) + narrow::from<type>(x[i]));
+    }
+}
+
+// Settings that have to be there before MPI starts. Whatever the user has set stays.
+void configure_open_mpi() {
+    const auto set = [](const char* name, const char* value) {
+        setenv(fmt::format("OMPI_MCA_{}", name).c_str(), value, 0);
+    };
+    // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times.
+    set("coll_libnbc_iallreduce_algorithm", "1");
+    // Without the protocol in which the receiver fetches or the sender puts: over TCP it makes
+    // exchanges half duplex, up to three times slower.
+    set("btl_tcp_flags", "send,inplace,need-ack,need-csum,hetero-rdma");
+    // Ranks wait by polling; with more of them than processors they must let each other go first.
+    const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
+    if (ranks != nullptr && std::atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN)) {
+        set("mpi_yield_when_idle", "1");
+    }
+}
+
+class MpiCommunicator final : public Communicator {
+ public:
+    MpiCommunicator();
+    ~MpiCommunicator() override;
+
+    std::string description() const override {
+        return fmt::format("MPI ({})", mpi_library_version());
+    }
+    int rank() const override { return rank_; }
+    int size() const override { return size_; }
+    int local_rank() const override { return local_rank_; }
+    int local_size() const override { return local_size_; }
+    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                 DataType type) override;
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
+    void allreduce_sum(std::span<double> data) override;
+    void broadcast(void* data, std::size_t bytes, int root) override;
+    void barrier() override;
+    [[noreturn]] void abort(int exit_code) noexcept override;
+
+ private:
+    class Operation;
+    struct Piece {
+        std::byte* data;
+        int elems;  // of a gathering: the bytes of a rank
+        DataType type;
+        bool gathers;
+        Operation* owner;
+        MPI_Request request = MPI_REQUEST_NULL;
+    };
+    void start(Piece& piece);
+    void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
+    void make_progress();  // the thread's loop
+    // Waits for what `start`, which takes a request, starts on the control communicator.
+    template <typename Start>
+    void complete(Start start);
+
+    struct Sum {
+        MPI_Datatype type;
+        MPI_Op operation;
+    };
+    Sum sums_[3] = {{MPI_FLOAT, MPI_SUM}, {MPI_UINT16_T, MPI_OP_NULL}, {MPI_UINT16_T, MPI_OP_NULL}};
+
+    std::mutex mutex_;  // guards MPI and everything below
+    MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL;
+    int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
+    std::deque<Piece> waiting_, under_way_;  // in the order of the calls, the same on all ranks
+    std::int64_t bytes_left_ = 0;
+    bool stopping_ = false;
+    std::condition_variable wake_;
+    std::thread thread_;
+};
+
+class MpiCommunicator::Operation final : public Request {
+ public:
+    // A reduction.
+    Operation(MpiCommunicator& comm, void* data, std::int64_t elems, DataType type) : comm_(comm) {
+        const auto width = static_cast<std::int64_t>(bytes_of(type));
+        const std::lock_guard lock(comm_.mutex_);
+        for (std::int64_t at = 0; at < elems; at += kPieceElems) {
+            comm_.waiting_.push_back({static_cast<std::byte*>(data) + at * width,
+                                      static_cast<int>(std::min(kPieceElems, elems - at)), type,
+                                      false, this});
+            ++pieces_left_;
+        }
+        begin(elems * width);
+    }
+    // A gathering.
+    Operation(MpiCommunicator& comm, void* data, int bytes) : comm_(comm) {
+        const std::lock_guard lock(comm_.mutex_);
+        comm_.waiting_.push_back(
+            {static_cast<std::byte*>(data), bytes, DataType::float32, true, this});
+        ++pieces_left_;
+        begin(bytes);
+    }
+    Operation(const Operation&) = delete;
+    Operation& operator=(const Operation&) = delete;
+
+    // MPI writes into the data until the last piece is done, and non-blocking collectives cannot
+    // be cancelled. An error on the way here ends the job.
+    ~Operation() override {
+        const std::lock_guard lock(comm_.mutex_);
+        for (auto* pieces : {&comm_.waiting_, &comm_.under_way_}) {
+            for (Piece& piece : *pieces) {
+                piece.owner = piece.owner == this ? nullptr : piece.owner;
+            }
+        }
+    }
+
+    void wait() override {
+        for (Backoff backoff;; backoff.pause()) {
+            {
+                const std::lock_guard lock(comm_.mutex_);
+                if (pieces_left_ > 0) {
+                    comm_.advance();
+                }
+                if (pieces_left_ == 0) {
+                    return;
+                }
+            }
+        }
+    }
+
+    void piece_done() { --pieces_left_; }
+
+ private:
+    void begin(std::int64_t bytes) {
+        comm_.bytes_left_ += bytes;
+        comm_.advance();
+        if (comm_.bytes_left_ >= kBackgroundBytes) {
+            comm_.wake_.notify_one();
+        }
+    }
+
+    MpiCommunicator& comm_;
+    int pieces_left_ = 0;  // guarded by the communicator's mutex
+};
+
+void MpiCommunicator::start(Piece& piece) {
+    if (piece.gathers) {
+        GYRE_MPI(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, piece.elems,
+                                MPI_BYTE, gradients_, &piece.request));
+        return;
+    }
+    const Sum& sum = sums_[static_cast<std::size_t>(piece.type)];
+    GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, piece.data, piece.elems, sum.type, sum.operation,
+                            gradients_, &piece.request));
+}
+
+void MpiCommunicator::advance() {
+    for (;;) {
+        while (!waiting_.empty() && under_way_.size() < kPiecesUnderWay) {
+            Piece piece = waiting_.front();
+            start(piece);
+            waiting_.pop_front();
+            under_way_.push_back(piece);
+        }
+        bool finished = false;
+        for (Piece& piece : under_way_) {
+            int flag = 0;
+            GYRE_MPI(MPI_Test(&piece.request, &flag, MPI_STATUS_IGNORE));
+            if (flag != 0) {
+                bytes_left_ -=
+                    piece.elems * (piece.gathers ? std::int64_t{1}
+                                                 : static_cast<std::int64_t>(bytes_of(piece.type)));
+                if (piece.owner != nullptr) {
+                    piece.owner->piece_done();
+                }
+                finished = true;
+            }
+        }
+        if (!finished) {
+            return;
+        }
+        std::erase_if(under_way_,
+                      [](const Piece& piece) { return piece.request == MPI_REQUEST_NULL; });
+    }
+}
+
+MpiCommunicator::MpiCommunicator() {
+    configure_open_mpi();
+    int provided = MPI_THREAD_SINGLE;
+    GYRE_MPI(MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &provided));
+    if (provided < MPI_THREAD_SERIALIZED) {
+        throw Error(ExitCode::communication,
+                    "this MPI library allows no calls from two threads; build gyre with one that "
+                    "provides MPI_THREAD_SERIALIZED, such as Debian's Open MPI");
+    }
+    GYRE_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
+    GYRE_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &control_));
+    GYRE_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &gradients_));
+    GYRE_MPI(MPI_Comm_rank(control_, &rank_));
+    GYRE_MPI(MPI_Comm_size(control_, &size_));
+    MPI_Comm local = MPI_COMM_NULL;
+    GYRE_MPI(MPI_Comm_split_type(control_, MPI_COMM_TYPE_SHARED, rank_, MPI_INFO_NULL, &local));
+    GYRE_MPI(MPI_Comm_rank(local, &local_rank_));
+    GYRE_MPI(MPI_Comm_size(local, &local_size_));
+    GYRE_MPI(MPI_Comm_free(&local));
+    GYRE_MPI(MPI_Op_create(&add_narrow<DataType::bfloat16>, 1, &sums_[1].operation));
+    GYRE_MPI(MPI_Op_create(&add_narrow<DataType::float16>, 1, &sums_[2].operation));
+    thread_ = std::thread([this] { make_progress(); });
+}
+
+MpiCommunicator::~MpiCommunicator() {
+    {
+        const std::lock_guard lock(mutex_);
+        stopping_ = true;
+    }
+    wake_.notify_one();
+    thread_.join();
+    // Errors cannot be reported from here, and the process is about to end.
+    MPI_Op_free(&sums_[1].operation);
+    MPI_Op_free(&sums_[2].operation);
+    MPI_Comm_free(&gradients_);
+    MPI_Comm_free(&control_);
+    MPI_Finalize();
+}
+
+void MpiCommunicator::make_progress() {
+    std::unique_lock lock(mutex_);
+    while (!stopping_) {
+        if (bytes_left_ < kBackgroundBytes) {
+            wake_.wait(lock);
+            continue;
+        }
+        try {
+            advance();
+        } catch (const Error&) {
+            // The rank that waits for this reduction meets the same error and reports it.
+        }
+        lock.unlock();
+        std::this_thread::sleep_for(kPollInterval);
+        lock.lock();
+    }
+}
+
+std::unique_ptr<Request> MpiCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
+                                                              DataType type) {
+    return std::make_unique<Operation>(*this, data, elems, type);
+}
+
+std::unique_ptr<Request> MpiCommunicator::allgather_async(void* data, std::size_t bytes) {
+    if (bytes > kMostBytes) {
+        throw Error(ExitCode::internal,
+                    fmt::format("{} bytes a rank are more than one MPI_Iallgather takes", bytes));
+    }
+    return std::make_unique<Operation>(*this, data, static_cast<int>(bytes));
+}
+
+// MPI's own blocking calls would spin, and keep the mutex from the thread that moves reductions on.
+template <typename Start>
+void MpiCommunicator::complete(Start start) {
+    MPI_Request request = MPI_REQUEST_NULL;
+    {
+        const std::lock_guard lock(mutex_);
+        start(&request);
+    }
+    for (Backoff backoff;; backoff.pause()) {
+        int flag = 0;
+        const std::lock_guard lock(mutex_);
+        GYRE_MPI(MPI_Test(&request, &flag, MPI_STATUS_IGNORE));
+        if (flag != 0) {
+            return;
+        }
+    }
+}
+
+void MpiCommunicator::allreduce_sum(std::span<double> data) {
+    complete([&](MPI_Request* request) {
+        GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, data.data(), static_cast<int>(data.size()),
+                                MPI_DOUBLE, MPI_SUM, control_, request));
+    });
+}
+
+void MpiCommunicator::broadcast(void* data, std::size_t bytes, int root) {
+    auto* at = static_cast<std::byte*>(data);
+    while (bytes > 0) {
+        const std::size_t part = std::min(bytes, kMostBytes);
+        complete([&](MPI_Request* request) {
+            GYRE_MPI(MPI_Ibcast(at, static_cast<int>(part), MPI_BYTE, root, control_, request));
+        });
+        at += part;
+        bytes -= part;
+    }
+}
+
+void MpiCommunicator::barrier() {
+    complete([&](MPI_Request* request) { GYRE_MPI(MPI_Ibarrier(control_, request)); });
+}
+
+void MpiCommunicator::abort(int exit_code) noexcept {
+    MPI_Abort(MPI_COMM_WORLD, exit_code);
+    std::_Exit(exit_code);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_mpi_communicator() {
+    return std::make_unique<MpiCommunicator>();
+}
+
+std::string mpi_library_version() {
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+    int length = 0;
+    MPI_Get_library_version(text.data(), &length);
+    const std::string version(text.data(), static_cast<std::size_t>(length));
+    return version.substr(0, version.find(','));
+}
+
+std::string mpi_compiled_version() {
+#if defined(OMPI_MAJOR_VERSION)
+    return fmt::format("Open MPI v{}.{}.{}", OMPI_MAJOR_VERSION, OMPI_MINOR_VERSION,
+                       OMPI_RELEASE_VERSION);
+#else
+    return fmt::format("an MPI of standard {}.{}", MPI_VERSION, MPI_SUBVERSION);
+#endif
+}
+
+}  // namespace gyre::comm

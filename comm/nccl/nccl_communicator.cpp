@@ -1,0 +1,470 @@
+// The communicator over NCCL (2.14 or later).
+//
+// NCCL's communicator is a non-blocking one: calls that would wait for other ranks return at once
+// and are asked after, so that every wait here has a deadline. A reduction runs on the device's
+// second stream; the host waits for it only when the reducer settles the step. NCCL's abort may
+// itself hang, so it gets a thread of its own and a few seconds.
+#include "comm/nccl/nccl_communicator.hpp"
+
+#include <fmt/format.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "comm/nccl/nccl_library.hpp"
+#include "kernels/base/clock.hpp"
+#include "kernels/base/host_name.hpp"
+
+namespace gyre::comm {
+namespace {
+
+constexpr double kAbortSeconds = 2.0;      // that NCCL's abort gets
+constexpr double kFinalizeSeconds = 10.0;  // that the last reductions get at the end
+// NCCL's thread mostly needs some 20 us for a call; who sleeps at once is late for each bucket.
+constexpr double kYieldSeconds = 200e-6;
+constexpr std::chrono::microseconds kPollInterval{50};
+
+nccl::Type nccl_type(DataType type) {
+    return type == DataType::float32    ? nccl::float32
+           : type == DataType::bfloat16 ? nccl::bfloat16
+                                        : nccl::float16;
+}
+
+// Calls a function of NCCL and checks its result, also where that comes later.
+#define GYRE_NCCL(lock, function, ...)                                                      \
+    finish(lock, library_->function(__VA_ARGS__), #function "(" #__VA_ARGS__ ")", __FILE__, \
+           __LINE__)
+
+class NcclCommunicator final : public Communicator {
+ public:
+    NcclCommunicator(std::unique_ptr<Communicator> host, const NcclOptions& options)
+        : host_(std::move(host)), options_(options), host_name_(host_name()) {}
+    ~NcclCommunicator() override;
+
+    std::string description() const override {
+        return comm_ == nullptr ? host_->description()
+                                : fmt::format("NCCL ({}), started over {}", library_->version(),
+                                              host_->description());
+    }
+    int rank() const override { return host_->rank(); }
+    int size() const override { return host_->size(); }
+    int local_rank() const override { return host_->local_rank(); }
+    int local_size() const override { return host_->local_size(); }
+    bool own_terminal() const override { return host_->own_terminal(); }
+    bool use_device(Device& device) override;
+    std::shared_ptr<void> register_buffer(void* data, std::size_t bytes) override;
+    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
+                                                 DataType type) override;
+    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
+    void allreduce_sum(std::span<double> data) override { host_->allreduce_sum(data); }
+    void broadcast(void* data, std::size_t bytes, int root) override {
+        host_->broadcast(data, bytes, root);
+    }
+    void barrier() override { host_->barrier(); }
+    std::string async_error() override;
+    [[noreturn]] void abort(int exit_code) noexcept override;
+
+ private:
+    class Operation;
+
+    bool usable(const DeviceIdentity& own);
+    void refuse_shared_gpus(const DeviceIdentity& own);
+    void start();
+    void initialise(const nccl::UniqueId& id);
+    // Waits until NCCL's answer is final; where it is an error, aborts NCCL and throws. With the
+    // lock.
+    void finish(const std::unique_lock<std::mutex>& lock, nccl::Result result,
+                const char* expression, const char* file, int line);
+    std::string error_text(nccl::Result result) const;
+    void abort_nccl() noexcept;
+    void abort_nccl(const std::unique_lock<std::mutex>& lock) noexcept;
+    void stop_if_aborted() const;
+
+    std::unique_ptr<Communicator> host_;
+    const NcclOptions options_;
+    const std::string host_name_;
+    Device* device_ = nullptr;
+    std::optional<bool> chosen_;  // whether reductions run over NCCL, once that is decided
+    std::unique_ptr<nccl::Library> library_;
+    std::mutex mutex_;  // one call of NCCL's at a time, but for the abort
+    nccl::Handle comm_ = nullptr;
+    std::atomic<bool> aborted_{false}, abort_begun_{false};
+};
+
+class NcclCommunicator::Operation final : public Request {
+ public:
+    Operation(NcclCommunicator& comm, std::optional<Device::Event> transfer)
+        : comm_(comm), device_(*comm.device_), transfer_(transfer) {}
+    void wait() override {
+        if (transfer_ && !done_) {
+            device_.synchronize(*transfer_);
+            comm_.stop_if_aborted();
+        }
+        done_ = true;
+    }
+    bool follow() override {
+        if (transfer_) {
+            device_.wait(*transfer_);
+        }
+        return !transfer_;
+    }
+
+ private:
+    NcclCommunicator& comm_;
+    Device& device_;
+    const std::optional<Device::Event> transfer_;  // none: nothing to do
+    bool done_ = false;
+};
+
+NcclCommunicator::~NcclCommunicator() {
+    if (comm_ == nullptr || aborted_) {
+        return;
+    }
+    // Errors cannot be reported from here; what does not end in time is aborted.
+    const Clock::time_point begin = Clock::now();
+    nccl::Result state = library_->comm_finalize(comm_);
+    while (state == nccl::in_progress && seconds_since(begin) < kFinalizeSeconds) {
+        std::this_thread::sleep_for(kPollInterval);
+        if (library_->comm_get_async_error(comm_, &state) != nccl::success) {
+            break;
+        }
+    }
+    if (state == nccl::success) {
+        library_->comm_destroy(comm_);
+    } else {
+        abort_nccl();
+    }
+}
+
+bool NcclCommunicator::use_device(Device& device) {
+    if (!chosen_) {
+        const DeviceIdentity own = device.device_identity();
+        chosen_ = usable(own);
+        if (*chosen_) {
+            start();
+        }
+    }
+    if (!*chosen_ || device.host_memory()) {
+        device_ = nullptr;
+        return host_->use_device(device);
+    }
+    device_ = &device;
+    return true;
+}
+
+// Collective: whether all ranks can use NCCL, which is then loaded.
+bool NcclCommunicator::usable(const DeviceIdentity& own) {
+    // A stand-in is asked for by name; the emulated GPU counts for "auto" as the CPU does.
+    const bool gpu = !own.uuid.empty() && (options_.required || !own.emulated);
+    std::vector<double> gpus(static_cast<std::size_t>(size()));
+    gpus[static_cast<std::size_t>(rank())] = gpu ? 1.0 : 0.0;
+    host_->allreduce_sum(gpus);
+    int count = 0, without = -1;
+    for (int r = size() - 1; r >= 0; --r) {
+        const bool has = gpus[static_cast<std::size_t>(r)] != 0.0;
+        count += has;
+        without = has ? without : r;
+    }
+    if (without >= 0 && options_.required) {
+        throw AgreedError(ExitCode::usage,
+                          fmt::format("--comm nccl reduces in the memory of CUDA GPUs, but rank {} "
+                                      "on {} uses the CPU; use --device cuda, or --comm auto",
+                                      without, broadcast_string(*host_, host_name_, without)));
+    }
+    std::string reason = without < 0 ? "" : fmt::format("rank {} has no CUDA GPU", without);
+    if (reason.empty()) {
+        refuse_shared_gpus(own);
+        try {
+            agree(*host_, [&] {
+                library_ = std::make_unique<nccl::Library>();
+                if (library_->emulated != own.emulated) {
+                    library_.reset();
+                    throw usage_error(
+                        own.emulated ? "--comm nccl needs CUDA GPUs, which --device emulated is "
+                                       "not; use --comm auto"
+                                     : "the library in GYRE_NCCL_LIBRARY is the tests' stand-in "
+                                       "for NCCL, which cannot use GPUs; unset that");
+                }
+                if (options_.register_buffers &&
+                    (library_->comm_register == nullptr || library_->comm_deregister == nullptr)) {
+                    throw usage_error(fmt::format(
+                        "--nccl-register needs NCCL 2.19 or later, but {} has {}; leave it out",
+                        host_name_, library_->version()));
+                }
+            });
+            return true;
+        } catch (const AgreedError& error) {
+            if (options_.required) {
+                throw;
+            }
+            reason = error.what();
+        }
+    }
+    if (count > 0 && is_root()) {
+        fmt::print(stderr,
+                   "gyre: NCCL is not used, gradients travel through the host's memory: {}\n",
+                   reason);
+    }
+    return false;
+}
+
+// Collective: NCCL would hang or fail without saying why.
+void NcclCommunicator::refuse_shared_gpus(const DeviceIdentity& own) {
+    struct Place {
+        std::string host, bus_id, uuid;
+        bool same_gpu(const Place& other) const {
+            return uuid == other.uuid || (host == other.host && bus_id == other.bus_id);
+        }
+    };
+    std::vector<Place> places;
+    for (int r = 0; r < size(); ++r) {
+        places.push_back({broadcast_string(*host_, host_name_, r),
+                          broadcast_string(*host_, own.bus_id, r),
+                          broadcast_string(*host_, own.uuid, r)});
+    }
+    std::string table;
+    for (std::size_t r = 0; r < places.size(); ++r) {
+        for (std::size_t other = 0; other < places.size(); ++other) {
+            if (other != r && places[r].same_gpu(places[other])) {
+                table += fmt::format("\n  {:>4}  {:<24}  {:<14}  {}", r, places[r].host,
+                                     places[r].bus_id, places[r].uuid);
+                break;
+            }
+        }
+    }
+    if (table.empty()) {
+        return;
+    }
+    table = fmt::format("\n  rank  {:<24}  {:<14}  UUID", "host", "PCI bus id") + table;
+    if (!options_.share_gpu) {
+        throw AgreedError(ExitCode::communication,
+                          fmt::format("ranks share a GPU, which is slower than one rank and which "
+                                      "NCCL does not allow; start one rank per GPU (look at "
+                                      "CUDA_VISIBLE_DEVICES and at how the launcher binds GPUs), "
+                                      "or, for trying things out, add --share-gpu{}",
+                                      table));
+    }
+    // NCCL tells GPUs apart by host and bus id: each rank claims a host of its own, so NCCL must
+    // not take the ways that lead within a host only.
+    setenv("NCCL_HOSTID", fmt::format("{}-rank-{}", host_name_, rank()).c_str(), 1);
+    setenv("NCCL_P2P_DISABLE", "1", 0);
+    setenv("NCCL_SHM_DISABLE", "1", 0);
+    if (is_root()) {
+        fmt::print(stderr,
+                   "gyre: --share-gpu: NCCL is told that every rank is a host of its own "
+                   "(NCCL_HOSTID, NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1), so its times mean "
+                   "nothing:{}\n",
+                   table);
+    }
+}
+
+// Collective.
+void NcclCommunicator::start() {
+    nccl::UniqueId id{};
+    agree(*host_, [&] {
+        if (is_root()) {
+            const std::unique_lock lock(mutex_);
+            GYRE_NCCL(lock, get_unique_id, &id);
+        }
+    });
+    host_->broadcast(&id, sizeof id, 0);
+    agree(*host_, [&] { initialise(id); });
+}
+
+void NcclCommunicator::initialise(const nccl::UniqueId& id) {
+    nccl::Config config;
+    const Clock::time_point begin = Clock::now();
+    nccl::Handle comm = nullptr;
+    nccl::Result state = library_->comm_init_rank_config(&comm, size(), id, rank(), &config);
+    {
+        const std::lock_guard lock(mutex_);
+        comm_ = comm;
+    }
+    while (state == nccl::in_progress && seconds_since(begin) < options_.init_timeout) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        const std::lock_guard lock(mutex_);
+        if (const auto asked = library_->comm_get_async_error(comm_, &state);
+            asked != nccl::success) {
+            state = asked;
+        }
+    }
+    if (state == nccl::success) {
+        return;
+    }
+    const std::string what =
+        state == nccl::in_progress
+            ? fmt::format("has not connected the {} ranks within {:g} s (--init-timeout)", size(),
+                          options_.init_timeout)
+            : fmt::format("could not connect the {} ranks: {}", size(), error_text(state));
+    abort_nccl();
+    throw Error(ExitCode::communication,
+                fmt::format("NCCL {} {}, on rank {} on {}; it may have picked a network interface "
+                            "that does not lead to the other hosts (set NCCL_SOCKET_IFNAME to one "
+                            "that does), or a firewall is in the way; NCCL_DEBUG=INFO says what it "
+                            "tries, and --comm mpi or gloo does without NCCL",
+                            library_->version(), what, rank(), host_name_));
+}
+
+std::string NcclCommunicator::error_text(nccl::Result result) const {
+    const char* details = library_->get_last_error(comm_);
+    return fmt::format("{}{}{}", library_->get_error_string(result),
+                       details != nullptr && *details != '\0' ? "; NCCL says: " : "",
+                       details == nullptr ? "" : details);
+}
+
+void NcclCommunicator::finish(const std::unique_lock<std::mutex>& lock, nccl::Result result,
+                              const char* expression, const char* file, int line) {
+    std::string what;
+    if (result == nccl::in_progress) {
+        const Clock::time_point begin = Clock::now();
+        while (result == nccl::in_progress && !aborted_ &&
+               seconds_since(begin) < options_.collective_timeout) {
+            if (const auto asked = library_->comm_get_async_error(comm_, &result);
+                asked != nccl::success) {
+                result = asked;
+            }
+            if (result != nccl::in_progress) {
+                break;
+            }
+            if (seconds_since(begin) < kYieldSeconds) {
+                std::this_thread::yield();
+            } else {
+                std::this_thread::sleep_for(kPollInterval);
+            }
+        }
+    }
+    stop_if_aborted();
+    if (result == nccl::success) {
+        return;
+    }
+    const Error error(
+        ExitCode::communication,
+        fmt::format("NCCL: {} failed: {} ({}:{}, rank {} on {}); a rank, its host or its network "
+                    "may be gone: look at the other ranks' messages, and run with NCCL_DEBUG=INFO",
+                    expression, error_text(result), file, line, rank(), host_name_));
+    // Memory is released only when the device is done, which it may never be.
+    abort_nccl(lock);
+    throw error;
+}
+
+std::shared_ptr<void> NcclCommunicator::register_buffer(void* data, std::size_t bytes) {
+    if (device_ == nullptr || !options_.register_buffers) {
+        return host_->register_buffer(data, bytes);
+    }
+    void* registration = nullptr;
+    const std::unique_lock lock(mutex_);
+    stop_if_aborted();
+    GYRE_NCCL(lock, comm_register, comm_, data, bytes, &registration);
+    return {registration, [this](void* registered) {
+                const std::lock_guard again(mutex_);
+                if (registered != nullptr && !aborted_) {
+                    library_->comm_deregister(comm_, registered);  // the memory goes in any case
+                }
+            }};
+}
+
+std::unique_ptr<Request> NcclCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
+                                                               DataType type) {
+    if (device_ == nullptr) {
+        return host_->allreduce_sum_async(data, elems, type);
+    }
+    if (elems == 0) {
+        return std::make_unique<Operation>(*this, std::nullopt);
+    }
+    const Device::Event transfer = device_->submit_to_copy_stream([&](void* stream) {
+        const std::unique_lock lock(mutex_);
+        stop_if_aborted();
+        GYRE_NCCL(lock, all_reduce, data, data, static_cast<std::size_t>(elems), nccl_type(type),
+                  nccl::sum, comm_, stream);
+    });
+    return std::make_unique<Operation>(*this, transfer);
+}
+
+std::unique_ptr<Request> NcclCommunicator::allgather_async(void* data, std::size_t bytes) {
+    if (device_ == nullptr) {
+        return host_->allgather_async(data, bytes);
+    }
+    if (bytes == 0) {
+        return std::make_unique<Operation>(*this, std::nullopt);
+    }
+    const void* own = static_cast<std::byte*>(data) + static_cast<std::size_t>(rank()) * bytes;
+    const Device::Event transfer = device_->submit_to_copy_stream([&](void* stream) {
+        const std::unique_lock lock(mutex_);
+        stop_if_aborted();
+        GYRE_NCCL(lock, all_gather, own, data, bytes, nccl::uint8, comm_, stream);
+    });
+    return std::make_unique<Operation>(*this, transfer);
+}
+
+std::string NcclCommunicator::async_error() {
+    // Whoever holds the lock looks for errors himself.
+    const std::unique_lock lock(mutex_, std::try_to_lock);
+    if (lock && comm_ != nullptr && !aborted_) {
+        nccl::Result state = nccl::success;
+        const nccl::Result asked = library_->comm_get_async_error(comm_, &state);
+        state = asked == nccl::success ? state : asked;
+        if (state != nccl::success && state != nccl::in_progress) {
+            return fmt::format("NCCL reports: {} (NCCL_DEBUG=INFO says more)", error_text(state));
+        }
+    }
+    return host_->async_error();
+}
+
+// Ends what NCCL does on the device, as far as it lets itself be ended.
+void NcclCommunicator::abort_nccl() noexcept {
+    const Clock::time_point begin = Clock::now();
+    aborted_ = true;
+    // Nobody should be inside NCCL; but who is may be stuck there.
+    std::unique_lock lock(mutex_, std::defer_lock);
+    while (!lock.try_lock() && seconds_since(begin) < 1.0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    abort_nccl(lock);
+}
+
+void NcclCommunicator::abort_nccl(const std::unique_lock<std::mutex>&) noexcept {
+    aborted_ = true;
+    if (comm_ == nullptr || abort_begun_.exchange(true)) {
+        return;
+    }
+    const Clock::time_point begin = Clock::now();
+    try {
+        const auto done = std::make_shared<std::atomic<bool>>(false);
+        std::thread([done, abort = library_->comm_abort, comm = comm_] {
+            abort(comm);
+            *done = true;
+        }).detach();
+        while (!*done && seconds_since(begin) < kAbortSeconds) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        }
+    } catch (const std::exception&) {
+        // Without a thread NCCL stays as it is; the process is about to end.
+    }
+}
+
+// After an abort the device goes on without the sums; whoever aborted is about to end the process.
+void NcclCommunicator::stop_if_aborted() const {
+    if (aborted_) {
+        std::this_thread::sleep_for(std::chrono::seconds(10));
+        throw Error(ExitCode::communication, "NCCL was aborted");
+    }
+}
+
+void NcclCommunicator::abort(int exit_code) noexcept {
+    abort_nccl();
+    host_->abort(exit_code);
+    std::_Exit(exit_code);
+}
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_nccl_communicator(std::unique_ptr<Communicator> host,
+                                                     const NcclOptions& options) {
+    return std::make_unique<NcclCommunicator>(std::move(host), options);
+}
+
+}  // namespace gyre::comm

@@ -1,0 +1,97 @@
+// That nccl_library.hpp says what nccl.h says; built where nccl.h is found.
+#include <nccl.h>
+
+#include <type_traits>
+
+#include "comm/nccl/nccl_library.hpp"
+
+namespace gyre::comm::nccl {
+namespace {
+
+static_assert(int{success} == int{ncclSuccess} && int{in_progress} == int{ncclInProgress});
+static_assert(int{unhandled_cuda_error} == int{ncclUnhandledCudaError} &&
+              int{system_error} == int{ncclSystemError} &&
+              int{internal_error} == int{ncclInternalError} &&
+              int{invalid_argument} == int{ncclInvalidArgument} &&
+              int{invalid_usage} == int{ncclInvalidUsage} &&
+              int{remote_error} == int{ncclRemoteError});
+static_assert(sizeof(Result) == sizeof(ncclResult_t) && sizeof(Type) == sizeof(ncclDataType_t) &&
+              sizeof(Operation) == sizeof(ncclRedOp_t));
+static_assert(int{float16} == int{ncclFloat16} && int{float32} == int{ncclFloat32} &&
+              int{bfloat16} == int{ncclBfloat16} && int{uint8} == int{ncclUint8} &&
+              int{sum} == int{ncclSum});
+static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId) && alignof(UniqueId) == 1);
+static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size) &&
+              offsetof(Config, magic) == offsetof(ncclConfig_t, magic) &&
+              offsetof(Config, version) == offsetof(ncclConfig_t, version) &&
+              offsetof(Config, blocking) == offsetof(ncclConfig_t, blocking) &&
+              sizeof(Config) <= sizeof(ncclConfig_t));
+constexpr ncclConfig_t kInitial = NCCL_CONFIG_INITIALIZER;
+static_assert(Config{}.magic == kInitial.magic && Config{}.version <= kInitial.version);
+static_assert(std::is_pointer_v<cudaStream_t> && std::is_pointer_v<ncclComm_t>);
+
+// A function's type with nccl.h's types replaced by ours.
+template <typename T>
+struct Ours {
+    using type = T;
+};
+template <>
+struct Ours<ncclComm_t> {
+    using type = Handle;
+};
+template <>
+struct Ours<ncclComm_t*> {
+    using type = Handle*;
+};
+template <>
+struct Ours<ncclResult_t> {
+    using type = Result;
+};
+template <>
+struct Ours<ncclResult_t*> {
+    using type = Result*;
+};
+template <>
+struct Ours<ncclUniqueId> {
+    using type = UniqueId;
+};
+template <>
+struct Ours<ncclUniqueId*> {
+    using type = UniqueId*;
+};
+template <>
+struct Ours<ncclConfig_t*> {
+    using type = Config*;
+};
+template <>
+struct Ours<ncclDataType_t> {
+    using type = Type;
+};
+template <>
+struct Ours<ncclRedOp_t> {
+    using type = Operation;
+};
+template <>
+struct Ours<cudaStream_t> {
+    using type = Stream;
+};
+template <typename Value, typename... Arguments>
+struct Ours<Value(Arguments...)> {
+    using type = typename Ours<Value>::type(typename Ours<Arguments>::type...);
+};
+template <auto& function, typename Expected>
+constexpr bool same =
+    std::is_same_v<typename Ours<std::remove_reference_t<decltype(function)>>::type, Expected>;
+
+static_assert(same<ncclGetVersion, GetVersion> && same<ncclGetUniqueId, GetUniqueId>);
+static_assert(same<ncclCommInitRankConfig, CommInitRankConfig>);
+static_assert(same<ncclCommFinalize, CommFinalize> && same<ncclCommDestroy, CommDestroy>);
+static_assert(same<ncclCommAbort, CommAbort> && same<ncclCommGetAsyncError, CommGetAsyncError>);
+static_assert(same<ncclGetErrorString, GetErrorString> && same<ncclGetLastError, GetLastError>);
+static_assert(same<ncclAllReduce, AllReduce> && same<ncclAllGather, AllGather>);
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
+static_assert(same<ncclCommRegister, CommRegister> && same<ncclCommDeregister, CommDeregister>);
+#endif
+
+}  // namespace
+}  // namespace gyre::comm::nccl

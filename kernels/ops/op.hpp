@@ -1,0 +1,103 @@
+// An operation of a net on a device: an object made once for a spec and the numbers of images it
+// will see, with its plan and workspace. A pass allocates nothing and looks nothing up.
+//
+// Tensors are device memory in the backend's layout (Backend::activation_elems); parameters have
+// PyTorch's shapes and order.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/base/data_type.hpp"
+#include "kernels/ops/specs.hpp"
+
+namespace gyre {
+
+// Device memory with its type. Today's operations compute in float32 and refuse others as they are
+// made.
+struct Tensor {
+    void* data = nullptr;
+    DataType type = DataType::float32;
+
+    Tensor() = default;
+    Tensor(float* values) : data(values) {}  // NOLINT: a float's address is a float32 tensor
+    Tensor(const float* values) : data(const_cast<float*>(values)) {}
+    float* f32() const { return static_cast<float*>(data); }
+    explicit operator bool() const { return data != nullptr; }
+};
+
+// Sums over all ranks for operations that need them within a pass (statistics of the global batch):
+// in place, in the order of the device's calls; the same calls on all ranks.
+class RankSums {
+ public:
+    virtual ~RankSums() = default;
+    virtual void sum(float* values, std::int64_t elems) = 0;
+};
+
+// One pass of one batch. Also a rank with n = 0 makes every call.
+struct Batch {
+    int n = 0;                  // images of this rank
+    std::int64_t global_n = 0;  // of all ranks; 0: n
+    bool training = false;      // dropout draws, statistics move, a backward pass follows
+    const std::int32_t* samples =
+        nullptr;  // [n] on the device: the images' indices in the data set
+    std::uint64_t seed = 0;
+    const std::uint32_t* epoch = nullptr;  // on the device; null: 0
+    RankSums* ranks = nullptr;             // null: this rank alone
+};
+
+// What an operation is given. Which of it is read and written: Op's functions.
+struct OpIo {
+    Tensor x, y;    // input [n][in], output [n][out]; the same memory for an operation in place
+    Tensor x2;      // a second input, where the spec has one
+    Tensor dy, dx;  // gradients of y and x; the same memory for an operation in place
+    void* saved = nullptr;           // what the forward pass keeps: OpNeeds::saved_bytes
+    std::array<Tensor, 2> params{};  // such as weight, bias
+    std::array<Tensor, 2> grads{};   // of params
+    std::array<Tensor, 2> state{};   // values without a gradient, such as running statistics
+};
+
+struct OpNeeds {
+    std::size_t saved_bytes = 0;   // kept from a training pass's forward to its backward
+    bool in_place = false;         // x and y, dx and dy are the same memory
+    bool backward_reads_x = true;  // else x may be gone by then
+    bool backward_reads_y = false;
+};
+
+class Op {
+ public:
+    virtual ~Op() = default;
+    virtual OpNeeds needs() const = 0;
+    // Reads x, params; writes y, and in a training pass saved.
+    virtual void forward(const Batch& batch, const OpIo& io) = 0;
+    // The backward pass, in this order. First what both of the following need: may turn dy in place
+    // into the gradient before a fused activation (reads y, saved).
+    virtual void backward_begin(const Batch&, const OpIo&) {}
+    // Overwrites grads, with zeros for n = 0; reads x, dy, saved.
+    virtual void backward_params(const Batch&, const OpIo&) {}
+    // Overwrites dx; reads dy, params, saved, and x or y where needs() says so.
+    virtual void backward_input(const Batch& batch, const OpIo& io) = 0;
+};
+
+// The numbers of images that passes have: the most, and all for which kernels are chosen (the most
+// where none are named). 0: no such pass.
+struct OpSizes {
+    int train_images = 0, eval_images = 0;
+    std::vector<int> train_sizes = {}, eval_sizes = {};
+    int most() const { return train_images > eval_images ? train_images : eval_images; }
+};
+
+class OpFactory {
+ public:
+    virtual ~OpFactory() = default;
+    // Null: this factory has no such operation; a fused spec is then made of its parts. name: the
+    // layer's, for reports.
+    virtual std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
+                                     const OpSizes& sizes) = 0;
+};
+
+}  // namespace gyre

@@ -1,0 +1,64 @@
+// What a net's operations are, as data: shapes of one image, and what is to be computed. The number
+// of images is no part of a spec.
+//
+// A new operation begins here: a struct, its out(), and its place in OpSpec.
+#pragma once
+
+#include <cstdint>
+#include <variant>
+
+#include "kernels/ops/shapes.hpp"
+
+namespace gyre {
+
+// y = x * mask / (1 - probability); by_channel draws one random number for each channel
+// (Dropout2d). stream: which of the net's random streams (base/philox.hpp).
+struct DropoutSpec {
+    Shape in;
+    float probability = 0.5f;
+    bool by_channel = false;
+    std::uint32_t stream = 0;
+    Shape out() const { return in; }
+};
+
+// y = max(x, 0), NaN stays NaN.
+struct ReluSpec {
+    Shape in;
+    Shape out() const { return in; }
+};
+
+// y[c][oh][ow] = max over the window; NaN wins.
+struct MaxPool2dSpec {
+    MaxPool2dShape shape;
+    const Shape& input() const { return shape.in; }
+    Shape out() const { return shape.out(); }
+};
+
+// y[o] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] * x[c][oh*stride - padding + kh][...];
+// parameters: weight, bias. A factory may offer it fused with what follows, in this order:
+// dropout2d (probability > 0), max-pooling (pool_kernel > 0), ReLU.
+struct Conv2dSpec {
+    Conv2dShape shape;
+    float dropout = 0.0f;
+    std::uint32_t dropout_stream = 0;
+    int pool_kernel = 0, pool_stride = 0;
+    bool relu = false;
+
+    bool fused() const { return dropout > 0.0f || pool_kernel > 0 || relu; }
+    MaxPool2dShape pool() const { return {shape.out(), pool_kernel, pool_stride}; }
+    Shape out() const { return pool_kernel > 0 ? pool().out() : shape.out(); }
+};
+
+// y = x w^T + b of a flattened activation; parameters: weight, bias. May be fused with a ReLU.
+struct LinearSpec {
+    Shape in;
+    LinearShape shape;
+    bool relu = false;
+
+    bool fused() const { return relu; }
+    Shape out() const { return {shape.out_features, 1, 1}; }
+};
+
+using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, ReluSpec, DropoutSpec>;
+
+}  // namespace gyre

@@ -1,0 +1,239 @@
+// gyre plan: what a step will take on many ranks, from compute times measured here or given.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <random>
+
+#include "comm/reducer.hpp"
+#include "kernels/base/clock.hpp"
+#include "model/net.hpp"
+#include "train/cli/commands.hpp"
+#include "train/cli/report.hpp"
+#include "train/images.hpp"
+#include "train/optimizer.hpp"
+#include "train/plan.hpp"
+#include "train/setup.hpp"
+
+namespace gyre::train {
+namespace {
+
+double median(std::vector<double> values) {
+    const auto middle = values.begin() + std::ptrdiff_t(values.size() / 2);
+    std::nth_element(values.begin(), middle, values.end());
+    return *middle;
+}
+
+// Medians over steps on random images, and the mean over the ranks, which measure at the same time
+// as they would compute. The device is waited for where a time is taken.
+ComputeTimes measure_compute(Communicator& comm, Backend& backend, Net& net,
+                             const PlanOptions& options) {
+    constexpr int kWarmUps = 2, kLeastSteps = 7;
+    constexpr double kLeastSeconds = 1.0;
+    const Shape shape = net.input_shape();
+    ImageSet set;
+    set.count = options.batch_size;
+    set.channels = shape.channels;
+    set.height = shape.height;
+    set.width = shape.width;
+    std::mt19937 random(1);
+    set.pixels.resize(static_cast<std::size_t>(set.count * shape.elems()));
+    for (std::uint8_t& pixel : set.pixels) {
+        pixel = static_cast<std::uint8_t>(random());
+    }
+    for (std::int64_t i = 0; i < set.count; ++i) {
+        set.labels.push_back(
+            static_cast<std::int32_t>(random() % static_cast<unsigned>(*options.classes)));
+    }
+    const auto channels = static_cast<std::size_t>(shape.channels);
+    const DeviceImages images(
+        backend, std::move(set),
+        {std::vector<float>(channels, 0.5f), std::vector<float>(channels, 0.3f)});
+    net.initialise(1);
+    TrainOptions train;
+    train.optimizer = options.optimizer;
+    Optimizer optimizer(backend, net, train);
+    Pass pass;
+    pass.n = options.batch_size;
+    pass.samples = images.samples(0);
+    pass.training = true;
+
+    const std::size_t layers = net.layer_begins().size();
+    // Of every step: forward, ready[0], ..., backward, update.
+    std::vector<std::vector<double>> series(layers + 3);
+    const auto finished_after = [&](Clock::time_point start) {
+        backend.synchronize();
+        return seconds_since(start);
+    };
+    // All ranks take the same number of steps, as rank 0's clock has it.
+    double spent = 0.0;
+    for (int step = -kWarmUps; step < kLeastSteps || spent < kLeastSeconds; ++step) {
+        comm.barrier();
+        std::vector<double> times(layers + 3);
+        backend.synchronize();
+        const Clock::time_point start = Clock::now();
+        images.gather(pass.samples, pass.n, net.input(), net.labels());
+        net.forward(pass);
+        net.loss(pass, 1.0f / static_cast<float>(pass.n), net.gradient_data() + net.tail_offset());
+        times.front() = finished_after(start);
+        const Clock::time_point backward = Clock::now();
+        std::size_t layer = layers;
+        net.backward(pass, [&](std::int64_t begin) {
+            while (layer > 0 && net.layer_begins()[layer - 1] >= begin) {
+                times[layer--] = finished_after(backward);
+            }
+        });
+        times[layers + 1] = finished_after(backward);
+        const Clock::time_point update = Clock::now();
+        optimizer.begin_step(nullptr);
+        optimizer.arrived(0, net.flat_elems());
+        optimizer.end_step();
+        times.back() = finished_after(update);
+        double step_seconds = seconds_since(start);
+        comm.broadcast(&step_seconds, sizeof step_seconds, 0);
+        if (step >= 0) {
+            spent += step_seconds;
+            for (std::size_t i = 0; i < times.size(); ++i) {
+                series[i].push_back(times[i]);
+            }
+        }
+    }
+    std::vector<double> means;
+    for (const std::vector<double>& values : series) {
+        means.push_back(median(values) / comm.size());
+    }
+    comm.allreduce_sum(means);
+    return {means.front(), means[layers + 1], means.back(),
+            std::vector<double>(means.begin() + 1, means.begin() + 1 + std::ptrdiff_t(layers))};
+}
+
+// Operations of one direction of each layer with parameters, in the order of the net.
+std::vector<double> forward_flop(Backend& backend, const ModelSpec& model,
+                                 const PlanOptions& options) {
+    std::vector<double> flop;
+    for (const auto& layer :
+         make_layers(backend, model, options.image, *options.classes, 1, false)) {
+        if (!layer->parameters.empty()) {
+            flop.push_back(2.0 * static_cast<double>(layer->parameters.front().elems) *
+                           static_cast<double>(layer->out.plane_elems()));
+        }
+    }
+    return flop;
+}
+
+std::string plan_json(const PlanOptions& options, const ComputeTimes& compute,
+                      const std::vector<StepPlan>& plans) {
+    nlohmann::ordered_json json = {{"model", options.model},
+                                   {"batch_size", options.batch_size},
+                                   {"bytes_per_second", options.link.bytes_per_second},
+                                   {"latency_seconds", options.link.latency_seconds},
+                                   {"compute",
+                                    {{"forward", compute.forward},
+                                     {"backward", compute.backward},
+                                     {"update", compute.update},
+                                     {"measured", options.compute_ms.empty()}}}};
+    for (const StepPlan& plan : plans) {
+        nlohmann::ordered_json buckets;
+        for (const PlannedBucket& bucket : plan.buckets) {
+            buckets.push_back({{"bytes", bucket.bytes},
+                               {"ready", bucket.ready},
+                               {"start", bucket.start},
+                               {"end", bucket.end}});
+        }
+        json["plans"].push_back({{"ranks", plan.ranks},
+                                 {"step_seconds", plan.step()},
+                                 {"communication_seconds", plan.communication},
+                                 {"exposed_seconds", plan.exposed},
+                                 {"efficiency", plan.efficiency()},
+                                 {"overlap", plan.overlap()},
+                                 {"buckets", buckets}});
+    }
+    return json.dump(1);
+}
+
+void print(const std::string& source, const PlanOptions& options, const ComputeTimes& compute,
+           const std::vector<StepPlan>& plans) {
+    const auto ms = [](double seconds) { return 1e3 * seconds; };
+    fmt::print("{}, {} images a rank of {}x{}x{}; {}\n", options.model, options.batch_size,
+               options.image.channels, options.image.height, options.image.width, source);
+    fmt::print("forward {:.3f} ms, backward {:.3f} ms, update {:.3f} ms: {:.3f} ms a step\n",
+               ms(compute.forward), ms(compute.backward), ms(compute.update), ms(compute.total()));
+    fmt::print("link: {:.4g} GB/s each way, {:.4g} us\n\n", options.link.bytes_per_second / 1e9,
+               options.link.latency_seconds * 1e6);
+    const std::string reduced =
+        fmt::format("reduced by, on {} ranks, ms", fmt::join(options.ranks, " / "));
+    fmt::print("{:>6} {:>11} {:>10}  {}\n", "bucket", "KiB", "ready ms", reduced);
+    for (std::size_t i = 0; i < plans.front().buckets.size(); ++i) {
+        const PlannedBucket& bucket = plans.front().buckets[i];
+        std::vector<std::string> ends;
+        for (const StepPlan& plan : plans) {
+            ends.push_back(fmt::format("{:.3f}", ms(plan.buckets[i].end)));
+        }
+        fmt::print("{:>6} {:>11.1f} {:>10.3f}  {}\n", i, static_cast<double>(bucket.bytes) / 1024.0,
+                   ms(bucket.ready), fmt::join(ends, " / "));
+    }
+    fmt::print("\n{:>7} {:>11} {:>16} {:>11} {:>9} {:>12} {:>13}\n", "ranks", "step ms",
+               "communication ms", "exposed ms", "hidden %", "efficiency %", "images/s");
+    for (const StepPlan& plan : plans) {
+        fmt::print("{:>7} {:>11.3f} {:>16.3f} {:>11.3f} {:>9.1f} {:>12.1f} {:>13.0f}\n", plan.ranks,
+                   ms(plan.step()), ms(plan.communication), ms(plan.exposed),
+                   100.0 * plan.overlap(), 100.0 * plan.efficiency(),
+                   static_cast<double>(plan.ranks) * options.batch_size / plan.step());
+    }
+}
+
+}  // namespace
+
+ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
+    const bool measured = options.compute_ms.empty();
+    ModelSpec model;
+    std::unique_ptr<Backend> backend;
+    std::unique_ptr<Net> net;
+    agree(comm, [&] {
+        backend = measured ? make_backend(options, comm) : make_cpu_backend(1);
+        model = load_model(options.model);
+        net = std::make_unique<Net>(*backend, model, options.image, *options.classes,
+                                    NetOptions{measured ? options.batch_size : 1, 0, true});
+    });
+    ComputeTimes compute;
+    std::string source;
+    if (measured) {
+        compute = measure_compute(comm, *backend, *net, options);
+        source = fmt::format("measured here, {} rank{}, {}, on {}", comm.size(),
+                             comm.size() == 1 ? "" : "s at once", options.optimizer,
+                             backend->description());
+    } else {
+        const std::vector<double>& given = options.compute_ms;
+        compute = {given[0] / 1e3, given[1] / 1e3, given.size() > 2 ? given[2] / 1e3 : 0.0, {}};
+        compute.ready = ready_by_flop(forward_flop(*backend, model, options), compute.backward);
+        source = "compute times as given, the backward pass divided by operations";
+    }
+    const auto buckets = plan_buckets(
+        net->layer_begins(), net->gradient_elems(),
+        options.bucket_kib ? *options.bucket_kib * 1024
+                           : auto_bucket_bytes(net->gradient_elems(), !backend->host_memory()));
+    std::vector<StepPlan> plans;
+    for (const int ranks : options.ranks) {
+        plans.push_back(plan_step(ranks, compute, buckets, net->layer_begins(), options.algorithm,
+                                  options.link));
+    }
+    agree(comm, [&] {
+        if (!comm.is_root()) {
+            return;
+        }
+        print(source, options, compute, plans);
+        if (!options.json.empty()) {
+            std::ofstream file = open_json_file(options.json);
+            if (!(file << plan_json(options, compute, plans) << std::endl)) {
+                throw input_error(
+                    fmt::format("--json {}: writing failed; is the disk full?", options.json));
+            }
+        }
+    });
+    return ExitCode::success;
+}
+
+}  // namespace gyre::train

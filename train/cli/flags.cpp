@@ -1,0 +1,373 @@
+#include "train/cli/flags.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <map>
+#include <string_view>
+
+#include "train/cli/flag_values.hpp"
+
+namespace gyre::train {
+namespace {
+
+// What may differ between the ranks without changing what they learn: tests/ranks_differ_test.cpp
+// shows that of each.
+constexpr std::string_view kOwnFlags[] = {
+    "--rank",          "--init-method",   "--init-timeout",  // each rank's place
+    "--threads",       "--kernels-cache",                    // its processors and GPU
+    "--data",                                                // what is there is compared
+    "--flight-record",                                       // each rank's own file
+    "--init",          "--save",          "--save-last",     // rank 0's count
+    "--json",          "--verbose",       "--quiet",        "--help",
+};
+
+// The flags added from now on stand under this heading in --help.
+void heading(CLI::App& app, const char* name) {
+    app.option_defaults()->group(name);
+}
+
+void add_help(CLI::App& app) {
+    app.set_help_flag("-h,--help", "Print this help")->group("Diagnosis");
+}
+
+void add_data_flags(CLI::App& app, CommonOptions& o) {
+    heading(app, "Data");
+    path(app.add_option("--data", o.data,
+                        "Data set: a name such as fashion-mnist or mnist, or a folder")
+             ->capture_default_str(),
+         "NAME|DIR");
+    app.add_option("--classes", o.classes, "Number of classes, if not the largest label + 1")
+        ->check(at_least(2));
+    app.add_option("--mean", o.mean,
+                   "Mean of the pixels in [0, 1], one or one per channel; measured if absent")
+        ->delimiter(',');
+    app.add_option("--std", o.stddev,
+                   "Standard deviation of the pixels, like --mean; measured if absent")
+        ->delimiter(',');
+    app.add_option("--test-batch-size", o.test_batch_size, "Images per rank in an evaluation pass")
+        ->capture_default_str()
+        ->check(at_least(1));
+}
+
+void add_rank_flags(CLI::App& app, CommonOptions& common) {
+    LaunchOptions& o = common.launch;
+    heading(app, "Ranks");
+    one_of(app.add_option(
+                  "--comm", o.comm,
+                  "What gradients are reduced over: nccl (CUDA GPUs), mpi, gloo (without mpirun), "
+                  "or auto: NCCL where the ranks have GPUs and it is found, otherwise as started")
+               ->capture_default_str(),
+           {"auto", "nccl", "mpi", "gloo"});
+    app.add_option("--init-method", o.init_method,
+                   "Where the ranks meet: mpi, env:// (MASTER_ADDR, MASTER_PORT), tcp://HOST:PORT "
+                   "(rank 0 listens there), or file:///PATH (a new folder that all see) [as the "
+                   "launcher says]")
+        ->type_name("URL")
+        ->check(CLI::Validator(
+            [](const std::string& text) {
+                const bool known = text == "mpi" || text == "env://" ||
+                                   text.starts_with("tcp://") || text.starts_with("file://");
+                return known ? std::string{}
+                             : fmt::format(
+                                   "'{}' must be mpi, env://, tcp://HOST:PORT or "
+                                   "file:///PATH",
+                                   text);
+            },
+            ""));
+    app.add_option("--rank", o.rank, "This process among the ranks, from 0, if no launcher says it")
+        ->check(at_least(0));
+    app.add_option("--world-size", o.world_size, "Number of ranks, if no launcher says it")
+        ->check(at_least(1));
+    app.add_option("--job-id", o.job_id,
+                   "Any text, the same on all ranks: keeps jobs apart that meet at one place");
+    app.add_option("--init-timeout", o.init_timeout,
+                   "Seconds until all ranks must have met and MPI have started, and until NCCL "
+                   "must have connected them")
+        ->capture_default_str()
+        ->check(at_least(0.1));
+    app.add_option("--timeout", common.timeout,
+                   "Seconds that a rank waits for the others before the job is ended")
+        ->capture_default_str()
+        ->check(at_least(1.0));
+}
+
+void add_threads_flag(CLI::App& app, int& threads) {
+    app.add_option("--threads", threads, "Threads per rank; 0: this rank's share of the processors")
+        ->capture_default_str()
+        ->check(between(0, 1024));
+}
+
+void add_device_flag(CLI::App& app, std::string& device, const char* description) {
+    one_of(app.add_option("--device", device, description)->capture_default_str(),
+           {"auto", "cpu", "cuda", "emulated"});
+}
+
+void add_gpu_flags(CLI::App& app, CommonOptions& o) {
+    heading(app, "GPU");
+    add_device_flag(app, o.device,
+                    "auto (a GPU where there is one), cpu, cuda, or emulated: the CUDA kernels run "
+                    "on the CPU, slowly");
+    app.add_flag_callback(
+        "--no-cuda", [&o] { o.device = "cpu"; }, "The same as --device cpu");
+    one_of(app.add_option("--kernels", o.kernels,
+                          "On GPUs: ours, cudnn (and cuBLAS), or auto: the faster of both for each "
+                          "layer")
+               ->capture_default_str(),
+           {"ours", "cudnn", "auto"});
+    path(app.add_option("--kernels-cache", o.kernels_cache,
+                        "With --kernels auto: keep the timings in this file"));
+    app.add_flag("--deterministic", o.deterministic,
+                 "On GPUs: libraries use only deterministic algorithms; gyre's own always are");
+    app.add_flag("--tf32", o.tf32,
+                 "On GPUs: convolutions and linear layers may use TF32 tensor cores");
+    app.add_flag("--share-gpu", o.launch.share_gpu,
+                 "Ranks may share a GPU: to try things out; otherwise that is refused");
+    app.add_flag("--nccl-register", o.launch.nccl_register,
+                 "Register the gradients' memory with NCCL, which may then copy less");
+}
+
+void add_diagnosis_flags(CLI::App& app, CommonOptions& o) {
+    heading(app, "Diagnosis");
+    path(app.add_option(
+             "--flight-record", o.flight_record,
+             "On failure each rank writes its last collectives to this path plus .rankN.json"),
+         "PATH");
+}
+
+void add_model_flag(CLI::App& app, std::string& model) {
+    path(app.add_option("--model", model, "A built-in net (net, wide) or a model file")
+             ->capture_default_str(),
+         "NAME|FILE");
+}
+
+void add_optimizer_flag(CLI::App& app, std::string& optimizer, const char* description) {
+    one_of(app.add_option("--optimizer", optimizer, description)->capture_default_str(),
+           {"sgd", "adam", "adamw"});
+}
+
+void add_bucket_flag(CLI::App& app, std::optional<std::int64_t>& bucket_kib) {
+    app.add_option_function<std::string>(
+           "--bucket-kib",
+           [&bucket_kib](const std::string& text) {
+               std::int64_t kib = 0;
+               if (text == "auto") {
+                   bucket_kib.reset();
+               } else if (CLI::detail::lexical_cast(text, kib) && kib >= 1) {
+                   bucket_kib = kib;
+               } else {
+                   throw CLI::ValidationError("--bucket-kib",
+                                              fmt::format("'{}' must be auto or >= 1", text));
+               }
+           },
+           "Size of a gradient bucket in KiB, or auto")
+        ->type_name("N|auto")
+        ->default_str("auto");
+}
+
+void add_training_flags(CLI::App& app, TrainOptions& o) {
+    heading(app, "Training");
+    app.add_option("--epochs", o.epochs, "Epochs to train")
+        ->capture_default_str()
+        ->check(at_least(1));
+    auto* batch = app.add_option("--batch-size", o.batch_size, "Images per rank in a step")
+                      ->capture_default_str()
+                      ->check(at_least(1));
+    app.add_option("--global-batch", o.global_batch,
+                   "Images over all ranks in a step, instead of --batch-size")
+        ->check(at_least(1))
+        ->excludes(batch);
+    app.add_option("--accumulate", o.accumulate,
+                   "Passes of --batch-size images that a step adds up before it reduces, once")
+        ->capture_default_str()
+        ->check(at_least(1));
+    app.add_option("--seed", o.seed, "Seed of weights, order and dropout")->capture_default_str();
+    add_optimizer_flag(app, o.optimizer, "How weights follow gradients");
+    app.add_option("--lr", o.learning_rate, "Learning rate [sgd 0.01, adam and adamw 0.001]")
+        ->check(at_least(0.0f));
+    app.add_option("--momentum", o.momentum, "Momentum of sgd")
+        ->capture_default_str()
+        ->check(at_least(0.0f));
+    app.add_option("--weight-decay", o.weight_decay, "Weight decay [sgd and adam 0, adamw 0.01]")
+        ->check(at_least(0.0f));
+    app.add_flag("--nesterov", o.nesterov, "Nesterov momentum (sgd)");
+    app.add_option("--betas", o.betas, "Coefficients of adam and adamw")
+        ->delimiter(',')
+        ->expected(2)
+        ->capture_default_str()
+        ->check(between(0.0f, 0.9999999f));
+    app.add_option("--eps", o.epsilon, "Epsilon of adam and adamw")
+        ->capture_default_str()
+        ->check(at_least(0.0f));
+    app.add_option("--max-grad-norm", o.max_grad_norm,
+                   "Scale the gradients down to this norm where theirs is larger")
+        ->check(at_least(0.0f));
+    app.add_flag_callback(
+        "--no-shuffle", [&o] { o.shuffle = false; }, "Keep the file's order in every epoch");
+    app.add_flag_callback(
+        "--no-dropout", [&o] { o.dropout = false; }, "Leave the dropout layers out");
+    app.add_flag_callback(
+        "--no-eval", [&o] { o.evaluate = false; }, "Do not evaluate on the test set");
+}
+
+void add_reduction_flags(CLI::App& app, TrainOptions& o) {  // after the ranks'
+    add_bucket_flag(app, o.bucket_kib);
+    app.add_flag("--tune-buckets", o.tune_buckets,
+                 "Try several sizes of buckets for 20 steps each, and train with the best")
+        ->excludes("--bucket-kib");
+    add_choice(app, "--factors", o.factors, kFactorUses,
+               "Large linear layers gather inputs and output gradients instead of reducing "
+               "weights' gradients, on CPU ranks: on (where that is less), auto (where it is less "
+               "than half, across hosts), off");
+    add_choice(
+        app, "--comm-dtype", o.comm_dtype,
+        {{"fp32", DataType::float32}, {"bf16", DataType::bfloat16}, {"fp16", DataType::float16}},
+        "What gradients travel in: fp32; or bf16 or fp16, half as many bytes, each sum "
+        "rounded to 8 or 11 bits");
+}
+
+void add_output_flags(CLI::App& app, TrainOptions& o) {
+    heading(app, "Output");
+    path(app.add_option("--save", o.save,
+                        "Keep the best weights, by test accuracy, in this safetensors file"));
+    path(app.add_option("--save-last", o.save_last,
+                        "Keep the latest weights, of each epoch's end or of a Ctrl-C, in this "
+                        "safetensors file"));
+    path(app.add_option("--json", o.json, "Write the progress to this file as JSON lines"));
+    app.add_option("--log-interval", o.log_interval, "Steps between two lines of progress")
+        ->capture_default_str()
+        ->check(at_least(1));
+    app.add_flag("-q,--quiet", o.quiet, "Print errors and warnings only");
+}
+
+}  // namespace
+
+void add_train_flags(CLI::App& app, TrainOptions& o) {
+    add_data_flags(app, o);
+    app.add_option("--limit", o.limit, "Train on the first N images only")
+        ->check(at_least<std::int64_t>(1));
+    heading(app, "Model");
+    add_model_flag(app, o.model);
+    path(app.add_option("--init", o.init, "Start from the weights in this safetensors file"));
+    add_training_flags(app, o);
+    add_rank_flags(app, o);
+    add_threads_flag(app, o.threads);
+    add_reduction_flags(app, o);
+    add_gpu_flags(app, o);
+    one_of(app.add_option("--graph", o.graph,
+                          "Capture the step as a CUDA graph: on, off, or auto: on a GPU, with one "
+                          "rank or where the ranks reduce on their GPUs")
+               ->capture_default_str(),
+           {"auto", "on", "off"});
+    add_output_flags(app, o);
+    add_diagnosis_flags(app, o);
+    app.add_option("--check-sync", o.check_sync,
+                   "Compare the parameters of all ranks every N steps; 0: never")
+        ->capture_default_str()
+        ->check(at_least<std::int64_t>(0));
+    app.add_flag("-v,--verbose", o.verbose, "Print the net, the buckets and the backend")
+        ->excludes("--quiet");
+    add_help(app);
+    app.footer(
+        "Examples:\n"
+        "  gyre train --data mnist --epochs 3 --save best.safetensors\n"
+        "  mpirun -np 4 gyre train --model wide --optimizer adam --json log.jsonl");
+}
+
+void add_eval_flags(CLI::App& app, EvalOptions& o) {
+    add_data_flags(app, o);
+    heading(app, "Model");
+    path(app.add_option("--weights", o.weights, "Weights to evaluate: a safetensors file")
+             ->required());
+    path(app.add_option_function<std::string>(
+             "--model",
+             [&o](const std::string& model) {
+                 o.model = model;
+                 o.model_given = true;
+             },
+             "Model, if the weights file does not hold it [net]"),
+         "NAME|FILE");
+    add_rank_flags(app, o);
+    add_threads_flag(app, o.threads);
+    add_gpu_flags(app, o);
+    add_diagnosis_flags(app, o);
+    add_help(app);
+    app.footer(
+        "Examples:\n"
+        "  gyre eval --data mnist --weights best.safetensors\n"
+        "  mpirun -np 4 gyre eval --data mnist --weights best.safetensors");
+}
+
+void add_plan_flags(CLI::App& app, PlanOptions& o) {
+    add_model_flag(app, o.model);
+    app.add_option("--batch,--batch-size", o.batch_size, "Images per rank in a step")
+        ->capture_default_str()
+        ->check(at_least(1));
+    app.add_option("--ranks", o.ranks, "Numbers of ranks to plan for, such as 8,64,1024")
+        ->delimiter(',')
+        ->required()
+        ->check(at_least(1));
+    app.add_option_function<std::string>(
+           "--bandwidth",
+           [&o](const std::string& text) { o.link.bytes_per_second = parse_bandwidth(text); },
+           "Payload of a rank's link, each way: 400Gb (bits a second) or 50GB (bytes a second); "
+           "TCP carries 95 % of an Ethernet's")
+        ->required();
+    app.add_option_function<std::string>(
+           "--latency",
+           [&o](const std::string& text) { o.link.latency_seconds = parse_latency(text); },
+           "Time of an empty message between two ranks, such as 5us")
+        ->required();
+    app.add_option_function<std::string>(
+           "--image",
+           [&o](const std::string& text) {
+               Shape& image = o.image;
+               char end = 0;
+               if (std::sscanf(text.c_str(), "%dx%dx%d%c", &image.channels, &image.height,
+                               &image.width, &end) != 3 ||
+                   std::min({image.channels, image.height, image.width}) < 1 ||
+                   std::max({image.channels, image.height, image.width}) > 1 << 14) {
+                   throw CLI::ValidationError(
+                       "--image",
+                       fmt::format("'{}' must be channels, rows and columns such as 3x32x32",
+                                   text));
+               }
+           },
+           "Channels, rows and columns of the images")
+        ->default_str("1x28x28");
+    app.add_option("--classes", o.classes, "Number of classes")
+        ->default_str("10")
+        ->check(at_least(2));
+    app.add_option("--compute-ms", o.compute_ms,
+                   "Milliseconds of the forward and backward pass and, optionally, of the update, "
+                   "in place of measuring them here")
+        ->delimiter(',')
+        ->expected(2, 3)
+        ->check(CLI::PositiveNumber);
+    add_optimizer_flag(app, o.optimizer, "Whose update is measured");
+    add_device_flag(app, o.device, "What is measured");
+    add_threads_flag(app, o.threads);
+    add_choice(app, "--algorithm", o.algorithm,
+               {{"ring", AllreduceAlgorithm::ring},
+                {"tree", AllreduceAlgorithm::tree},
+                {"auto", AllreduceAlgorithm::fastest}},
+               "ring, tree (double binary) or auto: the faster of both for each bucket");
+    add_bucket_flag(app, o.bucket_kib);
+    path(app.add_option("--json", o.json, "Write the plan to this file"));
+}
+
+std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {
+    std::vector<ManifestEntry> entries;
+    for (const CLI::Option* option : app.get_options()) {
+        const std::string name = option->get_name();
+        if (std::find(std::begin(kOwnFlags), std::end(kOwnFlags), name) == std::end(kOwnFlags)) {
+            entries.push_back(
+                {"flag " + name, fmt::format("{}", fmt::join(option->results(), ","))});
+        }
+    }
+    return entries;
+}
+
+}  // namespace gyre::train

@@ -1,0 +1,102 @@
+#include "train/cli/tutorial_flags.hpp"
+
+namespace gyre::train {
+namespace {
+
+constexpr std::string_view kStart =
+    "one process is one rank: mpirun -np N gyre train ..., or torchrun --no-python "
+    "--nproc-per-node N gyre train ...";
+constexpr std::string_view kTorchrun =
+    "it stands before gyre: torchrun --no-python --nnodes M --nproc-per-node N --master-addr HOST "
+    "gyre train ...";
+constexpr std::string_view kMeet = "--init-method tcp://HOST:PORT --rank R --world-size N";
+constexpr std::string_view kGpu =
+    "each rank takes the GPU of its number on its host; CUDA_VISIBLE_DEVICES=N chooses others";
+constexpr std::string_view kWorkers =
+    "leave it out: the data set is in memory; --threads sets the threads of a rank";
+constexpr std::string_view kConstantRate = "leave it out: the learning rate stays --lr";
+constexpr std::string_view kResume = "--init FILE starts from saved weights";
+constexpr std::string_view kNarrow =
+    "weights are fp32; --tf32 is for GPUs' tensor cores, --comm-dtype bf16 for slow links";
+
+constexpr TutorialFlag kTutorialFlags[] = {
+    {"--backend", "--comm", ""},
+    {"--dist-backend", "--comm", ""},
+    {"--dist-url", "--init-method", ""},
+    {"--num-epochs", "--epochs", ""},
+    {"--total-epochs", "--epochs", ""},
+    {"-b", "--batch-size", ""},
+    {"--learning-rate", "--lr", ""},
+    {"--wd", "--weight-decay", ""},
+    {"--opt", "--optimizer", ""},
+    {"--optim", "--optimizer", ""},
+    {"--random-seed", "--seed", ""},
+    {"--manual-seed", "--seed", ""},
+    {"--print-freq", "--log-interval", ""},
+    {"-p", "--log-interval", ""},
+    {"--gradient-accumulation-steps", "--accumulate", ""},
+    {"--clip-grad-norm", "--max-grad-norm", ""},
+    {"--dataset", "--data", ""},
+    {"--data-dir", "--data", ""},
+    {"--data-path", "--data", ""},
+    {"--root", "--data", ""},
+    {"--arch", "--model", ""},
+    {"-a", "--model", ""},
+    {"--no-accel", "--no-cuda", ""},
+    {"--cpu", "--no-cuda", ""},
+
+    {"--tcp", "", kMeet},
+    {"--port", "", kMeet},
+    {"--local-rank", "",
+     "leave it out: torchrun and mpirun say it; by hand: --rank R --world-size N"},
+    {"--gpu", "", kGpu},
+    {"--gpu-id", "", kGpu},
+    {"--cuda", "", "--device cuda"},
+    {"--use-cuda", "", "--device cuda"},
+    {"--no-mps", "", "leave it out: --device is auto, cpu or cuda"},
+    {"-n", "", kStart},
+    {"-g", "", kStart},
+    {"-nr", "", kStart},
+    {"--nodes", "", kStart},
+    {"--gpus", "", kStart},
+    {"--num-gpus", "", kStart},
+    {"--nr", "", kStart},
+    {"-np", "", kStart},
+    {"--nprocs", "", kStart},
+    {"--num-processes", "", kStart},
+    {"--multiprocessing-distributed", "", kStart},
+    {"--nnodes", "", kTorchrun},
+    {"--node-rank", "", kTorchrun},
+    {"--nproc-per-node", "", kTorchrun},
+    {"--master-addr", "", kTorchrun},
+    {"--master-port", "", kTorchrun},
+    {"-j", "", kWorkers},
+    {"--workers", "", kWorkers},
+    {"--num-workers", "", kWorkers},
+    {"--gamma", "", kConstantRate},
+    {"--step-size", "", kConstantRate},
+    {"--resume", "", kResume},
+    {"--pretrained", "", kResume},
+    {"--start-epoch", "", kResume},
+    {"--save-model", "", "--save FILE keeps the best weights, --save-last FILE the last"},
+    {"--save-every", "", "--save-last FILE keeps the weights of every epoch's end"},
+    {"--snapshot-path", "", "--save-last FILE"},
+    {"--model-dir", "", "--save FILE"},
+    {"--model-filename", "", "--save FILE"},
+    {"--evaluate", "", "gyre eval --weights FILE"},
+    {"-e", "", "gyre eval --weights FILE"},
+    {"--dry-run", "", "--epochs 1 --limit 64"},
+    {"--use-syn", "", "gyre plan measures a step without data"},
+    {"--dummy", "", "gyre plan measures a step without data"},
+    {"--amp", "", kNarrow},
+    {"--fp16", "", kNarrow},
+    {"--fp16-allreduce", "", "--comm-dtype fp16"},
+};
+
+}  // namespace
+
+std::span<const TutorialFlag> tutorial_flags() {
+    return kTutorialFlags;
+}
+
+}  // namespace gyre::train
