@@ -111,7 +111,7 @@ class Stuck final : public gyre::comm::Communicator {
     int size() const override { return 2; }
     int local_rank() const override { return 1; }
     int local_size() const override { return 2; }
-    bool use_device(gyre::Backend&) override {
+    bool use_device(gyre::Device&) override {
         std::this_thread::sleep_for(std::chrono::duration<double>(seconds_));
         return false;
     }
