@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "model/layers.hpp"
+#include "model/graph.hpp"
 #include "model/safetensors.hpp"
 
 namespace gyre::model {

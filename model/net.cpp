@@ -1,10 +1,14 @@
 #include "model/net.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
-#include <cmath>
 #include <utility>
 
+#include "kernels/base/error.hpp"
+#include "model/fuse.hpp"
 #include "model/import.hpp"
+#include "model/init.hpp"
 
 namespace gyre::model {
 
@@ -13,76 +17,50 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     : backend_(backend),
       input_shape_(input),
       classes_(classes),
-      layers_(make_layers(backend, model, input, classes, options.train_batch, options.dropout)) {
-    bool weighted = false;
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-        if (layers_[i]->parameters.empty()) {
+      graph_(build_graph(model, input, classes, options.dropout)) {
+    if (options.fuse) {
+        graph_ = fuse(graph_);
+    }
+    make_operations(options);
+    place_parameters();
+    const int largest_batch = std::max(options.train_batch, options.eval_batch);
+    input_ = {backend, backend.activation_elems(input, largest_batch)};
+    labels_ = {backend, largest_batch};
+    place_activations(options);
+}
+
+void Net::make_operations(const NetOptions& options) {
+    const OpSizes sizes{options.train_batch, options.eval_batch, options.train_sizes,
+                        options.eval_sizes};
+    for (std::size_t i = 0; i < graph_.nodes.size();) {
+        const Node& node = graph_.nodes[i];
+        std::unique_ptr<Op> op = backend_.make(node.name, node.spec, sizes);
+        if (op != nullptr) {
+            ops_.push_back(std::move(op));
+            ++i;
+        } else if (!node.parts.empty()) {
+            graph_ = split(graph_, i);
+        } else {
+            throw usage_error(fmt::format("{}: there is no such operation on this device ({})",
+                                          node.name, backend_.description()));
+        }
+    }
+}
+
+void Net::place_parameters() {
+    for (Node& node : graph_.nodes) {
+        if (node.parameters.empty()) {
             continue;
         }
-        if (!weighted) {
-            first_weighted_ = i;
-            weighted = true;
-        }
         layer_begins_.push_back(flat_elems_);
-        for (Parameter& parameter : layers_[i]->parameters) {
+        for (Parameter& parameter : node.parameters) {
             parameter.offset_elems = flat_elems_;
             flat_elems_ += (parameter.elems + kAlignElems - 1) / kAlignElems * kAlignElems;
             parameters_.push_back(parameter);
         }
     }
-    flat_parameters_ = {backend, flat_elems_};
-    flat_gradients_ = {backend, gradient_elems()};
-
-    const int largest_batch = std::max(options.train_batch, options.eval_batch);
-    input_ = {backend, backend.activation_elems(input, largest_batch)};
-    labels_ = {backend, largest_batch};
-    const auto announce = [&](int most, std::vector<int> sizes, bool training) {
-        if (sizes.empty() && most > 0) {
-            sizes.push_back(most);
-        }
-        for (const auto& layer : layers_) {
-            for (const int n : sizes) {
-                layer->prepare(backend, n, training);
-            }
-        }
-    };
-    announce(options.train_batch, options.train_sizes, true);
-    announce(options.eval_batch, options.eval_sizes, false);
-    // Every output begins at a multiple of 256 bytes.
-    const auto output_elems = [&](const Shape& shape, int n) {
-        return (backend.activation_elems(shape, n) + 63) / 64 * 64;
-    };
-    std::vector<std::int64_t> offsets;  // of each layer's training output; -1: in place
-    std::int64_t train_elems = 0, largest_gradient = 0;
-    std::int64_t eval_elems[2] = {0, 0};
-    int turn = 0;
-    for (const auto& layer : layers_) {
-        const std::int64_t train = output_elems(layer->out, options.train_batch);
-        largest_gradient = std::max(largest_gradient, train);
-        if (layer->in_place()) {
-            offsets.push_back(-1);
-            continue;
-        }
-        offsets.push_back(train_elems);
-        train_elems += train;
-        eval_elems[turn] = std::max(eval_elems[turn], output_elems(layer->out, options.eval_batch));
-        turn = 1 - turn;
-    }
-    arena_ = {backend, std::max(train_elems, eval_elems[0] + eval_elems[1])};
-    turn = 0;
-    float *train_at = input_.get(), *eval_at = input_.get();
-    for (const std::int64_t offset : offsets) {
-        if (offset >= 0) {
-            train_at = arena_.get() + offset;
-            eval_at = arena_.get() + (turn == 0 ? 0 : eval_elems[0]);
-            turn = 1 - turn;
-        }
-        train_output_.push_back(train_at);
-        eval_output_.push_back(eval_at);
-    }
-    for (DeviceBuffer<float>& gradient : gradient_) {
-        gradient = {backend, largest_gradient};
-    }
+    flat_parameters_ = {backend_, flat_elems_};
+    flat_gradients_ = {backend_, gradient_elems()};
 }
 
 std::int64_t Net::parameter_count() const {
@@ -97,14 +75,7 @@ void Net::initialise(std::uint64_t seed) {
     std::uint32_t index = 0;
     for (const Parameter& parameter : parameters_) {
         const RandomStream stream{seed, RandomPurpose::init, index++, 0};
-        const float bound = 1.0f / std::sqrt(static_cast<float>(parameter.fan_in));
-        std::vector<float> values(static_cast<std::size_t>(parameter.elems));
-        for (std::size_t i = 0; i < values.size(); i += 4) {
-            const Philox4 random = stream.group(0, static_cast<std::uint32_t>(i / 4));
-            for (std::size_t j = 0; j < std::min<std::size_t>(4, values.size() - i); ++j) {
-                values[i + j] = (2.0f * uniform01(random.word[j]) - 1.0f) * bound;
-            }
-        }
+        const std::vector<float> values = initial_values(parameter, stream);
         backend_.upload(parameter_data() + parameter.offset_elems, values.data(),
                         values.size() * sizeof(float));
     }
@@ -133,56 +104,74 @@ std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& t
     return std::move(match.remarks);
 }
 
-Pass Net::bound(Pass pass) const {
-    pass.parameters = parameter_data();
-    pass.gradients = gradient_data();
-    return pass;
-}
-
-void Net::forward(const Pass& pass) {
-    const Pass with_data = bound(pass);
-    const float* x = input();
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-        float* y = pass.training ? train_output_[i] : eval_output_[i];
-        layers_[i]->forward(backend_, with_data, x, y);
-        x = y;
+void Net::forward(const Batch& batch) {
+    for (std::size_t i = 0; i < ops_.size(); ++i) {
+        const OpIo& io = batch.training ? steps_[i].train : steps_[i].eval;
+        if (steps_[i].copy_input) {
+            backend_.copy(io.y.data, io.x.data, activation_bytes(graph_.nodes[i].in, batch.n));
+        }
+        ops_[i]->forward(batch, io);
     }
-    logits_ = x;
 }
 
-void Net::loss(const Pass& pass, float scale, float* sums) {
-    backend_.cross_entropy(
-        {classes_, logits_, labels(), scale, pass.training ? gradient_[0].get() : nullptr, sums},
-        pass.n);
+void Net::loss(const Batch& batch, float scale, float* sums) {
+    backend_.cross_entropy({.classes = classes_,
+                            .logits = logits_[batch.training ? 1 : 0],
+                            .labels = labels(),
+                            .scale = scale,
+                            .gradient = batch.training ? logits_gradient_ : nullptr,
+                            .sums = sums},
+                           batch.n);
 }
 
-void Net::backward_weights(Layer& layer, const Pass& pass, const float* x, const float* dy) {
-    layer.backward_weights(backend_, bound(pass), x, dy);
+void Net::backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy) {
+    OpIo io = steps_[node].train;
+    io.x = x;
+    io.dy = dy;
+    ops_[node]->backward_params(batch, io);
 }
 
-void Net::backward(const Pass& pass, const std::function<void(std::int64_t)>& ready,
+void Net::backward(const Batch& batch, const std::function<void(std::int64_t)>& ready,
                    const Take& take) {
-    const Pass with_data = bound(pass);
-    float* dy = gradient_[0].get();
-    float* other = gradient_[1].get();
-    for (std::size_t i = layers_.size(); i-- > 0;) {
-        Layer& layer = *layers_[i];
-        const float* x = i == 0 ? input() : train_output_[i - 1];
-        if (!layer.parameters.empty()) {
+    for (std::size_t i = ops_.size(); i-- > 0;) {
+        const Step& step = steps_[i];
+        if (!step.backward) {
+            continue;
+        }
+        const Node& node = graph_.nodes[i];
+        const OpIo& io = step.train;
+        ops_[i]->backward_begin(batch, io);
+        if (!node.parameters.empty()) {
             // First the weights: their reduction can start while the rest is computed.
-            if (!take || !take(layer, x, dy)) {
-                layer.backward_weights(backend_, with_data, x, dy);
+            if (!take || !take(i, io.x.f32(), io.dy.f32())) {
+                ops_[i]->backward_params(batch, io);
             }
-            ready(layer.parameters.front().offset_elems);
+            ready(node.parameters.front().offset_elems);
         }
-        if (i <= first_weighted_) {
-            return;
+        if (step.second_gradient) {
+            pass_on(batch, step, node);
         }
-        float* dx = layer.in_place() ? dy : other;
-        layer.backward_data(backend_, with_data, x, train_output_[i], dy, dx);
-        if (!layer.in_place()) {
-            std::swap(dy, other);
+        if (!io.dx) {
+            continue;
         }
+        if (step.copy_dy) {
+            backend_.copy(io.dx.data, io.dy.data, activation_bytes(node.in, batch.n));
+        }
+        ops_[i]->backward_input(batch, io);
+        if (step.add_to) {
+            backend_.add(backend_.activation_elems(node.in, batch.n), io.dx.f32(),
+                         step.add_to.f32());
+        }
+    }
+}
+
+void Net::pass_on(const Batch& batch, const Step& step, const Node& node) {
+    if (step.second_adds) {
+        backend_.add(backend_.activation_elems(node.out, batch.n), step.train.dy.f32(),
+                     step.second_gradient.f32());
+    } else {
+        backend_.copy(step.second_gradient.data, step.train.dy.data,
+                      activation_bytes(node.out, batch.n));
     }
 }
 

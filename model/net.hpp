@@ -1,4 +1,4 @@
-// A net on a backend: its layers, its flat buffers, and one pass forward and backward.
+// A net on a backend: its operations, its flat buffers, and one pass forward and backward.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "kernels/backend.hpp"
-#include "model/layers.hpp"
+#include "model/graph.hpp"
+#include "model/memory_plan.hpp"
 #include "model/safetensors.hpp"
 #include "model/spec.hpp"
 
@@ -21,18 +22,22 @@ struct NetOptions {
     // The numbers of images for which kernels are chosen, as passes have them (Sharding::sizes());
     // empty: the most images.
     std::vector<int> train_sizes = {}, eval_sizes = {};
+    bool fuse = true;  // operations that the backend offers as one
 };
+
+using Pass = Batch;
 
 // Memory. Parameters lie in one flat buffer, each beginning at a multiple of kAlignElems; gradients
 // in another with the same offsets, followed by kTailElems floats that travel with them through
-// the reduction: the step's loss and other sums. The padding is always zero. Activations of a
-// training pass are all kept for the backward pass; an evaluation pass needs two at a time; both
-// use the same arena. Gradients of activations alternate between two buffers.
+// the reduction: the step's loss and other sums. The padding is always zero. Activations, what
+// operations save for the backward pass and gradients of activations lie in one arena, planned by
+// liveness (memory_plan.hpp), which training and evaluation passes share.
 class Net {
  public:
     static constexpr std::int64_t kAlignElems = 16;
     static constexpr std::int64_t kTailElems = 16;
 
+    // Throws Error(bad_input) for a model that does not fit the images.
     Net(Backend& backend, const ModelSpec& model, const Shape& input, int classes,
         const NetOptions& options);
 
@@ -41,14 +46,17 @@ class Net {
     std::int64_t flat_elems() const { return flat_elems_; }  // parameters with padding
     std::int64_t gradient_elems() const { return flat_elems_ + kTailElems; }
     std::int64_t tail_offset() const { return flat_elems_; }
-    // Where the parameters of each layer begin in the flat buffers, ascending.
+    // Where the parameters of each node that has some begin in the flat buffers, ascending.
     const std::vector<std::int64_t>& layer_begins() const { return layer_begins_; }
     float* parameter_data() const { return flat_parameters_.get(); }
     float* gradient_data() const { return flat_gradients_.get(); }
     const Shape& input_shape() const { return input_shape_; }
+    // As they run: fused where the backend offers it.
+    const std::vector<Node>& nodes() const { return graph_.nodes; }
+    // A line for each node, for -v, and what the arena takes.
+    std::string description() const;
 
-    // PyTorch's defaults for Conv2d and Linear: all values U(-1/sqrt(fan_in), 1/sqrt(fan_in)),
-    // from the stream (seed, init, index of the parameter).
+    // As each parameter's Init says, from the stream (seed, init, index of the parameter).
     void initialise(std::uint64_t seed);
     // Copies to and from host tensors. import matches them as match_parameters() does, and returns
     // its remarks for the user; `source` says where the tensors come from.
@@ -60,36 +68,61 @@ class Net {
     float* input() const { return input_.get(); }
     std::int32_t* labels() const { return labels_.get(); }
 
-    void forward(const Pass& pass);
+    void forward(const Batch& batch);
     // After forward(): sums [2] on the device = scale * sum of losses, number of correct images;
     // in a training pass also the gradient of the first.
-    void loss(const Pass& pass, float scale, float* sums);
+    void loss(const Batch& batch, float scale, float* sums);
     // After loss() in a training pass. Calls ready(offset) when all gradients at and after offset
-    // are final. take (may be empty) is offered each layer with parameters, x [n][in] and dy
+    // are final. take (may be empty) is offered each node with parameters, x [n][in] and dy
     // [n][out] first, and returns whether it sees to their gradients itself.
-    using Take = std::function<bool(Layer&, const float* x, const float* dy)>;
-    void backward(const Pass& pass, const std::function<void(std::int64_t)>& ready,
+    using Take = std::function<bool(std::size_t node, const float* x, const float* dy)>;
+    void backward(const Batch& batch, const std::function<void(std::int64_t)>& ready,
                   const Take& take = {});
-    // Writes the gradients of a layer's parameters, from x and dy of pass.n images.
-    void backward_weights(Layer& layer, const Pass& pass, const float* x, const float* dy);
-    const std::vector<std::unique_ptr<Layer>>& layers() const { return layers_; }
+    // Writes the gradients of a node's parameters, from x and dy of batch.n images.
+    void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
 
  private:
-    Pass bound(Pass pass) const;
+    // What running a node takes beside its operation.
+    struct Step {
+        OpIo train, eval;
+        bool copy_input = false;  // it works in place on a copy, as its input is needed further
+        bool backward = false;    // it has a backward pass; with dx where that is not null
+        bool copy_dy = false;     // dx begins as a copy of dy
+        Tensor add_to = {};       // what dx is added to: another reader's gradient came first
+        // A second input's gradient is dy itself: copied, or added where another came first.
+        Tensor second_gradient = {};
+        bool second_adds = false;
+    };
+    struct Plan;  // while the net is made
+
+    // Gives dy to a node's second input.
+    void pass_on(const Batch& batch, const Step& step, const Node& node);
+    void make_operations(const NetOptions& options);
+    void place_parameters();
+    void place_activations(const NetOptions& options);
+    void alias_values(Plan& plan) const;
+    void plan_training(Plan& plan, const NetOptions& options);
+    void plan_gradients(Plan& plan, const NetOptions& options, const std::vector<bool>& wanted);
+    void plan_evaluation(Plan& plan, const NetOptions& options) const;
+    void bind(const Plan& plan);
+    std::size_t activation_bytes(const Shape& shape, int n) const;
+    const Shape& shape_of(int value) const;
 
     Backend& backend_;
     Shape input_shape_;
     int classes_;
-    std::vector<std::unique_ptr<Layer>> layers_;
+    Graph graph_;
+    std::vector<std::unique_ptr<Op>> ops_;  // of each node
+    std::vector<Step> steps_;               // of each node
     std::vector<Parameter> parameters_;
     std::vector<std::int64_t> layer_begins_;
     std::int64_t flat_elems_ = 0;
-    std::size_t first_weighted_ = 0;  // no layer up to this one needs the gradient of its input
     DeviceBuffer<float> flat_parameters_, flat_gradients_;
-    DeviceBuffer<float> input_, arena_, gradient_[2];
+    DeviceBuffer<float> input_;
+    DeviceBuffer<std::byte> arena_;
     DeviceBuffer<std::int32_t> labels_;
-    std::vector<float*> train_output_, eval_output_;  // [layer]
-    const float* logits_ = nullptr;                   // of the last forward pass
+    float* logits_[2] = {};  // of an evaluation and a training pass
+    float* logits_gradient_ = nullptr;
 };
 
 }  // namespace gyre::model

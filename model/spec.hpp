@@ -8,6 +8,8 @@
 //   flatten                          implied before the first linear layer
 //   linear OUT                       OUT is a number, or the word `classes`
 //   log-softmax                      only as the last line, where it is implied: the loss has it
+//
+// The words, their usage and what becomes of them: model/layers.cpp.
 #pragma once
 
 #include <string>
@@ -16,10 +18,10 @@
 
 namespace gyre::model {
 
-enum class LayerKind { conv, maxpool, relu, dropout, dropout2d, flatten, linear, log_softmax };
+struct LayerType;  // model/layers.hpp
 
 struct LayerSpec {
-    LayerKind kind = LayerKind::relu;
+    const LayerType* type = nullptr;
     int out = 0;  // channels or features; 0: the number of classes
     int kernel = 1, stride = 1, padding = 0;
     float probability = 0.0f;

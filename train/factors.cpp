@@ -16,20 +16,21 @@ std::vector<FactoredLayer> choose_factored(const Net& net, Backend& backend,
         return chosen;
     }
     const double ranks = comm.size();
-    for (const auto& layer : net.layers()) {
-        if (!layer->factored()) {
+    for (std::size_t i = 0; i < net.nodes().size(); ++i) {
+        const Node& node = net.nodes()[i];
+        if (!node.factored()) {
             continue;
         }
-        const auto in = static_cast<double>(layer->in.elems());
-        const auto out = static_cast<double>(layer->out.elems());
+        const auto in = static_cast<double>(node.in.elems());
+        const auto out = static_cast<double>(node.out.elems());
         const double reduced = 2.0 * (ranks - 1.0) / ranks * in * out;
         const double gathered = (ranks - 1.0) * static_cast<double>(most_images) * (in + out);
         if (gathered < (use == FactorUse::on ? 1.0 : 0.5) * reduced) {
-            const Parameter& last = layer->parameters.back();
+            const Parameter& last = node.parameters.back();
             const std::int64_t end = last.offset_elems + last.elems;
             const std::int64_t aligned =
                 (end + Net::kAlignElems - 1) / Net::kAlignElems * Net::kAlignElems;
-            chosen.push_back({layer.get(), {layer->parameters.front().offset_elems, aligned}});
+            chosen.push_back({i, {node.parameters.front().offset_elems, aligned}});
         }
     }
     return chosen;
@@ -50,7 +51,8 @@ Factors::Factors(Backend& backend, Net& net, Communicator& comm, Reducer& reduce
         const auto elems = [&](const Shape& shape) {
             return backend.activation_elems(shape, static_cast<int>(most_images));
         };
-        const std::int64_t x = elems(which.layer->in), dy = elems(which.layer->out);
+        const Node& node = net.nodes()[which.node];
+        const std::int64_t x = elems(node.in), dy = elems(node.out);
         gathered_.push_back({which, {backend, x * ranks_}, {backend, dy * ranks_}, x, dy});
     }
 }
@@ -64,23 +66,24 @@ void Factors::put(DeviceBuffer<float>& to, std::int64_t slot_elems, const Shape&
     std::fill(slot + elems, slot + slot_elems, 0.0f);
 }
 
-bool Factors::take(const Pass& pass, Layer& layer, const float* x, const float* dy) {
+bool Factors::take(const Batch& batch, std::size_t node, const float* x, const float* dy) {
     const auto found = std::find_if(gathered_.begin(), gathered_.end(),
-                                    [&](const Gathered& g) { return g.which.layer == &layer; });
+                                    [&](const Gathered& g) { return g.which.node == node; });
     if (found == gathered_.end()) {
         return false;
     }
     Gathered& g = *found;
-    put(g.x, g.x_slot_elems, layer.in, pass.n, x);
-    put(g.dy, g.dy_slot_elems, layer.out, pass.n, dy);
+    const Shape& in = net_.nodes()[node].in;
+    put(g.x, g.x_slot_elems, in, batch.n, x);
+    put(g.dy, g.dy_slot_elems, net_.nodes()[node].out, batch.n, dy);
     const auto bytes = [](std::int64_t elems) {
         return static_cast<std::size_t>(elems) * sizeof(float);
     };
-    Pass all = pass;
-    all.n = static_cast<int>(g.x_slot_elems / layer.in.elems()) * ranks_;
+    Batch all = batch;
+    all.n = static_cast<int>(g.x_slot_elems / in.elems()) * ranks_;
     reducer_.gather(g.x.get(), bytes(g.x_slot_elems), {}, {});
     reducer_.gather(g.dy.get(), bytes(g.dy_slot_elems), g.which.range, [this, &g, all] {
-        net_.backward_weights(*g.which.layer, all, g.x.get(), g.dy.get());
+        net_.backward_params(g.which.node, all, g.x.get(), g.dy.get());
     });
     return true;
 }
@@ -100,7 +103,7 @@ std::string Factors::summary() const {
     for (const Gathered& g : gathered_) {
         text += fmt::format(
             "{}: {:.1f} KiB of factors gathered from each rank, instead of {:.1f} KiB reduced\n",
-            g.which.layer->name,
+            net_.nodes()[g.which.node].name,
             static_cast<double>((g.x_slot_elems + g.dy_slot_elems) * 4) / 1024.0,
             static_cast<double>(g.which.range.bytes()) / 1024.0);
     }

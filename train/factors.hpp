@@ -25,8 +25,8 @@ inline const std::map<std::string, FactorUse> kFactorUses = {
     {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}};
 
 struct FactoredLayer {
-    Layer* layer;
-    Bucket range;  // of its gradients
+    std::size_t node;  // of the net
+    Bucket range;      // of its gradients
 };
 // The layers whose factors are gathered, ascending. most_images: the largest share of a rank.
 std::vector<FactoredLayer> choose_factored(const Net& net, Backend& backend,
@@ -42,7 +42,7 @@ class Factors {
             const std::vector<FactoredLayer>& layers, std::int64_t most_images);
 
     // For Net::backward: takes a chosen layer's gradients over, and starts gathering its factors.
-    bool take(const Pass& pass, Layer& layer, const float* x, const float* dy);
+    bool take(const Batch& batch, std::size_t node, const float* x, const float* dy);
 
     // Gathers whatever lies in this rank's part, and computes nothing: for benchmarks.
     void gather_alone();

@@ -51,8 +51,8 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
     };
     Net::Take take;
     if (factors_ != nullptr) {
-        take = [&](Layer& layer, const float* x, const float* dy) {
-            return factors_->take(pass, layer, x, dy);
+        take = [&](std::size_t node, const float* x, const float* dy) {
+            return factors_->take(pass, node, x, dy);
         };
     }
     net_.backward(pass, ready, take);

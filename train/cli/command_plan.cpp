@@ -111,14 +111,12 @@ ComputeTimes measure_compute(Communicator& comm, Backend& backend, Net& net,
 }
 
 // Operations of one direction of each layer with parameters, in the order of the net.
-std::vector<double> forward_flop(Backend& backend, const ModelSpec& model,
-                                 const PlanOptions& options) {
+std::vector<double> forward_flop(const ModelSpec& model, const PlanOptions& options) {
     std::vector<double> flop;
-    for (const auto& layer :
-         make_layers(backend, model, options.image, *options.classes, 1, false)) {
-        if (!layer->parameters.empty()) {
-            flop.push_back(2.0 * static_cast<double>(layer->parameters.front().elems) *
-                           static_cast<double>(layer->out.plane_elems()));
+    for (const Node& node : build_graph(model, options.image, *options.classes, false).nodes) {
+        if (!node.parameters.empty()) {
+            flop.push_back(2.0 * static_cast<double>(node.parameters.front().elems) *
+                           static_cast<double>(node.out.plane_elems()));
         }
     }
     return flop;
@@ -208,7 +206,7 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
     } else {
         const std::vector<double>& given = options.compute_ms;
         compute = {given[0] / 1e3, given[1] / 1e3, given.size() > 2 ? given[2] / 1e3 : 0.0, {}};
-        compute.ready = ready_by_flop(forward_flop(*backend, model, options), compute.backward);
+        compute.ready = ready_by_flop(forward_flop(model, options), compute.backward);
         source = "compute times as given, the backward pass divided by operations";
     }
     const auto buckets = plan_buckets(

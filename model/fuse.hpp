@@ -1,0 +1,20 @@
+// The pass that fuses operations: a convolution with the dropout2d, max-pooling and ReLU that
+// follow it, a linear layer with its ReLU.
+//
+// These three commute: max-pooling picks an element and ReLU is monotone; a dropout2d factor is
+// >= 0 and the same for a whole window, and rounding is monotone, too. So any order of them, each
+// at most once, is the one fused operation, with bitwise the same outputs. Of gradients one case
+// differs: where scaling by the factor rounds two unequal values of a window to the same number,
+// the fused form gives the gradient to the larger, the parts to the first.
+#pragma once
+
+#include "model/graph.hpp"
+
+namespace gyre::model {
+
+Graph fuse(const Graph& graph);
+
+// The graph with node `index` replaced by what it was fused from.
+Graph split(const Graph& graph, std::size_t index);
+
+}  // namespace gyre::model

@@ -1,0 +1,105 @@
+// The graph of a net: its operations with their inputs, shapes and parameters, before anything is
+// made on a device. Passes over it, such as fusing, turn one graph into another.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "kernels/ops/specs.hpp"
+#include "model/spec.hpp"
+
+namespace gyre::model {
+
+// How a parameter begins, from the stream (seed, init, index of the parameter).
+enum class Init {
+    fan_in_uniform,  // U(-1/sqrt(fan_in), 1/sqrt(fan_in)): PyTorch's default for Conv2d and Linear
+    zeros,
+    ones
+};
+
+// A named piece of the flat parameter buffer, and the same piece of the gradient buffer.
+struct Parameter {
+    std::string name;                 // as in PyTorch's state_dict: conv1.weight, fc1.bias
+    std::vector<std::int64_t> shape;  // in PyTorch's order
+    std::int64_t offset_elems = 0;    // filled in by the net
+    std::int64_t elems = 0;
+    std::int64_t fan_in = 1;
+    Init init = Init::fan_in_uniform;
+};
+
+// The parameters of a layer with a weight of this shape, its outputs first; names without the
+// layer's.
+std::vector<Parameter> weight_and_bias(const std::vector<std::int64_t>& weight_shape);
+
+// One operation. Its output is the value of the same number.
+struct Node {
+    static constexpr int kInput = -1;  // the value that is the net's input
+
+    std::string name;  // such as conv1, or conv1+pool1+relu1 where these are fused
+    OpSpec spec;
+    std::vector<int> inputs = {};  // numbers of values, of earlier nodes
+    Shape in = {}, out = {};       // of the first input, and of the output
+    std::vector<Parameter> parameters = {};
+    std::vector<Node> parts = {};  // what a fused node was made of, each the next one's input
+
+    // Whether the gradients of the parameters follow from x and dy of all images alone, by a
+    // product over the images.
+    bool factored() const { return std::holds_alternative<LinearSpec>(spec); }
+};
+
+struct Graph {
+    std::vector<Node>
+        nodes;  // in an order in which they can run; the last one's output is the net's
+};
+
+// The net of a model for images of this shape; flatten and log-softmax need no operation. dropout =
+// false leaves the dropout layers out. Throws Error(bad_input) naming the layer and the shapes that
+// do not fit.
+Graph build_graph(const ModelSpec& model, const Shape& input, int classes, bool dropout);
+
+// "[10, 24, 24]", or "[50]" for a vector.
+std::string text_of(const Shape& shape);
+
+// What the layers of a model file (model/layers.cpp) append to.
+class GraphBuilder {
+ public:
+    GraphBuilder(const ModelSpec& model, const Shape& input, int classes, bool dropout)
+        : model_(model), input_(input), classes_(classes), dropout_(dropout), shape_(input) {}
+
+    const Shape& shape() const { return shape_; }  // of the value that the next layer gets
+    int classes() const { return classes_; }
+    bool dropout() const { return dropout_; }
+
+    // Both throw where the layer cannot have this input.
+    void require_planes() const;
+    void flatten();
+    [[noreturn]] void fail(const std::string& why) const;
+
+    // How many layers of this kind there are with this one: conv1, conv2, ...
+    int count(const std::string& kind) { return ++counts_[kind]; }
+    void append(const std::string& kind, const OpSpec& spec,
+                std::vector<Parameter> parameters = {}) {
+        append_numbered(kind, count(kind), spec, std::move(parameters));
+    }
+    void append_numbered(const std::string& kind, int number, const OpSpec& spec,
+                         std::vector<Parameter> parameters = {});
+
+    Graph finish(std::vector<LayerSpec>::const_iterator begin,
+                 std::vector<LayerSpec>::const_iterator end);
+
+ private:
+    const ModelSpec& model_;
+    const Shape input_;
+    const int classes_;
+    const bool dropout_;
+    const LayerSpec* layer_ = nullptr;  // whose turn it is
+    Graph graph_;
+    Shape shape_;
+    int value_ = Node::kInput;
+    bool flat_ = false;
+    std::map<std::string, int> counts_;
+};
+
+}  // namespace gyre::model

@@ -1,0 +1,296 @@
+// Where a net's activations lie: which values share memory, how long each is needed, and the
+// pointers that the operations get.
+//
+// Time: node i runs forward at i and backward at 2N - i; the loss lies between, at N.
+#include <fmt/format.h>
+
+#include <algorithm>
+
+#include "model/net.hpp"
+
+namespace gyre::model {
+
+namespace {
+constexpr int kNone = -1;
+
+void need(Lifetime& block, int time) {
+    block.first = block.last < block.first ? time : std::min(block.first, time);
+    block.last = std::max(block.last, time);
+}
+}  // namespace
+
+struct Net::Plan {
+    std::vector<OpNeeds> needs;
+    std::vector<int> readers;           // of each value
+    std::vector<int> value_storage;     // of each value: a number, or the net's input
+    std::vector<int> gradient_storage;  // of each value's gradient; kNone: not computed
+    std::vector<int> dx_storage;        // of each node: gradient_storage, or memory for a while
+    std::vector<Lifetime> values, values_in_evaluation, gradients, saved;
+    std::vector<std::size_t> value_at, value_in_evaluation_at, gradient_at, saved_at;
+    std::size_t bytes = 0;
+};
+
+std::size_t Net::activation_bytes(const Shape& shape, int n) const {
+    return static_cast<std::size_t>(backend_.activation_elems(shape, n)) * sizeof(float);
+}
+
+const Shape& Net::shape_of(int value) const {
+    return value == Node::kInput ? input_shape_ : graph_.nodes[static_cast<std::size_t>(value)].out;
+}
+
+// Values share memory along operations in place, where nobody else reads the input and no backward
+// pass needs it as it was. A ReLU's output may be overwritten by dropout: where that drops, dy is
+// zero as well, so the mask y > 0 still gives the right gradient.
+void Net::alias_values(Plan& plan) const {
+    const auto count = graph_.nodes.size();
+    plan.readers.assign(count, 0);
+    int input_readers = 0;
+    for (const Node& node : graph_.nodes) {
+        for (const int input : node.inputs) {
+            ++(input == Node::kInput ? input_readers
+                                     : plan.readers[static_cast<std::size_t>(input)]);
+        }
+    }
+    std::vector<bool> read_again(count, false);  // storages of values that a backward pass reads
+    bool input_read_again = false;
+    int storages = 0;
+    for (std::size_t i = 0; i < count; ++i) {
+        const Node& node = graph_.nodes[i];
+        const int input = node.inputs.front();
+        const bool from_input = input == Node::kInput;
+        const auto value = static_cast<std::size_t>(from_input ? 0 : input);
+        const bool only_reader = (from_input ? input_readers : plan.readers[value]) == 1;
+        const int storage = from_input ? Node::kInput : plan.value_storage[value];
+        const bool needed = storage == Node::kInput ? input_read_again
+                                                    : read_again[static_cast<std::size_t>(storage)];
+        const bool shares = plan.needs[i].in_place && only_reader &&
+                            !plan.needs[i].backward_reads_x &&
+                            (!needed || std::holds_alternative<DropoutSpec>(node.spec));
+        plan.value_storage.push_back(shares ? storage : storages++);
+        const int own = plan.value_storage.back();
+        if (plan.needs[i].backward_reads_y) {
+            if (own == Node::kInput) {
+                input_read_again = true;
+            } else {
+                read_again[static_cast<std::size_t>(own)] = true;
+            }
+        }
+    }
+    plan.values.assign(static_cast<std::size_t>(storages), {});
+    plan.values_in_evaluation = plan.values;
+}
+
+void Net::plan_training(Plan& plan, const NetOptions& options) {
+    const int count = static_cast<int>(graph_.nodes.size());
+    const auto backward_time = [&](std::size_t i) { return 2 * count - static_cast<int>(i); };
+    const auto use = [&](int value, int time) {
+        const int storage = value == Node::kInput
+                                ? Node::kInput
+                                : plan.value_storage[static_cast<std::size_t>(value)];
+        if (storage != Node::kInput) {
+            Lifetime& block = plan.values[static_cast<std::size_t>(storage)];
+            block.bytes =
+                std::max(block.bytes, activation_bytes(shape_of(value), options.train_batch));
+            need(block, time);
+        }
+    };
+    std::vector<bool> wanted;  // whether there is a gradient of each value
+    const auto wants = [&](int value) {
+        return value != Node::kInput && wanted[static_cast<std::size_t>(value)];
+    };
+    for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
+        const Node& node = graph_.nodes[i];
+        wanted.push_back(!node.parameters.empty() ||
+                         std::any_of(node.inputs.begin(), node.inputs.end(), wants));
+        steps_[i].backward = wanted[i];
+        const int now = static_cast<int>(i), then = backward_time(i);
+        use(now, now);
+        for (const int input : node.inputs) {
+            use(input, now);
+        }
+        if (wanted[i] && plan.needs[i].backward_reads_x) {
+            use(node.inputs.front(), then);
+        }
+        if (wanted[i] && plan.needs[i].backward_reads_y) {
+            use(now, then);
+        }
+        plan.saved.push_back({plan.needs[i].saved_bytes, now, wanted[i] ? then : now});
+    }
+    use(count - 1, count);
+    plan_gradients(plan, options, wanted);
+}
+
+// From the last node to the first: who comes first to a value writes its gradient, others add
+// theirs to it.
+void Net::plan_gradients(Plan& plan, const NetOptions& options, const std::vector<bool>& wanted) {
+    const auto count = graph_.nodes.size();
+    plan.gradient_storage.assign(count, kNone);
+    plan.dx_storage.assign(count, kNone);
+    const auto storage_of = [&](int value) -> int& {
+        return plan.gradient_storage[static_cast<std::size_t>(value)];
+    };
+    const auto block_for = [&](const Shape& shape, int time) {
+        plan.gradients.push_back({activation_bytes(shape, options.train_batch), time, time});
+        return static_cast<int>(plan.gradients.size()) - 1;
+    };
+    const auto use = [&](int storage, int time) {
+        need(plan.gradients[static_cast<std::size_t>(storage)], time);
+    };
+    storage_of(static_cast<int>(count) - 1) =
+        block_for(graph_.nodes.back().out, static_cast<int>(count));
+    for (std::size_t i = count; i-- > 0;) {
+        const Node& node = graph_.nodes[i];
+        Step& step = steps_[i];
+        if (!step.backward) {
+            continue;
+        }
+        const int time = static_cast<int>(2 * count - i);
+        const int dy = plan.gradient_storage[i];
+        use(dy, time);
+        const auto wants = [&](int value) {
+            return value != Node::kInput && wanted[static_cast<std::size_t>(value)];
+        };
+        if (node.inputs.size() > 1 && wants(node.inputs[1])) {
+            int& second = storage_of(node.inputs[1]);
+            step.second_adds = second != kNone;
+            second = step.second_adds ? second : block_for(node.out, time);
+            use(second, time);
+        }
+        const int input = node.inputs.front();
+        if (!wants(input)) {
+            continue;
+        }
+        int& gradient = storage_of(input);
+        const bool first = gradient == kNone;
+        const bool alone = plan.readers[static_cast<std::size_t>(input)] == 1;
+        if (plan.needs[i].in_place && alone) {
+            gradient = plan.dx_storage[i] = dy;
+            continue;
+        }
+        step.copy_dy = plan.needs[i].in_place;
+        plan.dx_storage[i] = block_for(node.in, time);
+        if (first) {
+            gradient = plan.dx_storage[i];
+        } else {
+            use(gradient, time);
+        }
+    }
+}
+
+void Net::plan_evaluation(Plan& plan, const NetOptions& options) const {
+    const auto use = [&](int value, std::size_t time) {
+        const int storage = value == Node::kInput
+                                ? Node::kInput
+                                : plan.value_storage[static_cast<std::size_t>(value)];
+        if (storage != Node::kInput) {
+            Lifetime& block = plan.values_in_evaluation[static_cast<std::size_t>(storage)];
+            block.bytes =
+                std::max(block.bytes, activation_bytes(shape_of(value), options.eval_batch));
+            need(block, static_cast<int>(time));
+        }
+    };
+    for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
+        use(static_cast<int>(i), i);
+        for (const int input : graph_.nodes[i].inputs) {
+            use(input, i);
+        }
+    }
+    use(static_cast<int>(graph_.nodes.size()) - 1, graph_.nodes.size());
+}
+
+void Net::place_activations(const NetOptions& options) {
+    Plan plan;
+    for (const auto& op : ops_) {
+        plan.needs.push_back(op->needs());
+    }
+    steps_.assign(ops_.size(), {});
+    alias_values(plan);
+    plan_training(plan, options);
+    plan_evaluation(plan, options);
+
+    std::vector<Lifetime> all = plan.values;
+    all.insert(all.end(), plan.gradients.begin(), plan.gradients.end());
+    all.insert(all.end(), plan.saved.begin(), plan.saved.end());
+    const MemoryPlan training = plan_memory(all);
+    const MemoryPlan evaluation = plan_memory(plan.values_in_evaluation);
+    const auto values = static_cast<std::ptrdiff_t>(plan.values.size());
+    const auto gradients = values + static_cast<std::ptrdiff_t>(plan.gradients.size());
+    plan.value_at.assign(training.offsets.begin(), training.offsets.begin() + values);
+    plan.gradient_at.assign(training.offsets.begin() + values,
+                            training.offsets.begin() + gradients);
+    plan.saved_at.assign(training.offsets.begin() + gradients, training.offsets.end());
+    plan.value_in_evaluation_at = evaluation.offsets;
+    arena_ = {backend_, static_cast<std::int64_t>(std::max(training.bytes, evaluation.bytes))};
+    bind(plan);
+}
+
+void Net::bind(const Plan& plan) {
+    const auto at = [&](std::size_t offset) {
+        return reinterpret_cast<float*>(arena_.get() + offset);
+    };
+    const auto value = [&](int number, const std::vector<std::size_t>& offsets) {
+        const int storage = number == Node::kInput
+                                ? Node::kInput
+                                : plan.value_storage[static_cast<std::size_t>(number)];
+        return storage == Node::kInput ? input() : at(offsets[static_cast<std::size_t>(storage)]);
+    };
+    const auto gradient = [&](int storage) -> Tensor {
+        return storage == kNone ? Tensor()
+                                : Tensor(at(plan.gradient_at[static_cast<std::size_t>(storage)]));
+    };
+    for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
+        const Node& node = graph_.nodes[i];
+        Step& step = steps_[i];
+        const auto inputs_and_output = [&](OpIo& io, const std::vector<std::size_t>& offsets) {
+            io.x = value(node.inputs.front(), offsets);
+            io.y = value(static_cast<int>(i), offsets);
+            if (node.inputs.size() > 1) {
+                io.x2 = value(node.inputs[1], offsets);
+            }
+            for (std::size_t p = 0; p < node.parameters.size(); ++p) {
+                io.params[p] = parameter_data() + node.parameters[p].offset_elems;
+                io.grads[p] = gradient_data() + node.parameters[p].offset_elems;
+            }
+        };
+        inputs_and_output(step.train, plan.value_at);
+        inputs_and_output(step.eval, plan.value_in_evaluation_at);
+        step.copy_input = plan.needs[i].in_place && step.train.x.data != step.train.y.data;
+        step.train.saved = arena_.get() + plan.saved_at[i];
+        if (!step.backward) {
+            continue;
+        }
+        step.train.dy = gradient(plan.gradient_storage[i]);
+        step.train.dx = gradient(plan.dx_storage[i]);
+        const auto storage_of = [&](int number) {
+            return number == Node::kInput ? kNone
+                                          : plan.gradient_storage[static_cast<std::size_t>(number)];
+        };
+        const int of_input = storage_of(node.inputs.front());
+        if (plan.dx_storage[i] != of_input) {
+            step.add_to = gradient(of_input);
+        }
+        if (node.inputs.size() > 1) {
+            step.second_gradient = gradient(storage_of(node.inputs[1]));
+        }
+    }
+    const int last = static_cast<int>(graph_.nodes.size()) - 1;
+    logits_[0] = value(last, plan.value_in_evaluation_at);
+    logits_[1] = value(last, plan.value_at);
+    logits_gradient_ = gradient(plan.gradient_storage.back()).f32();
+}
+
+std::string Net::description() const {
+    std::string text;
+    for (const Node& node : graph_.nodes) {
+        std::int64_t elems = 0;
+        for (const Parameter& parameter : node.parameters) {
+            elems += parameter.elems;
+        }
+        text += fmt::format("{}: {} -> {}{}\n", node.name, text_of(node.in), text_of(node.out),
+                            elems == 0 ? "" : fmt::format(", {} parameters", elems));
+    }
+    return text + fmt::format("activations and their gradients: {:.1f} MiB\n",
+                              static_cast<double>(arena_.bytes()) / (1 << 20));
+}
+
+}  // namespace gyre::model
