@@ -1,6 +1,8 @@
 // Operations over the functions of LayerKernels, for backends that do not make their own yet.
 #include "kernels/backend.hpp"
 
+#include "kernels/add_op.hpp"
+
 namespace gyre {
 namespace {
 
@@ -151,6 +153,9 @@ std::unique_ptr<Op> Backend::make(const std::string& name, const OpSpec& spec,
     }
     if (const auto* dropout = std::get_if<DropoutSpec>(&spec)) {
         return std::make_unique<DropoutOp>(*this, *dropout);
+    }
+    if (const auto* add = std::get_if<AddSpec>(&spec)) {
+        return std::make_unique<AddOp>(*this, *add);
     }
     return nullptr;
 }

@@ -27,65 +27,103 @@ std::vector<Parameter> weight_and_bias(const std::vector<std::int64_t>& weight_s
 void GraphBuilder::fail(const std::string& why) const {
     throw input_error(fmt::format(
         "model {}, line {}, layer '{}': {} (its input is {}, the images are {})", model_.name,
-        layer_->line, layer_->text, why, text_of(shape_), text_of(input_)));
+        layer_->line, layer_->text, why, text_of(shape()), text_of(input_)));
 }
 
 void GraphBuilder::require_planes() const {
-    if (flat_) {
+    if (value_.flat) {
         fail("it needs channels, rows and columns, but its input is flat");
     }
 }
 
 void GraphBuilder::flatten() {
-    if (shape_.elems() > (1 << 30)) {
+    if (shape().elems() > (1 << 30)) {
         fail("its input has too many elements");
     }
-    shape_ = {static_cast<int>(shape_.elems()), 1, 1};
-    flat_ = true;
+    value_.shape = {static_cast<int>(shape().elems()), 1, 1};
+    value_.flat = true;
+}
+
+void GraphBuilder::name_value(const std::string& name) {
+    if (!named_.emplace(name, value_).second) {
+        fail(fmt::format("there is a value '{}' already; give each its own name", name));
+    }
+}
+
+const Value& GraphBuilder::value(const std::string& name) const {
+    const auto found = named_.find(name);
+    if (found == named_.end()) {
+        fail(fmt::format("there is no value '{0}' so far; name one with 'as {0}'", name));
+    }
+    return found->second;
 }
 
 void GraphBuilder::append_numbered(const std::string& kind, int number, const OpSpec& spec,
-                                   std::vector<Parameter> parameters) {
+                                   std::vector<Parameter> parameters,
+                                   std::vector<int> more_inputs) {
     Node node{.name = fmt::format("{}{}", kind, number),
               .spec = spec,
-              .inputs = {value_},
-              .in = shape_,
+              .inputs = std::move(more_inputs),
+              .in = shape(),
               .out = std::visit([](const auto& s) { return s.out(); }, spec),
               .parameters = std::move(parameters)};
+    node.inputs.insert(node.inputs.begin(), value_.number);
     for (Parameter& parameter : node.parameters) {
         parameter.name = node.name + "." + parameter.name;
     }
-    shape_ = node.out;
-    value_ = static_cast<int>(graph_.nodes.size());
+    value_.shape = node.out;
+    value_.number = static_cast<int>(graph_.nodes.size());
     graph_.nodes.push_back(std::move(node));
+    made_by_.push_back(layer_);
 }
 
-Graph GraphBuilder::finish(std::vector<LayerSpec>::const_iterator begin,
-                           std::vector<LayerSpec>::const_iterator end) {
-    for (; begin != end; ++begin) {
-        layer_ = &*begin;
-        layer_->type->build(*this, *layer_);
+Graph GraphBuilder::finish() {
+    for (const LayerSpec& layer : model_.layers) {
+        layer_ = &layer;
+        layer.type->build(*this, layer);
     }
+    check(graph_);
+    return std::move(graph_);
+}
+
+// Something learns, every output is used, and the last one gives the classes.
+void GraphBuilder::check(const Graph& graph) const {
     bool learns = false;
-    for (const Node& node : graph_.nodes) {
+    std::vector<bool> used(graph.nodes.size(), false);
+    for (const Node& node : graph.nodes) {
         learns = learns || !node.parameters.empty();
+        for (const int input : node.inputs) {
+            if (input != Node::kInput) {
+                used[static_cast<std::size_t>(input)] = true;
+            }
+        }
     }
     if (!learns) {
         throw input_error(fmt::format(
             "model {}: it has nothing to learn; add a conv or linear layer", model_.name));
     }
-    if (shape_.elems() != classes_) {
+    for (std::size_t i = 0; i < used.size(); ++i) {
+        if (!used[i] && static_cast<int>(i) != value_.number) {
+            throw input_error(fmt::format(
+                "model {}, line {}, layer '{}': nothing uses its output; name it with 'as' and add "
+                "it somewhere, or leave it out",
+                model_.name, made_by_[i]->line, made_by_[i]->text));
+        }
+    }
+    if (shape().elems() != classes_) {
         throw input_error(
             fmt::format("model {}: its output is {}, but the data set has {} classes; "
                         "end it with 'linear classes'",
-                        model_.name, text_of(shape_), classes_));
+                        model_.name, text_of(shape()), classes_));
     }
-    return std::move(graph_);
+    if (value_.number + 1 != static_cast<int>(graph.nodes.size())) {
+        throw input_error(fmt::format("model {}: it ends with 'from', after which no layer follows",
+                                      model_.name));
+    }
 }
 
 Graph build_graph(const ModelSpec& model, const Shape& input, int classes, bool dropout) {
-    return GraphBuilder(model, input, classes, dropout)
-        .finish(model.layers.begin(), model.layers.end());
+    return GraphBuilder(model, input, classes, dropout).finish();
 }
 
 }  // namespace gyre::model

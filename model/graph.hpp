@@ -62,13 +62,24 @@ Graph build_graph(const ModelSpec& model, const Shape& input, int classes, bool 
 // "[10, 24, 24]", or "[50]" for a vector.
 std::string text_of(const Shape& shape);
 
+// What a layer gets: the output of a node, or the net's input.
+struct Value {
+    int number = Node::kInput;
+    Shape shape;
+    bool flat = false;
+};
+
 // What the layers of a model file (model/layers.cpp) append to.
 class GraphBuilder {
  public:
     GraphBuilder(const ModelSpec& model, const Shape& input, int classes, bool dropout)
-        : model_(model), input_(input), classes_(classes), dropout_(dropout), shape_(input) {}
+        : model_(model),
+          input_(input),
+          classes_(classes),
+          dropout_(dropout),
+          value_{.shape = input} {}
 
-    const Shape& shape() const { return shape_; }  // of the value that the next layer gets
+    const Shape& shape() const { return value_.shape; }  // of the value that the next layer gets
     int classes() const { return classes_; }
     bool dropout() const { return dropout_; }
 
@@ -77,17 +88,22 @@ class GraphBuilder {
     void flatten();
     [[noreturn]] void fail(const std::string& why) const;
 
+    // Values by name; these throw where there is none, or one already.
+    void name_value(const std::string& name);
+    const Value& value(const std::string& name) const;
+    void go_on_from(const std::string& name) { value_ = value(name); }
+
     // How many layers of this kind there are with this one: conv1, conv2, ...
     int count(const std::string& kind) { return ++counts_[kind]; }
-    void append(const std::string& kind, const OpSpec& spec,
-                std::vector<Parameter> parameters = {}) {
-        append_numbered(kind, count(kind), spec, std::move(parameters));
+    void append(const std::string& kind, const OpSpec& spec, std::vector<Parameter> parameters = {},
+                std::vector<int> more_inputs = {}) {
+        append_numbered(kind, count(kind), spec, std::move(parameters), std::move(more_inputs));
     }
     void append_numbered(const std::string& kind, int number, const OpSpec& spec,
-                         std::vector<Parameter> parameters = {});
+                         std::vector<Parameter> parameters = {}, std::vector<int> more_inputs = {});
 
-    Graph finish(std::vector<LayerSpec>::const_iterator begin,
-                 std::vector<LayerSpec>::const_iterator end);
+    // The graph, once.
+    Graph finish();
 
  private:
     const ModelSpec& model_;
@@ -95,10 +111,12 @@ class GraphBuilder {
     const int classes_;
     const bool dropout_;
     const LayerSpec* layer_ = nullptr;  // whose turn it is
+    void check(const Graph& graph) const;
+
     Graph graph_;
-    Shape shape_;
-    int value_ = Node::kInput;
-    bool flat_ = false;
+    std::vector<const LayerSpec*> made_by_;  // of each node
+    Value value_;
+    std::map<std::string, Value> named_;
     std::map<std::string, int> counts_;
 };
 

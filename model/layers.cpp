@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <cctype>
 #include <charconv>
 
 #include "kernels/base/error.hpp"
@@ -103,6 +104,28 @@ void build_dropout2d(GraphBuilder& net, const LayerSpec& layer) {
 void build_flatten(GraphBuilder& net, const LayerSpec&) {
     net.flatten();
 }
+
+void parse_name(Words& words, LayerSpec& layer) {
+    layer.name = words.name();
+    words.end();
+}
+void build_as(GraphBuilder& net, const LayerSpec& layer) {
+    net.name_value(layer.name);
+}
+void build_from(GraphBuilder& net, const LayerSpec& layer) {
+    net.go_on_from(layer.name);
+}
+void build_add(GraphBuilder& net, const LayerSpec& layer) {
+    const Value& other = net.value(layer.name);
+    if (other.shape != net.shape()) {
+        net.fail(
+            fmt::format("'{}' is {}, and only equal shapes can be added; bring it to this one "
+                        "with 'from {}' and a projection such as 'conv {} k1'",
+                        layer.name, text_of(other.shape), layer.name, net.shape().channels));
+    }
+    net.append("add", AddSpec{net.shape()}, {}, {other.number});
+}
+
 void build_nothing(GraphBuilder&, const LayerSpec&) {}
 
 constexpr LayerType kLayerTypes[] = {
@@ -113,6 +136,9 @@ constexpr LayerType kLayerTypes[] = {
     {"dropout2d", "dropout2d P", parse_dropout, build_dropout2d},
     {"flatten", "flatten", no_options, build_flatten},
     {"linear", "linear OUT|classes", parse_linear, build_linear},
+    {"as", "as NAME", parse_name, build_as},
+    {"add", "add NAME", parse_name, build_add},
+    {"from", "from NAME", parse_name, build_from},
     {"log-softmax", "log-softmax", no_options, build_nothing, true},
 };
 
@@ -163,6 +189,16 @@ float Words::probability() {
         fail(fmt::format("'{}' is no probability between 0 and 1", word));
     }
     return *value;
+}
+
+std::string Words::name() {
+    const std::string word = next("a name");
+    for (const char c : word) {
+        if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '-') {
+            fail(fmt::format("'{}' is no name of letters, digits, - and _", word));
+        }
+    }
+    return word;
 }
 
 void Words::options(std::string_view letters, LayerSpec& layer) {

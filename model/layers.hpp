@@ -26,6 +26,7 @@ class Words {
     int checked_integer(const std::string& digits, const std::string& word, const char* what,
                         int least) const;
     float probability();
+    std::string name();
     // The remaining words, each a letter and a number, such as k5: kernel, stride, padding. The
     // kernel must be among them where `letters` has it.
     void options(std::string_view letters, LayerSpec& layer);

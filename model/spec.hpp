@@ -7,6 +7,9 @@
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
 //   flatten                          implied before the first linear layer
 //   linear OUT                       OUT is a number, or the word `classes`
+//   as NAME                          a name for the value so far
+//   add NAME                         adds the value of that name (a residual connection)
+//   from NAME                        goes on from that value: a branch, such as a 1 x 1 projection
 //   log-softmax                      only as the last line, where it is implied: the loss has it
 //
 // The words, their usage and what becomes of them: model/layers.cpp.
@@ -25,6 +28,7 @@ struct LayerSpec {
     int out = 0;  // channels or features; 0: the number of classes
     int kernel = 1, stride = 1, padding = 0;
     float probability = 0.0f;
+    std::string name;  // of a value
     std::string text;  // as it was written
     int line = 0;      // in its file, from 1
 };

@@ -59,6 +59,12 @@ struct LinearSpec {
     Shape out() const { return {shape.out_features, 1, 1}; }
 };
 
-using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, ReluSpec, DropoutSpec>;
+// y = x + x2.
+struct AddSpec {
+    Shape in;
+    Shape out() const { return in; }
+};
+
+using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, ReluSpec, DropoutSpec, AddSpec>;
 
 }  // namespace gyre
