@@ -80,77 +80,42 @@ class Suite {
     }
 
     void operator()(const std::string& layer, const ConvWork& work, int n) {
-        const Conv2dShape shape = work.shape;
-        const auto at =
-            operands(shape.in, shape.out(), shape.weight_elems(), shape.out_channels, n);
-        const double flop = static_cast<double>(shape.flop_per_image()) * n;
-        Backend* backend = &backend_;
-        add(layer + "/forward/" + std::to_string(n), flop, 0,
-            [=] { backend->conv2d_forward(shape, n, at(0), at(2), at(3), at(1)); });
-        if (work.input_gradient) {
-            add(layer + "/backward_data/" + std::to_string(n), flop, 0,
-                [=] { backend->conv2d_backward_data(shape, n, at(1), at(2), at(5)); });
-        }
-        add(layer + "/backward_weights/" + std::to_string(n), flop, 0,
-            [=] { backend->conv2d_backward_weights(shape, n, at(0), at(1), at(4), at(3)); });
+        const Conv2dShape& shape = work.shape;
+        const auto run = operation(Conv2dSpec{.shape = shape}, shape.in, shape.out(), n);
+        run->hold_parameters(shape.weight_elems(), shape.out_channels);
+        add_product(layer, run, shape.flop_per_image(), work.input_gradient);
     }
 
     void operator()(const std::string& layer, const LinearWork& work, int n) {
-        const LinearShape shape = work.shape;
-        const auto at = operands({shape.in_features, 1, 1}, {shape.out_features, 1, 1},
-                                 shape.weight_elems(), shape.out_features, n);
-        const double flop = static_cast<double>(shape.flop_per_image()) * n;
-        Backend* backend = &backend_;
-        add(layer + "/forward/" + std::to_string(n), flop, 0,
-            [=] { backend->linear_forward(shape, n, at(0), at(2), at(3), at(1)); });
-        add(layer + "/backward_data/" + std::to_string(n), flop, 0,
-            [=] { backend->linear_backward_data(shape, n, at(1), at(2), at(5)); });
-        add(layer + "/backward_weights/" + std::to_string(n), flop, 0,
-            [=] { backend->linear_backward_weights(shape, n, at(0), at(1), at(4), at(3)); });
+        const LinearShape& shape = work.shape;
+        const LinearSpec spec{.in = {shape.in_features, 1, 1}, .shape = shape};
+        const auto run = operation(spec, spec.in, spec.out(), n);
+        run->hold_parameters(shape.weight_elems(), shape.out_features);
+        add_product(layer, run, shape.flop_per_image(), true);
     }
 
     void operator()(const std::string& layer, const PoolWork& work, int n) {
-        const MaxPool2dShape shape = work.shape;
-        auto x = std::make_shared<DeviceBuffer<float>>(activation(shape.in, n));
-        auto y = std::make_shared<DeviceBuffer<float>>(activation(shape.out(), n));
-        auto dx = std::make_shared<DeviceBuffer<float>>(activation(shape.in, n));
-        auto argmax = std::make_shared<DeviceBuffer<std::uint8_t>>(
-            backend_, backend_.activation_elems(shape.out(), n));
-        Backend* backend = &backend_;
-        const auto in = static_cast<double>(x->bytes()), out = static_cast<double>(y->bytes());
-        add(layer + "/forward/" + std::to_string(n), 0, in + out * 1.25,
-            [=] { backend->maxpool2d_forward(shape, n, x->get(), y->get(), argmax->get()); });
-        add(layer + "/backward/" + std::to_string(n), 0, in + out * 1.25, [=] {
-            backend->maxpool2d_backward(shape, n, x->get(), argmax->get(), y->get(), dx->get());
-        });
+        const auto run = operation(MaxPool2dSpec{work.shape}, work.shape.in, work.shape.out(), n);
+        const double bytes = run->bytes(work.shape.in) + 1.25 * run->bytes(work.shape.out());
+        add(layer + "/forward/" + std::to_string(n), 0, bytes, [=] { run->forward(); });
+        add(layer + "/backward/" + std::to_string(n), 0, bytes, [=] { run->backward_input(); });
     }
 
     void operator()(const std::string& layer, const ReluWork& work, int n) {
-        const Shape shape = work.shape;
-        auto y = std::make_shared<DeviceBuffer<float>>(activation(shape, n));
-        auto dy = std::make_shared<DeviceBuffer<float>>(activation(shape, n));
-        Backend* backend = &backend_;
-        const auto bytes = static_cast<double>(y->bytes());
-        add(layer + "/forward/" + std::to_string(n), 0, 2 * bytes,
-            [=] { backend->relu_forward(shape, n, y->get()); });
-        add(layer + "/backward/" + std::to_string(n), 0, 3 * bytes,
-            [=] { backend->relu_backward(shape, n, y->get(), dy->get()); });
+        const auto run = operation(ReluSpec{work.shape}, work.shape, work.shape, n);
+        const double bytes = run->bytes(work.shape);
+        add(layer + "/forward/" + std::to_string(n), 0, 2 * bytes, [=] { run->forward(); });
+        add(layer + "/backward/" + std::to_string(n), 0, 3 * bytes, [=] { run->backward_input(); });
     }
 
     void operator()(const std::string& layer, const DropoutWork& work, int n) {
-        auto x = std::make_shared<DeviceBuffer<float>>(activation(work.shape, n));
-        auto samples = std::make_shared<DeviceBuffer<std::int32_t>>(backend_, n);
-        std::iota(samples->get(), samples->get() + n, 0);
-        DropoutArgs args;
-        args.stream = {1, RandomPurpose::dropout, 0, 0};
-        args.samples = samples->get();
-        args.shape = work.shape;
-        args.by_channel = work.by_channel;
-        args.probability = 1e-6f;  // almost nothing is dropped, so the values stay normal numbers
-        Backend* backend = &backend_;
-        add(layer + "/dropout/" + std::to_string(n), 0, 2.0 * static_cast<double>(x->bytes()), [=] {
-            backend->dropout(args, n, x->get());
-            benchmark::DoNotOptimize(samples.get());
+        // Almost nothing is dropped, so the values stay normal numbers.
+        const DropoutSpec spec{
+            .in = work.shape, .probability = 1e-6f, .by_channel = work.by_channel};
+        const auto run = operation(spec, work.shape, work.shape, n);
+        add(layer + "/dropout/" + std::to_string(n), 0, 2 * run->bytes(work.shape), [=] {
+            run->forward();
+            benchmark::DoNotOptimize(run.get());
         });
     }
 
@@ -216,18 +181,61 @@ class Suite {
         })->Unit(benchmark::kMicrosecond);
     }
 
-    // Input, output, weights, bias, the weights' gradient and the input's.
-    using Operands = std::function<float*(std::size_t)>;
-    Operands operands(const Shape& in, const Shape& out, std::int64_t weights, std::int64_t bias,
-                      int n) {
-        auto hold = std::make_shared<std::vector<DeviceBuffer<float>>>();
-        hold->push_back(activation(in, n));
-        hold->push_back(activation(out, n));
-        hold->push_back(filled(weights));
-        hold->push_back(filled(bias));
-        hold->push_back(filled(weights));
-        hold->push_back(activation(in, n));
-        return [hold](std::size_t i) { return (*hold)[i].get(); };
+    // An operation with what it reads and writes.
+    struct Operation {
+        Operation(Suite& suite_, const OpSpec& spec, int n)
+            : suite(suite_),
+              samples(suite.backend_, n),
+              op(suite.backend_.make("layer", spec, {.train_images = n})),
+              saved(suite.backend_, static_cast<std::int64_t>(op->needs().saved_bytes)) {
+            std::iota(samples.get(), samples.get() + n, 0);
+            batch = {.n = n, .training = true, .samples = samples.get(), .seed = 1};
+            io.saved = saved.get();
+        }
+        float* keep(DeviceBuffer<float> buffer) {
+            hold.push_back(std::move(buffer));
+            return hold.back().get();
+        }
+        void hold_parameters(std::int64_t weights, std::int64_t biases) {
+            io.params = {keep(suite.filled(weights)), keep(suite.filled(biases))};
+            io.grads = {keep(suite.filled(weights)), keep(suite.filled(biases))};
+        }
+        double bytes(const Shape& shape) const {
+            return sizeof(float) *
+                   static_cast<double>(suite.backend_.activation_elems(shape, batch.n));
+        }
+        void forward() const { op->forward(batch, io); }
+        void backward_params() const { op->backward_params(batch, io); }
+        void backward_input() const { op->backward_input(batch, io); }
+
+        Suite& suite;
+        DeviceBuffer<std::int32_t> samples;
+        std::unique_ptr<Op> op;
+        DeviceBuffer<std::uint8_t> saved;
+        std::vector<DeviceBuffer<float>> hold;
+        Batch batch;
+        OpIo io;
+    };
+    std::shared_ptr<Operation> operation(const OpSpec& spec, const Shape& in, const Shape& out,
+                                         int n) {
+        auto run = std::make_shared<Operation>(*this, spec, n);
+        OpIo& io = run->io;
+        io.x = run->keep(activation(in, n));
+        io.dx = run->keep(activation(in, n));
+        const bool in_place = run->op->needs().in_place;
+        io.y = in_place ? io.x : Tensor(run->keep(activation(out, n)));
+        io.dy = in_place ? io.dx : io.y;
+        return run;
+    }
+    void add_product(const std::string& layer, const std::shared_ptr<Operation>& run,
+                     std::int64_t flop_per_image, bool input_gradient) {
+        const std::string n = std::to_string(run->batch.n);
+        const double flop = static_cast<double>(flop_per_image) * run->batch.n;
+        add(layer + "/forward/" + n, flop, 0, [=] { run->forward(); });
+        if (input_gradient) {
+            add(layer + "/backward_data/" + n, flop, 0, [=] { run->backward_input(); });
+        }
+        add(layer + "/backward_weights/" + n, flop, 0, [=] { run->backward_params(); });
     }
     DeviceBuffer<float> activation(const Shape& shape, int n) {
         return filled(backend_.activation_elems(shape, n));

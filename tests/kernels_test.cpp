@@ -9,6 +9,7 @@
 
 #include "tests/backends.hpp"
 #include "tests/catch.hpp"
+#include "tests/run_op.hpp"
 
 using namespace gyre;
 using namespace gyre::test;
@@ -61,15 +62,14 @@ TEST_CASE("max-pooling picks the first largest value and returns the gradient to
                 const Guarded dev_dy = bench.activation(out, n, dy);
                 const Guarded y = bench.empty_activation(out, n);
                 const Guarded dx = bench.empty_activation(s.in, n);
-                DeviceBuffer<std::uint8_t> argmax(bench.backend,
-                                                  bench.backend.activation_elems(out, n));
-                bench.backend.maxpool2d_forward(s, n, dev_x.get(), y.get(), argmax.get());
+                RunOp pool(bench.backend, MaxPool2dSpec{s}, n);
+                pool.forward({.x = dev_x.get(), .y = y.get()});
                 CHECK(bench.read(out, n, y) == expected);
-                bench.backend.maxpool2d_backward(s, n, dev_x.get(), argmax.get(), dev_dy.get(),
-                                                 dx.get());
+                pool.backward({.x = dev_x.get(), .dy = dev_dy.get(), .dx = dx.get()});
                 bench.check_close(bench.read(s.in, n, dx), expected_dx);
                 const Guarded without = bench.empty_activation(out, n);
-                bench.backend.maxpool2d_forward(s, n, dev_x.get(), without.get(), nullptr);
+                pool.batch.training = false;
+                pool.forward({.x = dev_x.get(), .y = without.get()});
                 CHECK(bench.read(out, n, without) == expected);
             }
         }
@@ -84,9 +84,10 @@ TEST_CASE("max-pooling and ReLU let NaN through") {
             x[where] = std::numeric_limits<float>::quiet_NaN();
             const Guarded dev_x = bench.activation(in, 1, x);
             const Guarded y = bench.empty_activation(out, 1);
-            bench.backend.maxpool2d_forward({in, 2, 2}, 1, dev_x.get(), y.get(), nullptr);
+            RunOp(bench.backend, MaxPool2dSpec{{in, 2, 2}}, 1)
+                .forward({.x = dev_x.get(), .y = y.get()});
             CHECK(std::isnan(bench.read(out, 1, y)[0]));
-            bench.backend.relu_forward(in, 1, dev_x.get());
+            RunOp(bench.backend, ReluSpec{in}, 1).forward({.x = dev_x.get(), .y = dev_x.get()});
             CHECK(std::isnan(bench.read(in, 1, dev_x)[where]));
         }
     });
@@ -99,8 +100,9 @@ TEST_CASE("ReLU clips below zero, its gradient where the output is zero") {
             const Floats x = random_floats(n * shape.elems(), 13);
             const Floats dy = random_floats(n * shape.elems(), 14);
             const Guarded y = bench.activation(shape, n, x), dx = bench.activation(shape, n, dy);
-            bench.backend.relu_forward(shape, n, y.get());
-            bench.backend.relu_backward(shape, n, y.get(), dx.get());
+            RunOp relu(bench.backend, ReluSpec{shape}, n);
+            relu.forward({.x = y.get(), .y = y.get()});
+            relu.backward({.y = y.get(), .dy = dx.get(), .dx = dx.get()});
             Floats expected_y = x, expected_dx = dy;
             for (std::size_t i = 0; i < x.size(); ++i) {
                 if (x[i] <= 0.0f) {
@@ -141,14 +143,22 @@ TEST_CASE("dropout draws its mask from the image's index, wherever the image lie
                         const auto dev_samples = bench.array(samples);
                         const auto dev_epoch =
                             bench.array(std::vector<std::uint32_t>{stream.epoch});
-                        bench.backend.dropout({{stream.seed, stream.purpose, stream.index, 0},
-                                               dev_epoch.get(),
-                                               dev_samples.get(),
-                                               shape,
-                                               p,
-                                               by_channel},
-                                              n, y.get());
+                        RunOp dropout(bench.backend,
+                                      DropoutSpec{.in = shape,
+                                                  .probability = p,
+                                                  .by_channel = by_channel,
+                                                  .stream = stream.index},
+                                      n);
+                        dropout.batch = {.n = n,
+                                         .training = true,
+                                         .samples = dev_samples.get(),
+                                         .seed = stream.seed,
+                                         .epoch = dev_epoch.get()};
+                        dropout.forward({.x = y.get(), .y = y.get()});
                         CHECK(bench.read(shape, n, y) == expected);
+                        const Guarded dx = bench.activation(shape, n, x);
+                        dropout.backward({.dy = dx.get(), .dx = dx.get()});
+                        CHECK(bench.read(shape, n, dx) == expected);
                     }
                 }
             }
@@ -164,9 +174,11 @@ TEST_CASE("dropout keeps the share of elements that it should") {
         std::iota(samples.begin(), samples.end(), 0);
         const auto dev_samples = bench.array(samples);
         const Guarded y = bench.activation(shape, n, Floats(64000, 1.0f));
-        bench.backend.dropout(
-            {{1, RandomPurpose::dropout, 1, 1}, nullptr, dev_samples.get(), shape, 0.3f, false}, n,
-            y.get());
+        const DropoutSpec spec{.in = shape, .probability = 0.3f, .stream = 1};
+        RunOp dropout(bench.backend, spec, n);
+        dropout.batch.samples = dev_samples.get();
+        dropout.batch.seed = 1;
+        dropout.forward({.x = y.get(), .y = y.get()});
         const Floats values = bench.read(shape, n, y);
         const auto kept = static_cast<double>(
             std::count_if(values.begin(), values.end(), [](float v) { return v != 0.0f; }));
@@ -549,7 +561,7 @@ TEST_CASE("transfers beside the computation keep their place in it") {
         // The calls after an upload see its data.
         backend.upload_async(Device::Stream::copy, x.get(), sent.get(), bytes);
         if (backend.activation_elems(shape, 1) == elems) {  // else x is no activation
-            backend.relu_forward(shape, 1, x.get());
+            RunOp(backend, ReluSpec{shape}, 1).forward({.x = x.get(), .y = x.get()});
             // A download sees the calls before it ...
             const auto transfer =
                 backend.download_async(Device::Stream::copy, received.get(), x.get(), bytes);

@@ -7,6 +7,7 @@
 
 #include "tests/backends.hpp"
 #include "tests/catch.hpp"
+#include "tests/run_op.hpp"
 
 using namespace gyre;
 using namespace gyre::test;
@@ -55,10 +56,9 @@ bool may_be_winograd(const Conv2dShape& s) {
 }
 
 // One layer's three directions on random operands. `s` is the layer as a convolution, for the
-// reference; each function takes its operands' device pointers in the Backend's order.
-template <typename Forward, typename BackwardData, typename BackwardWeights>
-void check_directions(Bench& bench, const Conv2dShape& s, int n, Forward forward,
-                      BackwardData backward_data, BackwardWeights backward_weights) {
+// reference.
+void check_directions(Bench& bench, const OpSpec& spec, const Conv2dShape& s, int n) {
+    RunOp op(bench.backend, spec, n);
     const Floats x = random_floats(n * s.in.elems(), 1);
     const Floats w = random_floats(s.weight_elems(), 2);
     const Floats b = random_floats(s.out_channels, 3);
@@ -79,13 +79,16 @@ void check_directions(Bench& bench, const Conv2dShape& s, int n, Forward forward
     }
 
     const Guarded y = bench.empty_activation(s.out(), n);
-    forward(dev_x.get(), dev_w.get(), dev_b.get(), y.get());
+    op.forward({.x = dev_x.get(), .y = y.get(), .params = {dev_w.get(), dev_b.get()}});
     bench.check_close(bench.read(s.out(), n, y), expected_y);
     const Guarded dx = bench.empty_activation(s.in, n);
-    backward_data(dev_dy.get(), dev_w.get(), dx.get());
-    bench.check_close(bench.read(s.in, n, dx), expected_dx);
     const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
-    backward_weights(dev_x.get(), dev_dy.get(), dw.get(), db.get());
+    op.backward({.x = dev_x.get(),
+                 .dy = dev_dy.get(),
+                 .dx = dx.get(),
+                 .params = {dev_w.get(), dev_b.get()},
+                 .grads = {dw.get(), db.get()}});
+    bench.check_close(bench.read(s.in, n, dx), expected_dx);
     bench.check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy));
     bench.check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
 }
@@ -97,10 +100,7 @@ TEST_CASE("conv2d matches the reference in all three directions") {
         for (const Conv2dShape& s : kConvs) {
             for (const int n : batches_for(s)) {
                 INFO(text_of(s, n));
-                check_directions(
-                    bench, s, n, [&](auto... p) { bench.backend.conv2d_forward(s, n, p...); },
-                    [&](auto... p) { bench.backend.conv2d_backward_data(s, n, p...); },
-                    [&](auto... p) { bench.backend.conv2d_backward_weights(s, n, p...); });
+                check_directions(bench, Conv2dSpec{.shape = s}, s, n);
             }
         }
     });
@@ -113,11 +113,8 @@ TEST_CASE("linear matches the reference in all three directions") {
         for (const LinearShape& s : shapes) {
             for (const int n : {1, 15, 17, 64, 100}) {
                 INFO("linear " << s.in_features << " -> " << s.out_features << ", n = " << n);
-                check_directions(
-                    bench, reference::as_conv(s), n,
-                    [&](auto... p) { bench.backend.linear_forward(s, n, p...); },
-                    [&](auto... p) { bench.backend.linear_backward_data(s, n, p...); },
-                    [&](auto... p) { bench.backend.linear_backward_weights(s, n, p...); });
+                const LinearSpec spec{.in = {s.in_features, 1, 1}, .shape = s};
+                check_directions(bench, spec, reference::as_conv(s), n);
             }
         }
     });
@@ -127,15 +124,18 @@ TEST_CASE("gradients of weights are zero for an empty batch") {
     on_every_backend([](Bench& bench) {
         const Conv2dShape conv{{2, 5, 5}, 3, 3, 1, 1};
         const LinearShape linear{20, 9};
-        const Guarded x = bench.empty(4096), dy = bench.empty(4096);
-        const Guarded dw = bench.empty(conv.weight_elems()), db = bench.empty(3);
-        bench.backend.conv2d_backward_weights(conv, 0, x.get(), dy.get(), dw.get(), db.get());
-        CHECK(dw.download() == Floats(static_cast<std::size_t>(conv.weight_elems())));
-        CHECK(db.download() == Floats(3));
-        const Guarded lw = bench.empty(linear.weight_elems()), lb = bench.empty(9);
-        bench.backend.linear_backward_weights(linear, 0, x.get(), dy.get(), lw.get(), lb.get());
-        CHECK(lw.download() == Floats(static_cast<std::size_t>(linear.weight_elems())));
-        CHECK(lb.download() == Floats(9));
+        const auto check = [&](const OpSpec& spec, std::int64_t weights, std::int64_t biases) {
+            const Guarded x = bench.empty(4096), dy = bench.empty(4096);
+            const Guarded dw = bench.empty(weights), db = bench.empty(biases);
+            RunOp op(bench.backend, spec, 16);
+            op.batch.n = 0;
+            op.backward({.x = x.get(), .dy = dy.get(), .grads = {dw.get(), db.get()}});
+            CHECK(dw.download() == Floats(static_cast<std::size_t>(weights)));
+            CHECK(db.download() == Floats(static_cast<std::size_t>(biases)));
+        };
+        check(Conv2dSpec{.shape = conv}, conv.weight_elems(), conv.out_channels);
+        check(LinearSpec{.in = {20, 1, 1}, .shape = linear}, linear.weight_elems(),
+              linear.out_features);
     });
 }
 
@@ -146,6 +146,7 @@ TEST_CASE("conv2d gradients agree with finite differences of the forward kernel"
         for (const Conv2dShape& s : kConvs) {
             const int n = batches_for(s).back();
             INFO(text_of(s, n));
+            RunOp op(bench.backend, Conv2dSpec{.shape = s}, n);
             const Floats x = random_floats(n * s.in.elems(), 5),
                          w = random_floats(s.weight_elems(), 6);
             const Floats b = random_floats(s.out_channels, 7);
@@ -154,7 +155,7 @@ TEST_CASE("conv2d gradients agree with finite differences of the forward kernel"
                 const Guarded dev_x = bench.activation(s.in, n, at_x);
                 const Guarded dev_w = bench.vector(at_w), dev_b = bench.vector(b);
                 const Guarded y = bench.empty_activation(s.out(), n);
-                bench.backend.conv2d_forward(s, n, dev_x.get(), dev_w.get(), dev_b.get(), y.get());
+                op.forward({.x = dev_x.get(), .y = y.get(), .params = {dev_w.get(), dev_b.get()}});
                 return bench.read(s.out(), n, y);
             };
             const auto shifted = [](Floats values, const Floats& v, float sign) {
@@ -167,9 +168,11 @@ TEST_CASE("conv2d gradients agree with finite differences of the forward kernel"
             const Guarded dev_x = bench.activation(s.in, n, x), dev_w = bench.vector(w);
             const Guarded dx = bench.empty_activation(s.in, n);
             const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
-            bench.backend.conv2d_backward_data(s, n, dev_dy.get(), dev_w.get(), dx.get());
-            bench.backend.conv2d_backward_weights(s, n, dev_x.get(), dev_dy.get(), dw.get(),
-                                                  db.get());
+            op.backward({.x = dev_x.get(),
+                         .dy = dev_dy.get(),
+                         .dx = dx.get(),
+                         .params = {dev_w.get()},
+                         .grads = {dw.get(), db.get()}});
             // Rounding of the outputs: u times their norm, a factor for the sums within.
             const double slack =
                 64 * (0x1p-24 + bench.product_error) * norm(dy) * (may_be_winograd(s) ? 4 : 1);

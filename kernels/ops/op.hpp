@@ -52,10 +52,10 @@ struct Batch {
 
 // What an operation is given. Which of it is read and written: Op's functions.
 struct OpIo {
-    Tensor x, y;    // input [n][in], output [n][out]; the same memory for an operation in place
-    Tensor x2;      // a second input, where the spec has one
-    Tensor dy, dx;  // gradients of y and x; the same memory for an operation in place
-    void* saved = nullptr;           // what the forward pass keeps: OpNeeds::saved_bytes
+    Tensor x{}, y{};        // input [n][in], output [n][out]; the same memory where in place
+    Tensor x2{};            // a second input, where the spec has one
+    Tensor dy{}, dx{};      // gradients of y and x; the same memory where in place
+    void* saved = nullptr;  // what the forward pass keeps: OpNeeds::saved_bytes
     std::array<Tensor, 2> params{};  // such as weight, bias
     std::array<Tensor, 2> grads{};   // of params
     std::array<Tensor, 2> state{};   // values without a gradient, such as running statistics

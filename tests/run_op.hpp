@@ -1,0 +1,41 @@
+// One operation of a backend, run with plain pointers.
+#pragma once
+
+#include "kernels/backend.hpp"
+
+namespace gyre::test {
+
+class RunOp {
+ public:
+    // For passes of at most n images; batch is that of a training pass of n, to be changed.
+    RunOp(Backend& backend, const OpSpec& spec, int n)
+        : batch{.n = n, .training = true},
+          op_(backend.make("layer", spec, {.train_images = n, .eval_images = n})),
+          saved_(backend, static_cast<std::int64_t>(needs().saved_bytes)) {}
+
+    OpNeeds needs() const { return op_->needs(); }
+    // What the functions of Op name; `saved` is added.
+    void forward(OpIo io) {
+        io.saved = saved_.get();
+        op_->forward(batch, io);
+    }
+    // All gradients, or those alone that there is a place for: grads, dx.
+    void backward(OpIo io) {
+        io.saved = saved_.get();
+        op_->backward_begin(batch, io);
+        if (io.grads[0]) {
+            op_->backward_params(batch, io);
+        }
+        if (io.dx) {
+            op_->backward_input(batch, io);
+        }
+    }
+
+    Batch batch;
+
+ private:
+    std::unique_ptr<Op> op_;
+    DeviceBuffer<std::uint8_t> saved_;
+};
+
+}  // namespace gyre::test
