@@ -12,6 +12,7 @@
 #include "model/memory_plan.hpp"
 #include "model/safetensors.hpp"
 #include "model/spec.hpp"
+#include "model/step_tail.hpp"
 
 namespace gyre::model {
 
@@ -28,14 +29,14 @@ struct NetOptions {
 using Pass = Batch;
 
 // Memory. Parameters lie in one flat buffer, each beginning at a multiple of kAlignElems; gradients
-// in another with the same offsets, followed by kTailElems floats that travel with them through
-// the reduction: the step's loss and other sums. The padding is always zero. Activations, what
+// in another with the same offsets, followed by the StepTail, which travels with them through the
+// reduction: the step's loss and other sums. The padding is always zero. Activations, what
 // operations save for the backward pass and gradients of activations lie in one arena, planned by
 // liveness (memory_plan.hpp), which training and evaluation passes share.
 class Net {
  public:
     static constexpr std::int64_t kAlignElems = 16;
-    static constexpr std::int64_t kTailElems = 16;
+    static constexpr std::int64_t kTailElems = sizeof(StepTail) / sizeof(float);
 
     // Throws Error(bad_input) for a model that does not fit the images.
     Net(Backend& backend, const ModelSpec& model, const Shape& input, int classes,
@@ -50,6 +51,9 @@ class Net {
     const std::vector<std::int64_t>& layer_begins() const { return layer_begins_; }
     float* parameter_data() const { return flat_parameters_.get(); }
     float* gradient_data() const { return flat_gradients_.get(); }
+    StepTail* tail() const {  // at tail_offset(), on the device
+        return reinterpret_cast<StepTail*>(gradient_data() + tail_offset());
+    }
     const Shape& input_shape() const { return input_shape_; }
     // As they run: fused where the backend offers it.
     const std::vector<Node>& nodes() const { return graph_.nodes; }
@@ -70,8 +74,9 @@ class Net {
 
     void forward(const Batch& batch);
     // After forward(): sums [2] on the device = scale * sum of losses, number of correct images;
-    // in a training pass also the gradient of the first.
+    // in a training pass also the gradient of the first. Without sums they go to the tail.
     void loss(const Batch& batch, float scale, float* sums);
+    void loss(const Batch& batch, float scale) { loss(batch, scale, &tail()->loss); }
     // After loss() in a training pass. Calls ready(offset) when all gradients at and after offset
     // are final. take (may be empty) is offered each node with parameters, x [n][in] and dy
     // [n][out] first, and returns whether it sees to their gradients itself.

@@ -2,18 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <bit>
-
 namespace gyre::train {
 
 namespace {
 // Steps that run before one is captured: libraries and drivers load and allocate at first use.
 constexpr int kWarmUps = 2;
-
-// Floats in the tail of the gradient buffer, summed over the ranks with the gradients: what the
-// loss kernel writes, then the number of ranks that want to stop. Last, and 0 until the reduction
-// is over, FiniteCheck's word.
-enum Tail { kLoss, kCorrect, kStop, kNotFinite };
 }  // namespace
 
 void Trainer::begin_epoch(std::uint32_t epoch) {
@@ -36,8 +29,7 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
     // Every rank scales by the size of the global batch, so the sum over ranks is the mean over
     // it, whatever each rank's share.
     float* gradients = net_.gradient_data();
-    float* tail = gradients + net_.tail_offset();
-    net_.loss(pass, 1.0f / static_cast<float>(global_count), tail + kLoss);
+    net_.loss(pass, 1.0f / static_cast<float>(global_count));
     std::int64_t end = net_.gradient_elems();
     const auto ready = [&](std::int64_t begin) {
         if (!last) {
@@ -69,8 +61,7 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count) {
     for (int part = 0; part < options_.accumulate; ++part) {
         compute(local_count, global_count, part);
     }
-    float* tail = net_.gradient_data() + net_.tail_offset();
-    optimizer_.begin_step(reinterpret_cast<std::int32_t*>(tail + kNotFinite));
+    optimizer_.begin_step(&net_.tail()->not_finite);
     reducer_.finish_step(
         [&](const Bucket& bucket) { optimizer_.arrived(bucket.begin, bucket.end); });
     optimizer_.end_step();
@@ -102,11 +93,11 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
     const Range local = sharding_.local(step);
     backend_.copy(samples_.get(), images_.samples(local.first),
                   static_cast<std::size_t>(local.count) * sizeof(std::int32_t));
-    float* tail = net_.gradient_data() + net_.tail_offset();
+    StepTail* tail = net_.tail();
     if (stop) {
         // Where nobody has asked before it is 0; no kernel writes it, parts and ranks add it up.
         const float one = 1.0f;
-        backend_.upload(tail + kStop, &one, sizeof one);
+        backend_.upload(&tail->stop, &one, sizeof one);
     }
     const auto slot = static_cast<std::size_t>(submitted_++ % (ahead_ + 1));
     const bool whole = graph_ && global.count == sharding_.global(0).count;
@@ -118,10 +109,12 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
     } else {
         submit(local.count, global.count);
     }
-    float* result = results_.get() + static_cast<std::int64_t>(slot) * Net::kTailElems;
-    pending_.push_back({step, global.count, result,
-                        backend_.download_async(Device::Stream::compute, result, tail,
-                                                Net::kTailElems * sizeof(float))});
+    StepTail* result = results_.get() + slot;
+    pending_.push_back({.step = step,
+                        .images = global.count,
+                        .result = result,
+                        .transfer = backend_.download_async(Device::Stream::compute, result, tail,
+                                                            sizeof *tail)});
     return std::int64_t(pending_.size()) > ahead_ ? next_result() : std::nullopt;
 }
 
@@ -134,15 +127,15 @@ std::optional<StepResult> Trainer::next_result() {
     StepResult result;
     result.communication = reducer_.settle();
     backend_.synchronize(done.transfer);
-    const float* sums = done.result;
+    const StepTail& tail = *done.result;
     result.step = done.step;
-    result.loss = double{sums[kLoss]};
+    result.loss = double{tail.loss};
     result.images = done.images;
-    result.correct = static_cast<std::int64_t>(sums[kCorrect]);
-    result.stop = sums[kStop] > 0.0f;
-    if (const auto word = std::bit_cast<std::int32_t>(sums[kNotFinite]); word != 0) {
+    result.correct = static_cast<std::int64_t>(tail.correct);
+    result.stop = tail.stop > 0.0f;
+    if (const std::int32_t word = tail.not_finite; word != 0) {
         // No kernel resets it. Steps that were submitted meanwhile still report one.
-        backend_.fill_zero(net_.gradient_data() + net_.tail_offset() + kNotFinite, sizeof word);
+        backend_.fill_zero(&net_.tail()->not_finite, sizeof word);
         const std::int64_t elem = std::int64_t{word - 1} * FiniteCheck::kGrain;
         for (const Parameter& parameter : net_.parameters()) {
             if (parameter.offset_elems <= elem) {

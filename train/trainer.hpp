@@ -54,7 +54,7 @@ class Trainer {
           epoch_(backend, 1),
           samples_(backend, sharding.most_local()),
           ahead_(backend.host_memory() ? 0 : 2),
-          results_(backend, (ahead_ + 1) * Net::kTailElems),
+          results_(backend, ahead_ + 1),
           graph_(options.graph),
           captured_(static_cast<std::size_t>(ahead_ + 1)) {}
 
@@ -91,10 +91,10 @@ class Trainer {
     DeviceBuffer<std::uint32_t> epoch_;   // [1]
     DeviceBuffer<std::int32_t> samples_;  // of the step
     const std::int64_t ahead_;
-    PinnedBuffer<float> results_;  // [ahead_ + 1][kTailElems], used in turn
+    PinnedBuffer<StepTail> results_;  // [ahead_ + 1], used in turn
     struct Pending {
         std::int64_t step, images;
-        const float* result;
+        const StepTail* result;
         Device::Event transfer;
     };
     std::deque<Pending> pending_;
