@@ -257,19 +257,21 @@ class Operations {
         const std::int64_t elems = work.elems;
         const auto bytes = static_cast<double>(elems);
         Operation& sgd = add("sgd", 0, 20.0 * bytes);
+        const auto scalars =
+            vector(Role::in, sizeof(StepScalars) / sizeof(float), Values::positive);
         sgd.operands = {vector(Role::in_out, elems), vector(Role::in, elems),
-                        vector(Role::in_out, elems)};
+                        vector(Role::in_out, elems), scalars};
         do_with(sgd, [=](const auto& k, const Args& a) {
-            k.sgd_step({0.01f, 0.5f, 0.0f, false, {}}, elems, a.f(0), a.f(1), a.f(2));
+            k.sgd_step({.scalars = reinterpret_cast<const StepScalars*>(a.f(3)), .momentum = 0.5f},
+                       elems, a.f(0), a.f(1), a.f(2));
         });
         Operation& adam = add("adam", 0, 28.0 * bytes);
         adam.operands = {vector(Role::in_out, elems), vector(Role::in, elems),
                          vector(Role::in_out, elems), vector(Role::in_out, elems, Values::positive),
-                         vector(Role::in, sizeof(AdamState) / sizeof(float), Values::positive)};
+                         scalars};
         do_with(adam, [=](const auto& k, const Args& a) {
-            AdamArgs args;
-            args.state = reinterpret_cast<AdamState*>(a.f(4));
-            k.adam_step(args, elems, a.f(0), a.f(1), a.f(2), a.f(3));
+            k.adam_step({.scalars = reinterpret_cast<const StepScalars*>(a.f(4))}, elems, a.f(0),
+                        a.f(1), a.f(2), a.f(3));
         });
         Operation& fill = add("fill", 0, 4.0 * bytes);
         fill.operands = {vector(Role::out, elems)};

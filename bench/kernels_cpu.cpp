@@ -148,15 +148,18 @@ class Suite {
         const auto at = [hold](std::size_t i) { return (*hold)[i].get(); };
         backend_.fill_zero(at(3), (*hold)[3].bytes());
         const double bytes = 4.0 * static_cast<double>(elems);
+        const auto scalars = std::make_shared<DeviceBuffer<StepScalars>>(backend_, 1);
+        const StepScalars small = {.learning_rate = 1e-9f,
+                                   .adam_step_size = 1e-9f,
+                                   .adam_correction = 1.0f,
+                                   .adam_shrink = 1.0f};
+        backend_.upload(scalars->get(), &small, sizeof small);
         add(layer + "/sgd", 0, 5 * bytes, [=] {
-            backend->sgd_step({1e-9f, 0.5f, 0.0f, false, {}}, elems, at(0), at(1), at(2));
+            backend->sgd_step({.scalars = scalars->get(), .momentum = 0.5f}, elems, at(0), at(1),
+                              at(2));
         });
-        const auto state = std::make_shared<DeviceBuffer<AdamState>>(backend_, 1);
         add(layer + "/adam", 0, 7 * bytes, [=] {
-            AdamArgs args;
-            args.learning_rate = 1e-9f;
-            args.state = state->get();
-            backend->adam_step(args, elems, at(0), at(1), at(2), at(3));
+            backend->adam_step({.scalars = scalars->get()}, elems, at(0), at(1), at(2), at(3));
         });
     }
 

@@ -61,28 +61,31 @@ struct FiniteCheck {
     std::int64_t first_elem = 0;   // a multiple of kGrain
 };
 
+// What an update reads that changes from step to step. It lies on the device, so that a step that
+// was captured once reads it anew in every launch. Step t counts from 1.
+struct StepScalars {
+    float learning_rate = 0.0f;    // SGD's
+    float adam_step_size = 0.0f;   // learning rate / (1 - beta1^t)
+    float adam_correction = 0.0f;  // 1 / sqrt(1 - beta2^t)
+    float adam_shrink = 1.0f;      // AdamW: 1 - learning rate * weight decay
+    bool operator==(const StepScalars&) const = default;
+};
+
 // p, g, m, v: [elems] of the flat buffers. Formulas: torch.optim.SGD and torch.optim.Adam(W).
 struct SgdArgs {
-    float learning_rate = 0.01f;
+    const StepScalars* scalars = nullptr;  // on the device
     float momentum = 0.0f;
     float weight_decay = 0.0f;
     bool nesterov = false;
-    FiniteCheck finite;
-};
-struct AdamState {
-    std::int64_t step;  // begun so far
-    float step_size;    // learning rate / (1 - beta1^step)
-    float correction;   // 1 / sqrt(1 - beta2^step)
+    FiniteCheck finite = {};
 };
 struct AdamArgs {
-    float learning_rate = 0.001f;
+    const StepScalars* scalars = nullptr;  // on the device
     float beta1 = 0.9f;
     float beta2 = 0.999f;
     float epsilon = 1e-8f;
-    float weight_decay = 0.0f;
-    bool decoupled_decay = false;  // AdamW
-    AdamState* state = nullptr;    // on the device; starts as zeros
-    FiniteCheck finite;
+    float weight_decay = 0.0f;  // added to the gradient; AdamW's is in the scalars
+    FiniteCheck finite = {};
 };
 
 // The layers that several libraries implement. Gradients of weights for n = 0 are a backend's
@@ -162,8 +165,6 @@ class Backend : public Device, public OpFactory, public LayerKernels {
     // velocity may be null when momentum is 0; it starts as zeros.
     virtual void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                           float* velocity) = 0;
-    // Before the adam_step() calls of a step: counts it in args.state, and what follows from that.
-    virtual void adam_begin_step(const AdamArgs& args) = 0;
     virtual void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g,
                            float* m, float* v) = 0;
 };

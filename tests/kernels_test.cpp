@@ -437,12 +437,9 @@ TEST_CASE("a gradient that is not finite is reported, the last of several") {
                 INFO("kernel " << kernel);
                 const auto word = bench.array(std::vector<std::int32_t>(1));
                 const FiniteCheck finite{word.get(), 160};
-                SgdArgs sgd;
-                sgd.finite = finite;
-                const DeviceBuffer<AdamState> state(bench.backend, 1);
-                AdamArgs adam;
-                adam.state = state.get();
-                adam.finite = finite;
+                const DeviceBuffer<StepScalars> scalars(bench.backend, 1);
+                const SgdArgs sgd = {.scalars = scalars.get(), .finite = finite};
+                const AdamArgs adam = {.scalars = scalars.get(), .finite = finite};
                 if (kernel == 0) {
                     bench.backend.sgd_step(sgd, kElems, p.get(), dev_g.get(), nullptr);
                 } else if (kernel == 1) {
@@ -471,20 +468,36 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
     on_every_backend([](Bench& bench) {
         const std::int64_t elems = 100'003;  // more than one range of the thread pool
         const Floats start = random_floats(elems, 17);
+        const auto scalars = bench.array(std::vector<StepScalars>(1));
         struct Case {
             const char* name;
+            float rate;
             bool adam;
             SgdArgs sgd;
             AdamArgs adam_args;
+            float decoupled_decay = 0.0f;
         };
+        const StepScalars* const at = scalars.get();
         const Case cases[] = {
-            {"sgd", false, {0.1f, 0.0f, 0.0f, false, {}}, {}},
-            {"sgd, weight decay", false, {0.1f, 0.0f, 0.1f, false, {}}, {}},
-            {"sgd, momentum", false, {0.1f, 0.9f, 0.0f, false, {}}, {}},
-            {"sgd, nesterov, weight decay", false, {0.1f, 0.9f, 0.01f, true, {}}, {}},
-            {"adam", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.0f, false, nullptr, {}}},
-            {"adam, weight decay", true, {}, {0.01f, 0.8f, 0.99f, 1e-6f, 0.1f, false, nullptr, {}}},
-            {"adamw", true, {}, {0.01f, 0.9f, 0.999f, 1e-8f, 0.1f, true, nullptr, {}}},
+            {"sgd", 0.1f, false, {.scalars = at}, {}},
+            {"sgd, weight decay", 0.1f, false, {.scalars = at, .weight_decay = 0.1f}, {}},
+            {"sgd, momentum", 0.1f, false, {.scalars = at, .momentum = 0.9f}, {}},
+            {"sgd, nesterov, weight decay",
+             0.1f,
+             false,
+             {.scalars = at, .momentum = 0.9f, .weight_decay = 0.01f, .nesterov = true},
+             {}},
+            {"adam", 0.01f, true, {}, {.scalars = at}},
+            {"adam, weight decay",
+             0.01f,
+             true,
+             {},
+             {.scalars = at,
+              .beta1 = 0.8f,
+              .beta2 = 0.99f,
+              .epsilon = 1e-6f,
+              .weight_decay = 0.1f}},
+            {"adamw", 0.01f, true, {}, {.scalars = at}, 0.1f},
         };
         for (const Case& c : cases) {
             INFO(c.name);
@@ -493,15 +506,19 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
             const Guarded dev_p = bench.vector(start);
             const Guarded dev_m = bench.vector(Floats(p.size())),
                           dev_v = bench.vector(Floats(p.size()));
-            const DeviceBuffer<AdamState> state(bench.backend, 1);
+            const AdamArgs& adam = c.adam_args;
+            const double lr{c.rate}, b1{adam.beta1}, b2{adam.beta2};
             const int steps = 4;
             for (int step = 1; step <= steps; ++step) {
                 const Floats g = random_floats(elems, 100 + static_cast<std::uint32_t>(step));
                 const Guarded dev_g = bench.vector(g);
-                AdamArgs adam = c.adam_args;
-                adam.state = state.get();
+                const StepScalars now = {
+                    .learning_rate = c.rate,
+                    .adam_step_size = static_cast<float>(lr / (1 - std::pow(b1, step))),
+                    .adam_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(b2, step))),
+                    .adam_shrink = static_cast<float>(1 - lr * double{c.decoupled_decay})};
+                bench.backend.upload(scalars.get(), &now, sizeof now);
                 if (c.adam) {
-                    bench.backend.adam_begin_step(adam);
                     bench.backend.adam_step(adam, elems, dev_p.get(), dev_g.get(), dev_m.get(),
                                             dev_v.get());
                 } else {
@@ -514,13 +531,11 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps") {
                         m[i] = double{c.sgd.momentum} * m[i] + d;
                         const double move =
                             c.sgd.nesterov ? d + double{c.sgd.momentum} * m[i] : m[i];
-                        p[i] -= double{c.sgd.learning_rate} * move;
+                        p[i] -= lr * move;
                         continue;
                     }
-                    const double lr{adam.learning_rate}, b1{adam.beta1}, b2{adam.beta2};
-                    const double decay{adam.weight_decay};
-                    p[i] *= adam.decoupled_decay ? 1.0 - lr * decay : 1.0;
-                    const double d = double{g[i]} + (adam.decoupled_decay ? 0.0 : decay * p[i]);
+                    p[i] *= 1.0 - lr * double{c.decoupled_decay};
+                    const double d = double{g[i]} + double{adam.weight_decay} * p[i];
                     m[i] = b1 * m[i] + (1 - b1) * d;
                     v[i] = b2 * v[i] + (1 - b2) * d * d;
                     const double denominator =

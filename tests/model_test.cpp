@@ -297,6 +297,7 @@ TEST_CASE("a step on a GPU allocates nothing") {
     const auto backend = make_emulated_backend({});
     Net net(*backend, load_model("net"), {1, 28, 28}, 10, {33, 50, true});
     const DeviceBuffer<std::int32_t> samples(*backend, 50);
+    const DeviceBuffer<StepScalars> scalars(*backend, 1);
     std::int64_t before = 0;
     for (const int n : {33, 1, 33, 20}) {
         before = before == 0 ? emulated::emulator::allocation_count() : before;
@@ -307,7 +308,8 @@ TEST_CASE("a step on a GPU allocates nothing") {
         net.forward(pass);
         net.loss(pass, 1.0f, net.gradient_data() + net.tail_offset());
         net.backward(pass, [](std::int64_t) {});
-        backend->sgd_step({}, net.flat_elems(), net.parameter_data(), net.gradient_data(), nullptr);
+        backend->sgd_step({.scalars = scalars.get()}, net.flat_elems(), net.parameter_data(),
+                          net.gradient_data(), nullptr);
         backend->clip_norm(net.flat_elems(), 1.0f, net.gradient_data(), {});
     }
     Pass evaluation;

@@ -312,6 +312,7 @@ TEST_CASE("every flag of an optimiser changes its rule as PyTorch's argument doe
             const Parsed parsed(flags);
             Optimizer optimizer(*backend, net, parsed.options);
             const DeviceBuffer<std::int32_t> word(*backend, 1);
+            const PinnedBuffer<StepScalars> scalars(*backend, kSteps);
 
             std::vector<double> p(start.begin(), start.end()), m(elems), v(elems);
             for (int step = 1; step <= kSteps; ++step) {
@@ -325,6 +326,7 @@ TEST_CASE("every flag of an optimiser changes its rule as PyTorch's argument doe
                 REQUIRE(norm > 2.0);
                 backend->upload(net.gradient_data(), gradients.data(),
                                 gradients.size() * sizeof(float));
+                optimizer.next_step(scalars.get()[step - 1]);
                 optimizer.begin_step(word.get());
                 // As buckets arrive: the first with the tail.
                 optimizer.arrived(net.flat_elems(), net.gradient_elems());

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "kernels/base/error.hpp"
 
@@ -27,37 +28,59 @@ Optimizer::Rule Optimizer::rule_of(const TrainOptions& options) {
 }
 
 Optimizer::Optimizer(Backend& backend, Net& net, const TrainOptions& options)
-    : rule_(rule_of(options)), backend_(backend), net_(net), max_grad_norm_(options.max_grad_norm) {
-    const bool adamw = options.optimizer == "adamw";
+    : rule_(rule_of(options)),
+      backend_(backend),
+      net_(net),
+      max_grad_norm_(options.max_grad_norm),
+      learning_rate_(options.learning_rate.value_or(rule_ == Rule::sgd ? 0.01f : 0.001f)),
+      scalars_(backend, 1) {
     if (rule_ == Rule::sgd) {
-        sgd_ = {options.learning_rate.value_or(0.01f),
-                options.momentum,
-                options.weight_decay.value_or(0.0f),
-                options.nesterov,
-                {}};
+        sgd_ = {.scalars = scalars_.get(),
+                .momentum = options.momentum,
+                .weight_decay = options.weight_decay.value_or(0.0f),
+                .nesterov = options.nesterov};
         if (sgd_.momentum != 0.0f) {
             first_ = {backend, net.flat_elems()};
         }
     } else {
-        adam_ = {options.learning_rate.value_or(0.001f),
-                 options.betas[0],
-                 options.betas[1],
-                 options.epsilon,
-                 options.weight_decay.value_or(adamw ? 0.01f : 0.0f),
-                 adamw,
-                 nullptr,
-                 {}};
-        adam_state_ = {backend, 1};
-        adam_.state = adam_state_.get();
+        const bool adamw = options.optimizer == "adamw";
+        const float decay = options.weight_decay.value_or(adamw ? 0.01f : 0.0f);
+        decoupled_decay_ = adamw ? decay : 0.0f;
+        adam_ = {.scalars = scalars_.get(),
+                 .beta1 = options.betas[0],
+                 .beta2 = options.betas[1],
+                 .epsilon = options.epsilon,
+                 .weight_decay = adamw ? 0.0f : decay};
         first_ = {backend, net.flat_elems()};
         second_ = {backend, net.flat_elems()};
     }
 }
 
-void Optimizer::begin_step(std::int32_t* not_finite) {
+// In double precision, as PyTorch does.
+StepScalars Optimizer::scalars(std::int64_t step) const {
+    StepScalars result = {.learning_rate = learning_rate_};
     if (rule_ == Rule::adam) {
-        backend_.adam_begin_step(adam_);
+        const double rate{learning_rate_};
+        const auto remaining = [&](float beta) {
+            return 1.0 - std::pow(double{beta}, static_cast<double>(step));
+        };
+        result.adam_step_size = static_cast<float>(rate / remaining(adam_.beta1));
+        result.adam_correction = static_cast<float>(1.0 / std::sqrt(remaining(adam_.beta2)));
+        result.adam_shrink = static_cast<float>(1.0 - rate * double{decoupled_decay_});
     }
+    return result;
+}
+
+void Optimizer::next_step(StepScalars& pinned) {
+    const StepScalars now = scalars(++steps_);
+    if (written_ != now) {  // SGD at a constant rate has written them once
+        pinned = now;
+        backend_.upload_async(Device::Stream::compute, scalars_.get(), &pinned, sizeof pinned);
+        written_ = now;
+    }
+}
+
+void Optimizer::begin_step(std::int32_t* not_finite) {
     sgd_.finite.word = adam_.finite.word = max_grad_norm_ ? nullptr : not_finite;
     clip_.word = not_finite;
 }

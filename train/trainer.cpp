@@ -100,6 +100,7 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
         backend_.upload(&tail->stop, &one, sizeof one);
     }
     const auto slot = static_cast<std::size_t>(submitted_++ % (ahead_ + 1));
+    optimizer_.next_step(scalars_.get()[slot]);
     const bool whole = graph_ && global.count == sharding_.global(0).count;
     if (whole && captured_[slot].graph == nullptr && warm_ups_++ >= kWarmUps) {
         capture(captured_[slot], local.count, global.count);
@@ -110,11 +111,11 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
         submit(local.count, global.count);
     }
     StepTail* result = results_.get() + slot;
-    pending_.push_back({.step = step,
-                        .images = global.count,
-                        .result = result,
-                        .transfer = backend_.download_async(Device::Stream::compute, result, tail,
-                                                            sizeof *tail)});
+    pending_.push_back(
+        {.step = step,
+         .images = global.count,
+         .result = result,
+         .transfer = backend_.download_async(Device::Stream::compute, result, tail, sizeof *tail)});
     return std::int64_t(pending_.size()) > ahead_ ? next_result() : std::nullopt;
 }
 

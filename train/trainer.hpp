@@ -55,6 +55,7 @@ class Trainer {
           samples_(backend, sharding.most_local()),
           ahead_(backend.host_memory() ? 0 : 2),
           results_(backend, ahead_ + 1),
+          scalars_(backend, ahead_ + 1),
           graph_(options.graph),
           captured_(static_cast<std::size_t>(ahead_ + 1)) {}
 
@@ -91,7 +92,9 @@ class Trainer {
     DeviceBuffer<std::uint32_t> epoch_;   // [1]
     DeviceBuffer<std::int32_t> samples_;  // of the step
     const std::int64_t ahead_;
-    PinnedBuffer<StepTail> results_;  // [ahead_ + 1], used in turn
+    // [ahead_ + 1], used in turn: a step's result has been read before they are used again.
+    PinnedBuffer<StepTail> results_;
+    PinnedBuffer<StepScalars> scalars_;
     struct Pending {
         std::int64_t step, images;
         const StepTail* result;

@@ -101,7 +101,6 @@ class CpuBackend final : public Backend {
     void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) override;
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* velocity) override;
-    void adam_begin_step(const AdamArgs& args) override;
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
                    float* v) override;
 

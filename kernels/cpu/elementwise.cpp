@@ -220,19 +220,20 @@ void CpuBackend::widen(DataType type, std::int64_t elems, const std::uint16_t* x
 void CpuBackend::sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                           float* velocity) {
     const SgdArgs a = args;
+    const float rate = args.scalars->learning_rate;
     for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
         int all_finite = 1;
         if (velocity == nullptr) {
             for (std::int64_t i = begin; i < end; ++i) {
                 all_finite &= finite(g[i]);
-                p[i] -= a.learning_rate * (g[i] + a.weight_decay * p[i]);
+                p[i] -= rate * (g[i] + a.weight_decay * p[i]);
             }
         } else {
             for (std::int64_t i = begin; i < end; ++i) {
                 all_finite &= finite(g[i]);
                 const float d = g[i] + a.weight_decay * p[i];
                 velocity[i] = a.momentum * velocity[i] + d;
-                p[i] -= a.learning_rate * (a.nesterov ? d + a.momentum * velocity[i] : velocity[i]);
+                p[i] -= rate * (a.nesterov ? d + a.momentum * velocity[i] : velocity[i]);
             }
         }
         if (all_finite == 0) {
@@ -241,29 +242,20 @@ void CpuBackend::sgd_step(const SgdArgs& args, std::int64_t elems, float* p, con
     });
 }
 
-void CpuBackend::adam_begin_step(const AdamArgs& args) {
-    const auto step = static_cast<double>(++args.state->step);
-    args.state->step_size = static_cast<float>(static_cast<double>(args.learning_rate) /
-                                               (1.0 - std::pow(double{args.beta1}, step)));
-    args.state->correction =
-        static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(double{args.beta2}, step)));
-}
-
 void CpuBackend::adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g,
                            float* m, float* v) {
     const AdamArgs a = args;
-    const float step_size = args.state->step_size, correction = args.state->correction;
-    const float shrink = a.decoupled_decay ? 1.0f - a.learning_rate * a.weight_decay : 1.0f;
-    const float decay = a.decoupled_decay ? 0.0f : a.weight_decay;
+    const StepScalars s = *args.scalars;
     // Captured by value: constants behind a reference might be changed by the stores.
     for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
         int all_finite = 1;
         for (std::int64_t i = begin; i < end; ++i) {
             all_finite &= finite(g[i]);
-            const float d = g[i] + decay * p[i];
+            const float d = g[i] + a.weight_decay * p[i];
             const float m_new = a.beta1 * m[i] + (1.0f - a.beta1) * d;
             const float v_new = a.beta2 * v[i] + (1.0f - a.beta2) * d * d;
-            p[i] = p[i] * shrink - step_size * m_new / (std::sqrt(v_new) * correction + a.epsilon);
+            p[i] = p[i] * s.adam_shrink -
+                   s.adam_step_size * m_new / (std::sqrt(v_new) * s.adam_correction + a.epsilon);
             m[i] = m_new;
             v[i] = v_new;
         }

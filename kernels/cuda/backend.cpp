@@ -250,9 +250,6 @@ class GpuBackend final : public Backend {
                   float* velocity) override {
         own::sgd_step(context_, args, elems, p, g, velocity);
     }
-    void adam_begin_step(const AdamArgs& args) override {
-        own::adam_begin_step(context_, args);
-    }
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
                    float* v) override {
         own::adam_step(context_, args, elems, p, g, m, v);

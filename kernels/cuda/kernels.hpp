@@ -90,7 +90,6 @@ void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n);
 // optimizers.cu
 void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, float* p,
               const float* g, float* velocity);
-void adam_begin_step(const Context& context, const AdamArgs& args);
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v);
 

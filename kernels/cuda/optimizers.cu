@@ -6,8 +6,8 @@
 //
 // Memory-bound. Bytes an element: SGD 12 (read p, g; write p), with momentum 20; Adam 28. FLOPs: 4,
 // 8 and 14. One thread to 4 elements (16-byte accesses). What is the same for all elements is
-// computed once: on the host, or, where it depends on the step, by adam_begin_step. A gradient that
-// is not finite is reported on the way (FiniteCheck).
+// computed once, on the host; what of it changes from step to step is read from the device's memory
+// (StepScalars). A gradient that is not finite is reported on the way (FiniteCheck).
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -16,99 +16,95 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-__device__ __forceinline__ void sgd(const SgdArgs& a, float& p, float g) {
-    p -= a.learning_rate * (g + a.weight_decay * p);
+__device__ __forceinline__ void sgd(const SgdArgs& a, float rate, float& p, float g) {
+    p -= rate * (g + a.weight_decay * p);
 }
 
-__device__ __forceinline__ void sgd(const SgdArgs& a, float& p, float g, float& velocity) {
+__device__ __forceinline__ void sgd(const SgdArgs& a, float rate, float& p, float g,
+                                    float& velocity) {
     const float d = g + a.weight_decay * p;
     velocity = a.momentum * velocity + d;
-    p -= a.learning_rate * (a.nesterov ? d + a.momentum * velocity : velocity);
+    p -= rate * (a.nesterov ? d + a.momentum * velocity : velocity);
 }
 
 __global__ void sgd_kernel(std::int64_t elems, SgdArgs a, float* p, const float* g) {
+    const float rate = a.scalars->learning_rate;
     for_my_quad(
         elems,
         [=](std::int64_t i) {
             float4 p4 = load4(p + i);
             const float4 g4 = load4(g + i);
             check_finite(a.finite, i, g4);
-            sgd(a, p4.x, g4.x);
-            sgd(a, p4.y, g4.y);
-            sgd(a, p4.z, g4.z);
-            sgd(a, p4.w, g4.w);
+            sgd(a, rate, p4.x, g4.x);
+            sgd(a, rate, p4.y, g4.y);
+            sgd(a, rate, p4.z, g4.z);
+            sgd(a, rate, p4.w, g4.w);
             store4(p + i, p4);
         },
         [=](std::int64_t i) {
             check_finite(a.finite, i, g[i]);
-            sgd(a, p[i], g[i]);
+            sgd(a, rate, p[i], g[i]);
         });
 }
 
 __global__ void sgd_momentum_kernel(std::int64_t elems, SgdArgs a, float* p, const float* g,
                                     float* velocity) {
+    const float rate = a.scalars->learning_rate;
     for_my_quad(
         elems,
         [=](std::int64_t i) {
             float4 p4 = load4(p + i), v4 = load4(velocity + i);
             const float4 g4 = load4(g + i);
             check_finite(a.finite, i, g4);
-            sgd(a, p4.x, g4.x, v4.x);
-            sgd(a, p4.y, g4.y, v4.y);
-            sgd(a, p4.z, g4.z, v4.z);
-            sgd(a, p4.w, g4.w, v4.w);
+            sgd(a, rate, p4.x, g4.x, v4.x);
+            sgd(a, rate, p4.y, g4.y, v4.y);
+            sgd(a, rate, p4.z, g4.z, v4.z);
+            sgd(a, rate, p4.w, g4.w, v4.w);
             store4(p + i, p4);
             store4(velocity + i, v4);
         },
         [=](std::int64_t i) {
             check_finite(a.finite, i, g[i]);
-            sgd(a, p[i], g[i], velocity[i]);
+            sgd(a, rate, p[i], g[i], velocity[i]);
         });
 }
 
 struct Adam {
     float beta1, rest1;  // rest: 1 - beta
     float beta2, rest2;
-    const AdamState* state;
-    float epsilon;
-    float shrink, decay;
+    const StepScalars* scalars;
+    float epsilon, decay;
     FiniteCheck finite;
 };
 
-__device__ __forceinline__ void adam(const Adam& a, float& p, float g, float& m, float& v) {
+__device__ __forceinline__ void adam(const Adam& a, const StepScalars& s, float& p, float g,
+                                     float& m, float& v) {
     const float d = g + a.decay * p;
     m = a.beta1 * m + a.rest1 * d;
     v = a.beta2 * v + a.rest2 * d * d;
-    p = p * a.shrink - a.state->step_size * m / (sqrtf(v) * a.state->correction + a.epsilon);
-}
-
-__global__ void adam_begin_step_kernel(double rate, double beta1, double beta2, AdamState* state) {
-    if (threadIdx.x == 0) {
-        const auto step = static_cast<double>(++state->step);
-        state->step_size = static_cast<float>(rate / (1.0 - pow(beta1, step)));
-        state->correction = static_cast<float>(1.0 / sqrt(1.0 - pow(beta2, step)));
-    }
+    p = p * s.adam_shrink - s.adam_step_size * m / (sqrtf(v) * s.adam_correction + a.epsilon);
 }
 
 __global__ void adam_kernel(std::int64_t elems, Adam a, float* p, const float* g, float* m,
                             float* v) {
+    const StepScalars s = *a.scalars;
     for_my_quad(
         elems,
         [=](std::int64_t i) {
             float4 p4 = load4(p + i), m4 = load4(m + i), v4 = load4(v + i);
             const float4 g4 = load4(g + i);
             check_finite(a.finite, i, g4);
-            adam(a, p4.x, g4.x, m4.x, v4.x);
-            adam(a, p4.y, g4.y, m4.y, v4.y);
-            adam(a, p4.z, g4.z, m4.z, v4.z);
-            adam(a, p4.w, g4.w, m4.w, v4.w);
+            adam(a, s, p4.x, g4.x, m4.x, v4.x);
+            adam(a, s, p4.y, g4.y, m4.y, v4.y);
+            adam(a, s, p4.z, g4.z, m4.z, v4.z);
+            adam(a, s, p4.w, g4.w, m4.w, v4.w);
             store4(p + i, p4);
             store4(m + i, m4);
             store4(v + i, v4);
         },
         [=](std::int64_t i) {
             check_finite(a.finite, i, g[i]);
-            adam(a, p[i], g[i], m[i], v[i]);
+            adam(a, s, p[i], g[i], m[i], v[i]);
         });
 }
 
@@ -124,25 +120,16 @@ void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, f
     }
 }
 
-void adam_begin_step(const Context& context, const AdamArgs& args) {
-    launch("adam_begin_step", adam_begin_step_kernel, dim3(1), dim3(32), context.stream,
-           double{args.learning_rate}, double{args.beta1}, double{args.beta2}, args.state);
-}
-
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v) {
-    const double rate{args.learning_rate}, decay{args.weight_decay};
-    const double beta1{args.beta1}, beta2{args.beta2};
-    Adam a{};
-    a.beta1 = args.beta1;
-    a.rest1 = static_cast<float>(1.0 - beta1);
-    a.beta2 = args.beta2;
-    a.rest2 = static_cast<float>(1.0 - beta2);
-    a.state = args.state;
-    a.epsilon = args.epsilon;
-    a.shrink = args.decoupled_decay ? static_cast<float>(1.0 - rate * decay) : 1.0f;
-    a.decay = args.decoupled_decay ? 0.0f : args.weight_decay;
-    a.finite = args.finite;
+    const Adam a = {.beta1 = args.beta1,
+                    .rest1 = static_cast<float>(1.0 - double{args.beta1}),
+                    .beta2 = args.beta2,
+                    .rest2 = static_cast<float>(1.0 - double{args.beta2}),
+                    .scalars = args.scalars,
+                    .epsilon = args.epsilon,
+                    .decay = args.weight_decay,
+                    .finite = args.finite};
     launch_elementwise("adam", adam_kernel, context, elems, a, p, g, m, v);
 }
 

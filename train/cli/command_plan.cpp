@@ -56,6 +56,7 @@ ComputeTimes measure_compute(Communicator& comm, Backend& backend, Net& net,
     TrainOptions train;
     train.optimizer = options.optimizer;
     Optimizer optimizer(backend, net, train);
+    const PinnedBuffer<StepScalars> scalars(backend, 1);
     Pass pass;
     pass.n = options.batch_size;
     pass.samples = images.samples(0);
@@ -88,6 +89,7 @@ ComputeTimes measure_compute(Communicator& comm, Backend& backend, Net& net,
         });
         times[layers + 1] = finished_after(backward);
         const Clock::time_point update = Clock::now();
+        optimizer.next_step(*scalars.get());
         optimizer.begin_step(nullptr);
         optimizer.arrived(0, net.flat_elems());
         optimizer.end_step();
