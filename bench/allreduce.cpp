@@ -196,7 +196,8 @@ int run(Communicator& comm, int argc, char** argv) {
     for (const std::int64_t bytes : list) {
         const std::int64_t elems = bytes / std::int64_t{sizeof(float)};
         const Measured ours = measure(comm, *backend, elems, options, [&](float* data) {
-            comm.allreduce_sum_async(data, elems)->wait();
+            comm.start({.kind = Collective::Kind::all_reduce, .data = data, .count = elems})
+                ->wait();
         });
         wrong += ours.wrong;
         const double algbw = static_cast<double>(bytes) / ours.seconds / 1e9;

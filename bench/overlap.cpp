@@ -98,7 +98,7 @@ void measure(Communicator& comm, const std::string& model, const Options& option
             factors.gather_alone();
             reducer.ready(0);
             reducer.finish_step([](const Bucket&) {});
-            reducer.settle();
+            reducer.synchronize_step();
         },
     };
     std::vector<double> series[std::size(parts)], waits;

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/data_type.hpp"
+#include "comm/collective.hpp"
 #include "kernels/base/error.hpp"
 #include "kernels/device/device.hpp"
 
@@ -20,16 +20,16 @@ namespace gyre::comm {
 class Request {
  public:
     virtual ~Request() = default;
-    // Returns when the operation is complete on this rank. Throws Error(communication).
+    // The host waits until the operation is complete on this rank. Throws Error(communication).
     virtual void wait() = 0;
-    // What the device is asked for from now on sees the result. The host need not wait for that
-    // where the operation runs on the device; true: it has, and the operation is complete.
-    virtual bool follow() {
+    // The device's compute stream waits: its next calls see the result. Where the operation does
+    // not run on the device, the host waits instead, and true says that it is complete.
+    virtual bool wait_on_stream() {
         wait();
         return true;
     }
     // It was captured in a graph, and is not under way: nobody will wait for it.
-    virtual void forget() {}
+    virtual void abandon() {}
 };
 
 class Communicator {
@@ -44,39 +44,29 @@ class Communicator {
     // Whether the ranks were started one by one, so that what ends the job has to be said by each.
     virtual bool own_terminal() const { return false; }
 
-    // What the next reduction belongs to, for reports.
-    virtual void annotate(std::int64_t /*step*/, int /*bucket*/) {}
-
-    // Whether reductions take and leave their data in this device's memory, ordered with its calls;
-    // if not, data is the host's. Collective, before the first reduction; the first call decides.
+    // Whether started collectives work in this device's memory, ordered with its calls; if not, in
+    // the host's. Called by all ranks before the first start(); the first call decides.
     virtual bool use_device(Device& device) { return device.host_memory(); }
     // Tells a library that transfers from and to this memory will be frequent, until the result is
     // destroyed; null where that makes no difference.
     virtual std::shared_ptr<void> register_buffer(void* /*data*/, std::size_t /*bytes*/) {
         return nullptr;
     }
-    // In place: data[i] = sum over ranks of data[i]; each addition is rounded to the type. All
-    // ranks start the same reductions in the same order. The memory must stay untouched until
-    // wait() returns.
-    virtual std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
-                                                         DataType type) = 0;
-    std::unique_ptr<Request> allreduce_sum_async(float* data, std::int64_t elems) {
-        return allreduce_sum_async(data, elems, DataType::float32);
-    }
-    // data: [size][bytes], of which this rank has written its own part: afterwards all have all
-    // parts. In one order with the reductions, under the same rules.
-    virtual std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) = 0;
-    // An operation of this rank's that contains reductions, such as a graph of them: returns what
+    // All ranks start the same collectives in the same order. The data must stay untouched until
+    // the request's wait() returns.
+    virtual std::unique_ptr<Request> start(const Collective& collective) = 0;
+    // An operation of this rank's that contains collectives, such as a graph of them: returns what
     // the rank is to wait for in its place. In the same order on all ranks, too.
     virtual std::unique_ptr<Request> track(std::unique_ptr<Request> operation,
-                                           const std::string& /*kind*/, std::int64_t /*bytes*/) {
+                                           const Label& /*label*/) {
         return operation;
     }
-    // Blocking, for figures that need more than float's 24 bits.
+    // Blocking and in the host's memory, whatever is under way: for figures that need more than
+    // float's 24 bits.
     virtual void allreduce_sum(std::span<double> data) = 0;
     virtual void broadcast(void* data, std::size_t bytes, int root) = 0;
     virtual void barrier() = 0;
-    // What has gone wrong in reductions under way that may therefore never complete; empty:
+    // What has gone wrong in collectives under way that may therefore never complete; empty:
     // nothing. For a thread that watches.
     virtual std::string async_error() { return {}; }
     // Ends all ranks of the job at once with this exit code. Does not return.

@@ -14,7 +14,7 @@ class Passed final : public Request {
  public:
     explicit Passed(Device& device) : device_(device), event_(device.record()) {}
     void wait() override { device_.synchronize(event_); }
-    bool follow() override { return false; }  // the device does in any case
+    bool wait_on_stream() override { return false; }  // the device does in any case
 
  private:
     Device& device_;
@@ -116,21 +116,27 @@ void Reducer::begin_step() {
 }
 
 void Reducer::start(Flight& flight, void* data) {
-    comm_.annotate(step_, static_cast<int>(&flight - steps_.back().flights.data()));
-    flight.request = comm_.allreduce_sum_async(data, flight.bucket.elems(),
-                                               narrow(flight.bucket) ? type_ : DataType::float32);
+    const int index = static_cast<int>(&flight - steps_.back().flights.data());
+    flight.request = comm_.start({.kind = Collective::Kind::all_reduce,
+                                  .data = data,
+                                  .count = flight.bucket.elems(),
+                                  .type = narrow(flight.bucket) ? type_ : DataType::float32,
+                                  .origin = {step_, "bucket", index}});
 }
 
-void Reducer::gather(void* data, std::size_t bytes, const Bucket& range,
-                     std::function<void()> then) {
+void Reducer::all_gather(float* data, std::int64_t count, const Bucket& range,
+                         std::function<void()> then) {
     std::vector<Flight>& flights = steps_.back().flights;
     Flight& flight = flights.emplace_back();
     flight.bucket = range;
     flight.gathers = true;
     flight.then = std::move(then);
     flight.ready = device_.record();
-    comm_.annotate(step_, static_cast<int>(flights.size()) - 1);
-    flight.request = comm_.allgather_async(data, bytes);
+    flight.request =
+        comm_.start({.kind = Collective::Kind::all_gather,
+                     .data = data,
+                     .count = count,
+                     .origin = {step_, "bucket", static_cast<int>(flights.size()) - 1}});
 }
 
 void Reducer::ready(std::int64_t begin) {
@@ -174,7 +180,7 @@ void Reducer::finish_step(const std::function<void(const Bucket&)>& arrived) {
     for (Flight& flight : flights) {
         const Bucket& bucket = flight.bucket;
         flight.waited = device_.record();
-        flight.request->follow();
+        flight.request->wait_on_stream();
         if (!direct()) {
             device_.wait(device_.upload_async(Device::Stream::copy, travelling(bucket),
                                               staging_.get() + bucket.begin, bytes(bucket)));
@@ -210,7 +216,7 @@ Reducer::Captured Reducer::capture(const std::function<void()>& calls) {
         steps_.pop_back();
         for (Flight& flight : captured.step.flights) {
             if (flight.request != nullptr) {
-                flight.request->forget();
+                flight.request->abandon();
                 flight.request = nullptr;
             }
         }
@@ -231,16 +237,16 @@ void Reducer::launch(const Captured& captured) {
                                 flight.ready, flight.waited, flight.arrived});
     }
     if (comm_.size() > 1) {
-        comm_.annotate(step_, 0);
-        step.graph =
-            comm_.track(std::make_unique<Passed>(device_),
-                        "graph with " + std::to_string(step.flights.size()) + " reductions",
-                        buckets_.front().end * std::int64_t{sizeof(float)});
-        step.graph->follow();
+        step.graph = comm_.track(
+            std::make_unique<Passed>(device_),
+            {.name = "graph with " + std::to_string(step.flights.size()) + " reductions",
+             .bytes = buckets_.front().end * std::int64_t{sizeof(float)},
+             .origin = {step_, "bucket", 0}});
+        step.graph->wait_on_stream();
     }
 }
 
-Reducer::Times Reducer::settle() {
+Reducer::Times Reducer::synchronize_step() {
     const Step step = std::move(steps_.front());
     steps_.pop_front();
     Times times;

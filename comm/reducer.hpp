@@ -43,7 +43,7 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
 std::int64_t auto_bucket_bytes(std::int64_t total_elems, bool on_gpu);
 
 // Where the communicator cannot use the device's memory, buckets travel through host memory: copied
-// beside the backward pass as they become final, reduced, and copied back.
+// during the backward pass as they become final, reduced, and copied back.
 class Reducer {
     struct Flight {
         Bucket bucket{};
@@ -69,10 +69,11 @@ class Reducer {
     void begin_step();
     // All gradients at and after `begin` are final: starts the reduction of every complete bucket.
     void ready(std::int64_t begin);
-    // Gradients that are not reduced: gathers `data`, [ranks][bytes], from which then() computes
+    // Gradients that are not reduced: gathers `data`, [ranks][count], from which then() computes
     // those of `range`, the sum over the ranks, in finish_step(). For several gatherings one after
     // another the last has then(). Only where direct().
-    void gather(void* data, std::size_t bytes, const Bucket& range, std::function<void()> then);
+    void all_gather(float* data, std::int64_t count, const Bucket& range,
+                    std::function<void()> then);
     // Whether the communicator works on the device's memory.
     bool direct() const { return staging_.get() == nullptr; }
     // Calls arrived(bucket) for each bucket and each gathered range, in the order in which they
@@ -85,7 +86,8 @@ class Reducer {
     };
     // Device::capture() for the calls of a whole step, alike on all ranks. Only where direct().
     Captured capture(const std::function<void()>& calls);
-    // In place of a step's calls; a graph is launched again only when its last step was settled.
+    // In place of a step's calls; a graph is launched again only when its last step was
+    // synchronized.
     void launch(const Captured& captured);
 
     // What the communication of a step cost, in seconds of the device's time.
@@ -98,9 +100,9 @@ class Reducer {
         std::vector<Of> buckets;   // empty where there is one rank
         std::vector<Of> gathered;  // each operation
     };
-    // Waits until the oldest step that was not settled is complete, and says what it cost. Steps
-    // may begin before earlier ones are settled.
-    Times settle();
+    // The host waits until the oldest step for which it has not is complete. Steps may begin before
+    // that of earlier ones.
+    Times synchronize_step();
 
     Communicator& communicator() const { return comm_; }
     const std::vector<Bucket>& buckets() const { return buckets_; }
@@ -127,7 +129,7 @@ class Reducer {
     DeviceBuffer<std::uint16_t> narrow_;   // [gradients], where they travel in 16 bits
     std::shared_ptr<void> registered_[2];  // gradients_ and narrow_
     PinnedBuffer<float> staging_;  // [gradients], where they travel through the host's memory
-    std::deque<Step> steps_;       // not settled; the last is the current one
+    std::deque<Step> steps_;       // not synchronized; the last is the current one
     std::int64_t step_ = -1;       // since the reducer was made
 };
 

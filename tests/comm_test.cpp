@@ -14,11 +14,14 @@
 
 #include "comm/watch/watchdog.hpp"
 #include "tests/catch.hpp"
+#include "tests/communicators.hpp"
 #include "tests/expect_error.hpp"
 #include "train/sync_check.hpp"
 
 using namespace gyre;
 using namespace gyre::train;
+using gyre::test::all_gather;
+using gyre::test::all_reduce;
 using gyre::test::expect_error;
 
 namespace {
@@ -38,8 +41,8 @@ TEST_CASE("asynchronous reductions of every size, several in flight") {
             }
         }
         for (auto& values : data) {
-            requests.push_back(world->allreduce_sum_async(
-                values.data(), static_cast<std::int64_t>(values.size())));
+            requests.push_back(
+                world->start(all_reduce(values.data(), static_cast<std::int64_t>(values.size()))));
         }
         for (auto& request : requests) {
             request->wait();
@@ -74,8 +77,8 @@ TEST_CASE("sums of 16-bit floats, each rounded to its type") {
                 exact[i] = narrow(static_cast<float>(static_cast<int>(i % 7) + world->rank()));
                 rounded[i] = narrow(1.0f + static_cast<float>(i % 100) / 300.0f);
             }
-            auto first = world->allreduce_sum_async(exact.data(), elems, type);
-            auto second = world->allreduce_sum_async(rounded.data(), elems, type);
+            auto first = world->start(all_reduce(exact.data(), elems, type));
+            auto second = world->start(all_reduce(rounded.data(), elems, type));
             first->wait();
             second->wait();
             // n - 1 additions of terms near 1, so sums up to n, and a rounding of each term.
@@ -120,7 +123,7 @@ TEST_CASE("a sum of 16-bit floats is rounded to the nearest, ties to even") {
             expected.push_back(narrow((1.0f + static_cast<float>(places) * place) * scale));
         }
         INFO(name_of(type));
-        world->allreduce_sum_async(sum.data(), static_cast<std::int64_t>(sum.size()), type)->wait();
+        world->start(all_reduce(sum.data(), static_cast<std::int64_t>(sum.size()), type))->wait();
         CHECK(sum == expected);
     }
 }
@@ -128,15 +131,20 @@ TEST_CASE("a sum of 16-bit floats is rounded to the nearest, ties to even") {
 TEST_CASE("all ranks gather what each has, between reductions") {
     const auto n = static_cast<std::size_t>(world->size());
     const auto rank = static_cast<std::size_t>(world->rank());
-    for (const std::size_t bytes : {0, 1, 3, 1000, (1 << 22) + 1}) {
+    for (const auto& [elems, type] : {std::pair{0, DataType::float32},
+                                      {1, DataType::bfloat16},
+                                      {3, DataType::float16},
+                                      {250, DataType::float32},
+                                      {(1 << 20) + 1, DataType::float32}}) {
+        const std::size_t bytes = static_cast<std::size_t>(elems) * bytes_of(type);
         std::vector<unsigned char> all(n * bytes, 255);
         for (std::size_t i = 0; i < bytes; ++i) {
             all[rank * bytes + i] = static_cast<unsigned char>(rank * 31 + i % 7);
         }
         std::vector<float> before(5000, 1.0f), after(3, 2.0f);
-        auto first = world->allreduce_sum_async(before.data(), 5000);
-        auto second = world->allgather_async(all.data(), bytes);
-        auto third = world->allreduce_sum_async(after.data(), 3);
+        auto first = world->start(all_reduce(before.data(), 5000));
+        auto second = world->start(all_gather(all.data(), elems, type));
+        auto third = world->start(all_reduce(after.data(), 3));
         third->wait();
         second->wait();
         first->wait();
@@ -160,9 +168,9 @@ TEST_CASE("ranks that are late now and then change nothing") {
             std::this_thread::sleep_for(std::chrono::microseconds(random() % 3000));
         };
         pause();
-        auto first = world->allreduce_sum_async(a.data(), 40'000);
+        auto first = world->start(all_reduce(a.data(), 40'000));
         pause();
-        auto second = world->allreduce_sum_async(b.data(), 7);
+        auto second = world->start(all_reduce(b.data(), 7));
         pause();
         (round % 2 == 0 ? first : second)->wait();
         pause();
@@ -185,7 +193,7 @@ TEST_CASE("a rank that waits for a late one leaves the processor to others") {
     };
     std::vector<float> values(40'000, 1.0f);
     double sum = 1.0;
-    const auto reduce = [&] { world->allreduce_sum_async(values.data(), 40'000)->wait(); };
+    const auto reduce = [&] { world->start(all_reduce(values.data(), 40'000))->wait(); };
     const std::function<void()> waits[] = {reduce, [&] { world->barrier(); },
                                            [&] {
                                                world->allreduce_sum({&sum, 1});
@@ -218,8 +226,8 @@ TEST_CASE("a rank that waits for a late one leaves the processor to others") {
 
 TEST_CASE("a reduction may be waited for late, and in any order") {
     std::vector<float> a(300'000, 1.0f), b(10, 2.0f);
-    auto first = world->allreduce_sum_async(a.data(), 300'000);
-    auto second = world->allreduce_sum_async(b.data(), 10);
+    auto first = world->start(all_reduce(a.data(), 300'000));
+    auto second = world->start(all_reduce(b.data(), 10));
     second->wait();
     first->wait();
     first->wait();

@@ -244,11 +244,12 @@ Result ncclAllReduce(const void* from, void* to, std::size_t elems, Type type, O
 Result ncclAllGather(const void* from, void* to, std::size_t elems, Type type, Handle comm,
                      Stream stream) {
     auto* data = static_cast<std::byte*>(to);
-    if (from != data + static_cast<std::size_t>(comm->rank) * elems || elems == 0 ||
-        type != uint8 || comm->submit || !comm->ready) {
+    const std::size_t bytes = elems * (type == float32 ? 4 : 2);
+    if (from != data + static_cast<std::size_t>(comm->rank) * bytes || elems == 0 || comm->submit ||
+        !comm->ready) {
         return invalid_argument;
     }
-    return comm->begin(stream, [=] { comm->gather(data, elems); });
+    return comm->begin(stream, [=] { comm->gather(data, bytes); });
 }
 
 Result ncclCommFinalize(Handle comm) {

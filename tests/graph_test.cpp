@@ -23,6 +23,7 @@
 #include "kernels/cuda/runtime.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "tests/catch.hpp"
+#include "tests/communicators.hpp"
 #include "tests/temp_dir.hpp"
 #include "train/trainer.hpp"
 
@@ -344,29 +345,24 @@ TEST_CASE("a net announces the sizes of training and evaluation") {
 }
 
 // Two ranks, of which the other has the same gradients. Reduces on the device, as NCCL does.
-class TwinCommunicator final : public Communicator {
+class TwinCommunicator final : public gyre::test::OneOfTwo {
  public:
-    std::string description() const override { return "twins"; }
-    int rank() const override { return 0; }
-    int size() const override { return 2; }
-    int local_rank() const override { return 0; }
-    int local_size() const override { return 1; }
-    bool use_device(Device& backend) override {
-        backend_ = &backend;
+    bool use_device(Device& device) override {
+        device_ = &device;
         return true;
     }
-    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
-                                                 DataType type) override {
+    std::unique_ptr<Request> start(const Collective& c) override {
+        REQUIRE(c.kind == Collective::Kind::all_reduce);
         if (fails_at >= 0 && calls++ >= fails_at) {
             throw Error(ExitCode::communication, "the twin is gone");
         }
-        const auto transfer = backend_->submit_to_copy_stream([&](void* stream) {
-            emulated::emulator::submit(*static_cast<emulated::Stream*>(stream), [=] {
-                for (std::int64_t i = 0; i < elems; ++i) {
-                    if (type == DataType::float32) {
-                        static_cast<float*>(data)[i] *= 2.0f;
+        const auto end = device_->submit_to_copy_stream([&](void* stream) {
+            emulated::emulator::submit(*static_cast<emulated::Stream*>(stream), [c] {
+                for (std::int64_t i = 0; i < c.count; ++i) {
+                    if (c.type == DataType::float32) {
+                        static_cast<float*>(c.data)[i] *= 2.0f;
                     } else {  // bfloat16: the upper half of a float
-                        auto& half = static_cast<std::uint16_t*>(data)[i];
+                        auto& half = static_cast<std::uint16_t*>(c.data)[i];
                         const auto value = std::bit_cast<float>(std::uint32_t{half} << 16);
                         half = static_cast<std::uint16_t>(
                             std::bit_cast<std::uint32_t>(2.0f * value) >> 16);
@@ -374,21 +370,17 @@ class TwinCommunicator final : public Communicator {
                 }
             });
         });
-        return std::make_unique<OnDevice>(*this, transfer);
+        return std::make_unique<OnDevice>(*this, end);
     }
-    std::unique_ptr<Request> allgather_async(void*, std::size_t) override { return nullptr; }
-    std::unique_ptr<Request> track(std::unique_ptr<Request> operation, const std::string& kind,
-                                   std::int64_t) override {
-        tracked.push_back(kind);
+    std::unique_ptr<Request> track(std::unique_ptr<Request> operation,
+                                   const Label& label) override {
+        tracked.push_back(label.name);
         return operation;
     }
     void allreduce_sum(std::span<double> data) override {
         REQUIRE(data.size() == 2);  // of each rank its own, as agree() has it
         data[1] = data[0];
     }
-    void broadcast(void*, std::size_t, int) override {}
-    void barrier() override {}
-    [[noreturn]] void abort(int code) noexcept override { std::_Exit(code); }
 
     bool host_waits = false;  // as MPI would have it
     int fails_at = -1, calls = 0;
@@ -396,20 +388,19 @@ class TwinCommunicator final : public Communicator {
 
  private:
     struct OnDevice final : Request {
-        OnDevice(TwinCommunicator& comm_, Device::Event transfer_)
-            : comm(comm_), transfer(transfer_) {}
-        void wait() override { comm.backend_->synchronize(transfer); }
-        bool follow() override {
+        OnDevice(TwinCommunicator& comm_, Device::Event end_) : comm(comm_), end(end_) {}
+        void wait() override { comm.device_->synchronize(end); }
+        bool wait_on_stream() override {
             if (comm.host_waits) {
                 wait();
             }
-            comm.backend_->wait(transfer);
+            comm.device_->wait(end);
             return comm.host_waits;
         }
         TwinCommunicator& comm;
-        const Device::Event transfer;
+        const Device::Event end;
     };
-    Device* backend_ = nullptr;
+    Device* device_ = nullptr;
 };
 
 struct Run {

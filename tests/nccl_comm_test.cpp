@@ -9,10 +9,13 @@
 #include "comm/watch/watchdog.hpp"
 #include "kernels/backend.hpp"
 #include "tests/catch.hpp"
+#include "tests/communicators.hpp"
 #include "tests/expect_error.hpp"
 
 using namespace gyre;
 using namespace gyre::comm;
+using gyre::test::all_gather;
+using gyre::test::all_reduce;
 using gyre::test::expect_error;
 
 namespace {
@@ -20,33 +23,9 @@ namespace {
 Communicator* world = nullptr;  // MPI's; one per process
 
 // MPI starts once, but a test wants a communicator over NCCL of its own.
-class Borrowed final : public Communicator {
- public:
-    std::string description() const override { return world->description(); }
-    int rank() const override { return world->rank(); }
-    int size() const override { return world->size(); }
-    int local_rank() const override { return world->local_rank(); }
-    int local_size() const override { return world->local_size(); }
-    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
-                                                 DataType type) override {
-        return world->allreduce_sum_async(data, elems, type);
-    }
-    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
-        return world->allgather_async(data, bytes);
-    }
-    void allreduce_sum(std::span<double> data) override { world->allreduce_sum(data); }
-    void broadcast(void* data, std::size_t bytes, int root) override {
-        world->broadcast(data, bytes, root);
-    }
-    void barrier() override { world->barrier(); }
-    [[noreturn]] void abort(int exit_code) noexcept override {
-        world->abort(exit_code);
-        std::_Exit(exit_code);
-    }
-};
-
 std::unique_ptr<Communicator> make(NcclOptions options) {
-    return make_nccl_communicator(std::make_unique<Borrowed>(), options);
+    return make_nccl_communicator(std::make_unique<gyre::test::BorrowedCommunicator>(*world),
+                                  options);
 }
 
 NcclOptions required() {
@@ -108,10 +87,10 @@ TEST_CASE("sums of every type and size, several in flight, on the device") {
                 backend->narrow(type, elems, wide.get(), half.get());
                 sum = half.get();
             }
-            requests.push_back(watched->allreduce_sum_async(sum, elems, type));
+            requests.push_back(watched->start(all_reduce(sum, elems, type)));
         }
         for (std::size_t k = 0; k < data.size(); ++k) {
-            requests[k]->follow();
+            requests[k]->wait_on_stream();
             if (type != DataType::float32) {
                 backend->widen(type, data[k].elems(), narrow[k].get(), data[k].get());
             }
@@ -140,7 +119,9 @@ TEST_CASE("gatherings on the device, in one order with sums") {
     REQUIRE(comm->use_device(*backend));
     const auto ranks = static_cast<std::size_t>(world->size());
     const auto own = static_cast<std::size_t>(world->rank());
-    for (const std::size_t bytes : {std::size_t{0}, std::size_t{5}, std::size_t{600'000}}) {
+    for (const auto& [elems, type] :
+         {std::pair{0, DataType::float32}, {5, DataType::bfloat16}, {150'000, DataType::float32}}) {
+        const std::size_t bytes = static_cast<std::size_t>(elems) * bytes_of(type);
         std::vector<std::uint8_t> host(ranks * bytes);
         for (std::size_t i = 0; i < bytes; ++i) {
             host[own * bytes + i] = static_cast<std::uint8_t>(i * 7 + own);
@@ -152,10 +133,10 @@ TEST_CASE("gatherings on the device, in one order with sums") {
             backend->upload(data.get(), host.data(), host.size());
         }
         backend->upload(one.get(), &x, sizeof x);
-        const auto gathering = comm->allgather_async(data.get(), bytes);
-        const auto sum = comm->allreduce_sum_async(one.get(), 1);
-        gathering->follow();
-        sum->follow();
+        const auto gathering = comm->start(all_gather(data.get(), elems, type));
+        const auto sum = comm->start(all_reduce(one.get(), 1));
+        gathering->wait_on_stream();
+        sum->wait_on_stream();
         float total = 0.0f;
         if (bytes > 0) {
             backend->download(host.data(), data.get(), host.size());
@@ -196,7 +177,7 @@ TEST_CASE("a reducer leaves gradients on the device, registered or not") {
             reducer.ready(0);
             std::int64_t arrived = 0;
             reducer.finish_step([&](const Bucket& bucket) { arrived += bucket.elems(); });
-            reducer.settle();
+            reducer.synchronize_step();
             CHECK(arrived == kElems);
             backend->download(host.data(), gradients.get(), gradients.bytes());
             std::size_t wrong = 0;
@@ -216,7 +197,7 @@ TEST_CASE("a call that is answered soon does not wait for a sleep") {
     double least = 1.0;
     for (int i = 0; i < 300; ++i) {
         const auto begin = std::chrono::steady_clock::now();
-        const auto request = comm->allreduce_sum_async(data.get(), 4);
+        const auto request = comm->start(all_reduce(data.get(), 4));
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
         least = std::min(least, took.count());
         request->wait();

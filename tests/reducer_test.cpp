@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "tests/catch.hpp"
+#include "tests/communicators.hpp"
 #include "train/trainer.hpp"
 
 using namespace gyre;
@@ -15,7 +16,7 @@ using namespace gyre::train;
 namespace {
 
 // Records what is reduced; every reduction is complete at once.
-class RecordingCommunicator final : public Communicator {
+class RecordingCommunicator final : public gyre::test::OneOfTwo {
  public:
     struct Done final : Request {
         explicit Done(std::chrono::milliseconds after = {}) : after_(after) {}
@@ -24,36 +25,21 @@ class RecordingCommunicator final : public Communicator {
      private:
         std::chrono::milliseconds after_;
     };
-    std::string description() const override { return "recording"; }
-    int rank() const override { return 0; }
-    int size() const override { return 2; }
-    int local_rank() const override { return 0; }
-    int local_size() const override { return 2; }
-    void annotate(std::int64_t step, int bucket) override { next = {step, bucket}; }
-    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
-                                                 DataType) override {
-        const auto begin = static_cast<float*>(data) - base;
-        started.push_back({begin, begin + elems});
-        noted.push_back(next);
-        if (poison >= begin && poison < begin + elems) {
+    std::unique_ptr<Request> start(const Collective& collective) override {
+        const auto begin = static_cast<float*>(collective.data) - base;
+        started.push_back({begin, begin + collective.count});
+        origins.push_back(collective.origin);
+        if (poison >= begin && poison < begin + collective.count) {
             base[poison] = std::numeric_limits<float>::quiet_NaN();
         }
         return std::make_unique<Done>(late);
     }
-    std::unique_ptr<Request> allgather_async(void*, std::size_t) override {
-        return std::make_unique<Done>();
-    }
-    void allreduce_sum(std::span<double>) override {}
-    void broadcast(void*, std::size_t, int) override {}
-    void barrier() override {}
-    [[noreturn]] void abort(int code) noexcept override { std::_Exit(code); }
 
     float* base = nullptr;
     std::int64_t poison = -1;          // the element to which another rank adds NaN
     std::chrono::milliseconds late{};  // until a reduction is complete
     std::vector<Bucket> started;
-    std::pair<std::int64_t, int> next;  // step and bucket, for reports
-    std::vector<std::pair<std::int64_t, int>> noted;
+    std::vector<Origin> origins;
 };
 
 void check_covers(const std::vector<Bucket>& buckets, std::int64_t total) {
@@ -135,7 +121,7 @@ TEST_CASE("a bucket is reduced as soon as it is complete, and once") {
     Reducer reducer(comm, *backend, {{60, 100}, {20, 60}, {0, 20}}, gradients.data());
     for (int step = 0; step < 2; ++step) {
         comm.started.clear();
-        comm.noted.clear();
+        comm.origins.clear();
         reducer.begin_step();
         reducer.ready(80);
         CHECK(comm.started.empty());
@@ -150,13 +136,15 @@ TEST_CASE("a bucket is reduced as soon as it is complete, and once") {
         std::vector<std::int64_t> arrived;
         reducer.finish_step([&](const Bucket& bucket) { arrived.push_back(bucket.begin); });
         CHECK(arrived == std::vector<std::int64_t>{60, 20, 0});
-        const Reducer::Times times = reducer.settle();
+        const Reducer::Times times = reducer.synchronize_step();
         CHECK(times.exposed >= 0.0);
         REQUIRE(times.buckets.size() == 3);
-        CHECK(comm.noted.size() == 3);
+        REQUIRE(comm.origins.size() == 3);
         for (int bucket = 0; bucket < 3; ++bucket) {
-            CHECK(comm.noted.at(static_cast<std::size_t>(bucket)) ==
-                  std::pair(std::int64_t{step}, bucket));
+            const Origin& origin = comm.origins[static_cast<std::size_t>(bucket)];
+            CHECK(origin.step == step);
+            CHECK(origin.index == bucket);
+            CHECK(origin.part == std::string("bucket"));
         }
         CHECK(times.buckets[2].ready >= times.buckets[0].ready);
     }
@@ -175,7 +163,7 @@ TEST_CASE("what the device waits for is exposed, and what it hid is not") {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the backward pass
         reducer.ready(0);
         reducer.finish_step([](const Bucket&) {});
-        const Reducer::Times times = reducer.settle();
+        const Reducer::Times times = reducer.synchronize_step();
         CHECK(times.buckets.at(1).ready - times.buckets.at(0).ready >= 0.019);
         double sum = 0.0;
         for (const Reducer::Times::Of& bucket : times.buckets) {

@@ -72,38 +72,15 @@ class ThreadRanks {
         int size() const override { return job_.size_; }
         int local_rank() const override { return rank_; }
         int local_size() const override { return job_.size_; }
-        std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
-                                                     DataType type) override {
-            const auto n = static_cast<std::size_t>(elems);
-            if (type == DataType::float32) {
-                sum(static_cast<float*>(data), n, [](float a, float b) { return a + b; });
-            } else if (type == DataType::bfloat16) {
-                sum(static_cast<std::uint16_t*>(data), n, add<DataType::bfloat16>);
-            } else {
-                sum(static_cast<std::uint16_t*>(data), n, add<DataType::float16>);
+        std::unique_ptr<Request> start(const comm::Collective& c) override {
+            switch (c.kind) {
+                case comm::Collective::Kind::all_reduce:
+                    all_reduce(c);
+                    break;
+                case comm::Collective::Kind::all_gather:
+                    all_gather(c);
+                    break;
             }
-            if (job_.arrived) {
-                job_.arrived({rank_, reductions_, data, elems, type});
-            }
-            ++reductions_;
-            if (rank_ == 0) {
-                ++job_.reductions;
-            }
-            return std::make_unique<Done>();
-        }
-        std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override {
-            offer(data, bytes);
-            for (int from = 0; from < size(); ++from) {
-                const std::size_t at = static_cast<std::size_t>(from) * bytes;
-                if (from != rank_ && bytes > 0) {
-                    std::memcpy(static_cast<char*>(data) + at,
-                                static_cast<const char*>(slot(from).data) + at, bytes);
-                }
-            }
-            if (rank_ == 0) {
-                ++job_.gatherings;
-            }
-            job_.meet();
             return std::make_unique<Done>();
         }
         void allreduce_sum(std::span<double> data) override {
@@ -120,6 +97,38 @@ class ThreadRanks {
         [[noreturn]] void abort(int) noexcept override { std::abort(); }
 
      private:
+        void all_reduce(const comm::Collective& c) {
+            const auto n = static_cast<std::size_t>(c.count);
+            if (c.type == DataType::float32) {
+                sum(static_cast<float*>(c.data), n, [](float a, float b) { return a + b; });
+            } else if (c.type == DataType::bfloat16) {
+                sum(static_cast<std::uint16_t*>(c.data), n, add<DataType::bfloat16>);
+            } else {
+                sum(static_cast<std::uint16_t*>(c.data), n, add<DataType::float16>);
+            }
+            if (job_.arrived) {
+                job_.arrived({rank_, reductions_, c.data, c.count, c.type});
+            }
+            ++reductions_;
+            if (rank_ == 0) {
+                ++job_.reductions;
+            }
+        }
+        void all_gather(const comm::Collective& c) {
+            const auto bytes = static_cast<std::size_t>(bytes_of(c));
+            offer(c.data, bytes);
+            for (int from = 0; from < size(); ++from) {
+                const std::size_t at = static_cast<std::size_t>(from) * bytes;
+                if (from != rank_ && bytes > 0) {
+                    std::memcpy(static_cast<char*>(c.data) + at,
+                                static_cast<const char*>(slot(from).data) + at, bytes);
+                }
+            }
+            if (rank_ == 0) {
+                ++job_.gatherings;
+            }
+            job_.meet();
+        }
         template <DataType type>
         static std::uint16_t add(std::uint16_t a, std::uint16_t b) {
             return narrow::to<type>(narrow::from<type>(a) + narrow::from<type>(b));

@@ -13,6 +13,7 @@
 #include "comm/watch/watchdog.hpp"
 #include "kernels/backend.hpp"
 #include "tests/catch.hpp"
+#include "tests/communicators.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
 
@@ -103,29 +104,13 @@ TEST_CASE("a rank that is stopped before MPI has started ends the job, and is na
 namespace {
 
 // Rank 1 of 2, whose set-up lasts.
-class Stuck final : public gyre::comm::Communicator {
+class Stuck final : public gyre::test::OneOfTwo {
  public:
-    explicit Stuck(double seconds) : seconds_(seconds) {}
-    std::string description() const override { return "stuck"; }
-    int rank() const override { return 1; }
-    int size() const override { return 2; }
-    int local_rank() const override { return 1; }
-    int local_size() const override { return 2; }
+    explicit Stuck(double seconds) : OneOfTwo(1), seconds_(seconds) {}
     bool use_device(gyre::Device&) override {
         std::this_thread::sleep_for(std::chrono::duration<double>(seconds_));
         return false;
     }
-    std::unique_ptr<gyre::comm::Request> allreduce_sum_async(void*, std::int64_t,
-                                                             gyre::DataType) override {
-        return nullptr;
-    }
-    std::unique_ptr<gyre::comm::Request> allgather_async(void*, std::size_t) override {
-        return nullptr;
-    }
-    void allreduce_sum(std::span<double>) override {}
-    void broadcast(void*, std::size_t, int) override {}
-    void barrier() override {}
-    [[noreturn]] void abort(int exit_code) noexcept override { std::_Exit(exit_code); }
 
  private:
     double seconds_;
@@ -170,12 +155,13 @@ TEST_CASE("a slow rank is named, and waited for") {
 TEST_CASE("the flight recorder keeps the last 256 collectives") {
     gyre::comm::FlightRecorder recorder;
     for (int i = 0; i < 300; ++i) {
-        const auto number = recorder.start("allreduce(fp32)", 8 * i, i / 3, i % 3);
+        const auto number = recorder.start(
+            {.name = "allreduce(fp32)", .bytes = 8 * i, .origin = {i / 3, "bucket", i % 3}});
         CHECK(number == i);
         if (i < 298) {
             recorder.wait(number);
             REQUIRE(recorder.waiting());
-            CHECK(recorder.waiting()->collective.number == i);
+            CHECK(recorder.waiting()->entry.number == i);
             recorder.finish(number);
         }
     }
@@ -192,4 +178,5 @@ TEST_CASE("the flight recorder keeps the last 256 collectives") {
     CHECK(kept.at(253).at("state") == "finished");
     CHECK(kept.at(253).at("bytes") == 8 * 297);
     CHECK(kept.at(253).at("step") == 99);
+    CHECK(kept.at(253).at("bucket") == 0);
 }

@@ -76,13 +76,10 @@ bool Factors::take(const Batch& batch, std::size_t node, const float* x, const f
     const Shape& in = net_.nodes()[node].in;
     put(g.x, g.x_slot_elems, in, batch.n, x);
     put(g.dy, g.dy_slot_elems, net_.nodes()[node].out, batch.n, dy);
-    const auto bytes = [](std::int64_t elems) {
-        return static_cast<std::size_t>(elems) * sizeof(float);
-    };
     Batch all = batch;
     all.n = static_cast<int>(g.x_slot_elems / in.elems()) * ranks_;
-    reducer_.gather(g.x.get(), bytes(g.x_slot_elems), {}, {});
-    reducer_.gather(g.dy.get(), bytes(g.dy_slot_elems), g.which.range, [this, &g, all] {
+    reducer_.all_gather(g.x.get(), g.x_slot_elems, {}, {});
+    reducer_.all_gather(g.dy.get(), g.dy_slot_elems, g.which.range, [this, &g, all] {
         net_.backward_params(g.which.node, all, g.x.get(), g.dy.get());
     });
     return true;
@@ -92,8 +89,7 @@ void Factors::gather_alone() {
     for (Gathered& g : gathered_) {
         for (auto [buffer, slot_elems] :
              {std::pair{&g.x, g.x_slot_elems}, {&g.dy, g.dy_slot_elems}}) {
-            reducer_.gather(buffer->get(), static_cast<std::size_t>(slot_elems) * sizeof(float), {},
-                            {});
+            reducer_.all_gather(buffer->get(), slot_elems, {}, {});
         }
     }
 }

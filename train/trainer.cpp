@@ -126,7 +126,7 @@ std::optional<StepResult> Trainer::next_result() {
     const Pending done = pending_.front();
     pending_.pop_front();
     StepResult result;
-    result.communication = reducer_.settle();
+    result.communication = reducer_.synchronize_step();
     backend_.synchronize(done.transfer);
     const StepTail& tail = *done.result;
     result.step = done.step;

@@ -134,9 +134,7 @@ class GlooCommunicator final : public Communicator {
     int local_rank() const override { return place_.local_rank; }
     int local_size() const override { return place_.local_size; }
     bool own_terminal() const override { return own_terminal_; }
-    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
-                                                 DataType type) override;
-    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
+    std::unique_ptr<Request> start(const Collective& collective) override;
     void allreduce_sum(std::span<double> data) override;
     void broadcast(void* data, std::size_t bytes, int root) override;
     void barrier() override;
@@ -144,19 +142,16 @@ class GlooCommunicator final : public Communicator {
 
  private:
     struct Operation {
-        void* data;
-        std::size_t elems;  // of a gathering: the bytes of a rank
-        DataType type;
-        bool gathers;
+        Collective collective;
         std::uint32_t number;
         bool done = false;
         std::string failure{};
-        std::vector<std::byte> terms{};                            // [ranks][elems], of a small sum
+        std::vector<std::byte> terms{};                            // [ranks][count], of a small sum
         std::unique_ptr<gloo::transport::UnboundBuffer> buffer{};  // of the terms
         std::string name() const {
-            return fmt::format("{} {} ({} bytes)", gathers ? "gathering" : "reduction", number,
-                               elems * (gathers ? 1 : bytes_of(type)));
+            return fmt::format("{} {} ({} bytes)", name_of(collective.kind), number, bytes());
         }
+        std::size_t bytes() const { return static_cast<std::size_t>(bytes_of(collective)); }
     };
     class Waiter;
 
@@ -171,7 +166,6 @@ class GlooCommunicator final : public Communicator {
     void allreduce(const std::shared_ptr<gloo::Context>& context, T* data, std::size_t elems,
                    std::uint32_t tag, Sum sum);
     void run_operation(const Operation& operation);
-    std::unique_ptr<Request> enqueue(void* data, std::size_t elems, DataType type, bool gathers);
     void send_terms(Operation& operation);
     void add_terms(const Operation& operation);
     void reduce();  // the thread's loop
@@ -194,19 +188,19 @@ class GlooCommunicator final : public Communicator {
 
 class GlooCommunicator::Waiter final : public Request {
  public:
-    Waiter(GlooCommunicator& comm, std::shared_ptr<Operation> reduction)
-        : comm_(comm), reduction_(std::move(reduction)) {}
+    Waiter(GlooCommunicator& comm, std::shared_ptr<Operation> operation)
+        : comm_(comm), operation_(std::move(operation)) {}
     void wait() override {
         std::unique_lock lock(comm_.mutex_);
-        comm_.done_.wait(lock, [this] { return reduction_->done; });
-        if (!reduction_->failure.empty()) {
-            throw Error(ExitCode::communication, reduction_->failure);
+        comm_.done_.wait(lock, [this] { return operation_->done; });
+        if (!operation_->failure.empty()) {
+            throw Error(ExitCode::communication, operation_->failure);
         }
     }
 
  private:
     GlooCommunicator& comm_;
-    std::shared_ptr<Operation> reduction_;
+    std::shared_ptr<Operation> operation_;
 };
 
 template <typename Work>
@@ -258,23 +252,29 @@ void GlooCommunicator::allreduce(const std::shared_ptr<gloo::Context>& context, 
     gloo::allreduce(options);
 }
 
-void GlooCommunicator::run_operation(const Operation& r) {
-    if (r.buffer != nullptr) {
-        add_terms(r);
-        return;
-    }
-    if (r.gathers) {
-        gloo::AllgatherOptions options(gradients_);
-        options.setOutput(static_cast<char*>(r.data), r.elems * static_cast<std::size_t>(size_));
-        options.setTag(r.number);
-        gloo::allgather(options);
-        return;
-    }
-    if (r.type == DataType::float32) {
-        allreduce(gradients_, static_cast<float*>(r.data), r.elems, r.number, sum_of(r.type));
-    } else {
-        allreduce(gradients_, static_cast<std::uint16_t*>(r.data), r.elems, r.number,
-                  sum_of(r.type));
+void GlooCommunicator::run_operation(const Operation& o) {
+    const Collective& c = o.collective;
+    switch (c.kind) {
+        case Collective::Kind::all_reduce: {
+            const auto elems = static_cast<std::size_t>(c.count);
+            if (o.buffer != nullptr) {
+                add_terms(o);
+            } else if (c.type == DataType::float32) {
+                allreduce(gradients_, static_cast<float*>(c.data), elems, o.number, sum_of(c.type));
+            } else {
+                allreduce(gradients_, static_cast<std::uint16_t*>(c.data), elems, o.number,
+                          sum_of(c.type));
+            }
+            return;
+        }
+        case Collective::Kind::all_gather: {
+            gloo::AllgatherOptions options(gradients_);
+            options.setOutput(static_cast<char*>(c.data),
+                              o.bytes() * static_cast<std::size_t>(size_));
+            options.setTag(o.number);
+            gloo::allgather(options);
+            return;
+        }
     }
 }
 
@@ -362,7 +362,7 @@ void GlooCommunicator::reduce() {
         if (failure.empty()) {
             failure = next->failure;
         }
-        if (failure.empty() && next->elems > 0) {
+        if (failure.empty() && next->collective.count > 0) {
             try {
                 run(next->name(), [&] { run_operation(*next); });
             } catch (const Error& error) {
@@ -376,11 +376,11 @@ void GlooCommunicator::reduce() {
     }
 }
 
-std::unique_ptr<Request> GlooCommunicator::enqueue(void* data, std::size_t elems, DataType type,
-                                                   bool gathers) {
-    auto o = std::make_shared<Operation>(Operation{data, elems, type, gathers, started_++});
-    const std::size_t received = elems * bytes_of(type) * static_cast<std::size_t>(size_ - 1);
-    if (!gathers && received > 0 && received <= kDirectBytes) {
+std::unique_ptr<Request> GlooCommunicator::start(const Collective& collective) {
+    auto o = std::make_shared<Operation>(Operation{collective, started_++});
+    const std::size_t received = o->bytes() * static_cast<std::size_t>(size_ - 1);
+    if (collective.kind == Collective::Kind::all_reduce && received > 0 &&
+        received <= kDirectBytes) {
         try {
             run(o->name(), [&] { send_terms(*o); });
         } catch (const Error& error) {
@@ -396,10 +396,10 @@ std::unique_ptr<Request> GlooCommunicator::enqueue(void* data, std::size_t elems
 }
 
 void GlooCommunicator::send_terms(Operation& o) {
-    const std::size_t bytes = o.elems * bytes_of(o.type);
+    const std::size_t bytes = o.bytes();
     const auto at = [&](int rank) { return static_cast<std::size_t>(rank) * bytes; };
     o.terms.resize(at(size_));
-    std::memcpy(o.terms.data() + at(rank_), o.data, bytes);
+    std::memcpy(o.terms.data() + at(rank_), o.collective.data, bytes);
     o.buffer = gradients_->createUnboundBuffer(o.terms.data(), o.terms.size());
     const auto slot = gloo::Slot::build(kDirectSlotPrefix, o.number);
     for (int i = 1; i < size_; ++i) {
@@ -417,21 +417,13 @@ void GlooCommunicator::add_terms(const Operation& o) {
         o.buffer->waitSend();
     }
     // In the order of the ranks, so that all have the same sum.
-    const std::size_t bytes = o.elems * bytes_of(o.type);
+    const Collective& c = o.collective;
+    const std::size_t bytes = o.bytes();
     const void* sum = o.terms.data();
     for (std::size_t at = bytes; at < o.terms.size(); at += bytes) {
-        sum_of(o.type)(o.data, sum, o.terms.data() + at, o.elems);
-        sum = o.data;
+        sum_of(c.type)(c.data, sum, o.terms.data() + at, static_cast<std::size_t>(c.count));
+        sum = c.data;
     }
-}
-
-std::unique_ptr<Request> GlooCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
-                                                               DataType type) {
-    return enqueue(data, static_cast<std::size_t>(elems), type, false);
-}
-
-std::unique_ptr<Request> GlooCommunicator::allgather_async(void* data, std::size_t bytes) {
-    return enqueue(data, bytes, DataType::float32, true);
 }
 
 void GlooCommunicator::allreduce_sum(std::span<double> data) {

@@ -31,7 +31,7 @@ constexpr std::int64_t kPieceElems = 1 << 20;  // 4 MiB
 constexpr std::size_t kPiecesUnderWay = 2;
 constexpr std::int64_t kBackgroundBytes = 1 << 20;  // left to reduce before the thread helps
 constexpr std::chrono::microseconds kPollInterval{100};
-constexpr std::size_t kMostBytes = 1 << 30;  // in one MPI call: counts are ints
+constexpr std::int64_t kMostBytes = 1 << 30;  // in one MPI call: counts are ints
 
 void check(int result, const char* expression, const char* file, int line) {
     if (result == MPI_SUCCESS) {
@@ -86,9 +86,7 @@ class MpiCommunicator final : public Communicator {
     int size() const override { return size_; }
     int local_rank() const override { return local_rank_; }
     int local_size() const override { return local_size_; }
-    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
-                                                 DataType type) override;
-    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
+    std::unique_ptr<Request> start(const Collective& collective) override;
     void allreduce_sum(std::span<double> data) override;
     void broadcast(void* data, std::size_t bytes, int root) override;
     void barrier() override;
@@ -97,19 +95,16 @@ class MpiCommunicator final : public Communicator {
  private:
     class Operation;
     struct Piece {
-        std::byte* data;
-        int elems;  // of a gathering: the bytes of a rank
-        DataType type;
-        bool gathers;
+        Collective part;
         Operation* owner;
         MPI_Request request = MPI_REQUEST_NULL;
     };
-    void start(Piece& piece);
+    void begin(Piece& piece);
     void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
     void make_progress();  // the thread's loop
-    // Waits for what `start`, which takes a request, starts on the control communicator.
-    template <typename Start>
-    void complete(Start start);
+    // Waits for what `call`, which is given a request, starts on the control communicator.
+    template <typename Call>
+    void complete(Call call);
 
     struct Sum {
         MPI_Datatype type;
@@ -129,25 +124,22 @@ class MpiCommunicator final : public Communicator {
 
 class MpiCommunicator::Operation final : public Request {
  public:
-    // A reduction.
-    Operation(MpiCommunicator& comm, void* data, std::int64_t elems, DataType type) : comm_(comm) {
-        const auto width = static_cast<std::int64_t>(bytes_of(type));
+    Operation(MpiCommunicator& comm, const Collective& collective) : comm_(comm) {
+        const std::int64_t piece_elems = most_piece_elems(collective);
+        const auto width = static_cast<std::int64_t>(bytes_of(collective.type));
         const std::lock_guard lock(comm_.mutex_);
-        for (std::int64_t at = 0; at < elems; at += kPieceElems) {
-            comm_.waiting_.push_back({static_cast<std::byte*>(data) + at * width,
-                                      static_cast<int>(std::min(kPieceElems, elems - at)), type,
-                                      false, this});
+        for (std::int64_t at = 0; at < collective.count; at += piece_elems) {
+            Collective part = collective;
+            part.data = static_cast<std::byte*>(collective.data) + at * width;
+            part.count = std::min(piece_elems, collective.count - at);
+            comm_.waiting_.push_back({part, this});
             ++pieces_left_;
         }
-        begin(elems * width);
-    }
-    // A gathering.
-    Operation(MpiCommunicator& comm, void* data, int bytes) : comm_(comm) {
-        const std::lock_guard lock(comm_.mutex_);
-        comm_.waiting_.push_back(
-            {static_cast<std::byte*>(data), bytes, DataType::float32, true, this});
-        ++pieces_left_;
-        begin(bytes);
+        comm_.bytes_left_ += bytes_of(collective);
+        comm_.advance();
+        if (comm_.bytes_left_ >= kBackgroundBytes) {
+            comm_.wake_.notify_one();
+        }
     }
     Operation(const Operation&) = delete;
     Operation& operator=(const Operation&) = delete;
@@ -180,34 +172,45 @@ class MpiCommunicator::Operation final : public Request {
     void piece_done() { --pieces_left_; }
 
  private:
-    void begin(std::int64_t bytes) {
-        comm_.bytes_left_ += bytes;
-        comm_.advance();
-        if (comm_.bytes_left_ >= kBackgroundBytes) {
-            comm_.wake_.notify_one();
+    // Rows of a gathering lie apart, so it is one piece.
+    static std::int64_t most_piece_elems(const Collective& collective) {
+        if (collective.kind == Collective::Kind::all_reduce) {
+            return kPieceElems;
         }
+        if (bytes_of(collective) > kMostBytes) {
+            throw Error(ExitCode::internal,
+                        fmt::format("{} of {} bytes a rank is more than one call of MPI's takes",
+                                    name_of(collective.kind), bytes_of(collective)));
+        }
+        return std::max<std::int64_t>(1, collective.count);
     }
 
     MpiCommunicator& comm_;
     int pieces_left_ = 0;  // guarded by the communicator's mutex
 };
 
-void MpiCommunicator::start(Piece& piece) {
-    if (piece.gathers) {
-        GYRE_MPI(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, piece.data, piece.elems,
-                                MPI_BYTE, gradients_, &piece.request));
-        return;
+void MpiCommunicator::begin(Piece& piece) {
+    const Collective& part = piece.part;
+    switch (part.kind) {
+        case Collective::Kind::all_reduce: {
+            const Sum& sum = sums_[static_cast<std::size_t>(part.type)];
+            GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, part.data, static_cast<int>(part.count), sum.type,
+                                    sum.operation, gradients_, &piece.request));
+            return;
+        }
+        case Collective::Kind::all_gather:
+            GYRE_MPI(MPI_Iallgather(MPI_IN_PLACE, 0, MPI_DATATYPE_NULL, part.data,
+                                    static_cast<int>(bytes_of(part)), MPI_BYTE, gradients_,
+                                    &piece.request));
+            return;
     }
-    const Sum& sum = sums_[static_cast<std::size_t>(piece.type)];
-    GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, piece.data, piece.elems, sum.type, sum.operation,
-                            gradients_, &piece.request));
 }
 
 void MpiCommunicator::advance() {
     for (;;) {
         while (!waiting_.empty() && under_way_.size() < kPiecesUnderWay) {
             Piece piece = waiting_.front();
-            start(piece);
+            begin(piece);
             waiting_.pop_front();
             under_way_.push_back(piece);
         }
@@ -216,9 +219,7 @@ void MpiCommunicator::advance() {
             int flag = 0;
             GYRE_MPI(MPI_Test(&piece.request, &flag, MPI_STATUS_IGNORE));
             if (flag != 0) {
-                bytes_left_ -=
-                    piece.elems * (piece.gathers ? std::int64_t{1}
-                                                 : static_cast<std::int64_t>(bytes_of(piece.type)));
+                bytes_left_ -= bytes_of(piece.part);
                 if (piece.owner != nullptr) {
                     piece.owner->piece_done();
                 }
@@ -290,26 +291,17 @@ void MpiCommunicator::make_progress() {
     }
 }
 
-std::unique_ptr<Request> MpiCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
-                                                              DataType type) {
-    return std::make_unique<Operation>(*this, data, elems, type);
-}
-
-std::unique_ptr<Request> MpiCommunicator::allgather_async(void* data, std::size_t bytes) {
-    if (bytes > kMostBytes) {
-        throw Error(ExitCode::internal,
-                    fmt::format("{} bytes a rank are more than one MPI_Iallgather takes", bytes));
-    }
-    return std::make_unique<Operation>(*this, data, static_cast<int>(bytes));
+std::unique_ptr<Request> MpiCommunicator::start(const Collective& collective) {
+    return std::make_unique<Operation>(*this, collective);
 }
 
 // MPI's own blocking calls would spin, and keep the mutex from the thread that moves reductions on.
-template <typename Start>
-void MpiCommunicator::complete(Start start) {
+template <typename Call>
+void MpiCommunicator::complete(Call call) {
     MPI_Request request = MPI_REQUEST_NULL;
     {
         const std::lock_guard lock(mutex_);
-        start(&request);
+        call(&request);
     }
     for (Backoff backoff;; backoff.pause()) {
         int flag = 0;
@@ -331,7 +323,7 @@ void MpiCommunicator::allreduce_sum(std::span<double> data) {
 void MpiCommunicator::broadcast(void* data, std::size_t bytes, int root) {
     auto* at = static_cast<std::byte*>(data);
     while (bytes > 0) {
-        const std::size_t part = std::min(bytes, kMostBytes);
+        const std::size_t part = std::min(bytes, static_cast<std::size_t>(kMostBytes));
         complete([&](MPI_Request* request) {
             GYRE_MPI(MPI_Ibcast(at, static_cast<int>(part), MPI_BYTE, root, control_, request));
         });

@@ -1,9 +1,9 @@
 // The communicator over NCCL (2.14 or later).
 //
 // NCCL's communicator is a non-blocking one: calls that would wait for other ranks return at once
-// and are asked after, so that every wait here has a deadline. A reduction runs on the device's
-// second stream; the host waits for it only when the reducer settles the step. NCCL's abort may
-// itself hang, so it gets a thread of its own and a few seconds.
+// and are asked after, so that every wait here has a deadline. A collective runs on the device's
+// copy stream; the host waits for it only when a step is synchronized. NCCL's abort may itself
+// hang, so it gets a thread of its own and a few seconds.
 #include "comm/nccl/nccl_communicator.hpp"
 
 #include <fmt/format.h>
@@ -15,6 +15,7 @@
 #include <optional>
 #include <thread>
 
+#include "comm/forwarding_communicator.hpp"
 #include "comm/nccl/nccl_library.hpp"
 #include "kernels/base/clock.hpp"
 #include "kernels/base/host_name.hpp"
@@ -39,32 +40,21 @@ nccl::Type nccl_type(DataType type) {
     finish(lock, library_->function(__VA_ARGS__), #function "(" #__VA_ARGS__ ")", __FILE__, \
            __LINE__)
 
-class NcclCommunicator final : public Communicator {
+class NcclCommunicator final : public ForwardingCommunicator {
  public:
+    // The communicator inside is the host's.
     NcclCommunicator(std::unique_ptr<Communicator> host, const NcclOptions& options)
-        : host_(std::move(host)), options_(options), host_name_(host_name()) {}
+        : ForwardingCommunicator(std::move(host)), options_(options), host_name_(host_name()) {}
     ~NcclCommunicator() override;
 
     std::string description() const override {
-        return comm_ == nullptr ? host_->description()
+        return comm_ == nullptr ? inner().description()
                                 : fmt::format("NCCL ({}), started over {}", library_->version(),
-                                              host_->description());
+                                              inner().description());
     }
-    int rank() const override { return host_->rank(); }
-    int size() const override { return host_->size(); }
-    int local_rank() const override { return host_->local_rank(); }
-    int local_size() const override { return host_->local_size(); }
-    bool own_terminal() const override { return host_->own_terminal(); }
     bool use_device(Device& device) override;
     std::shared_ptr<void> register_buffer(void* data, std::size_t bytes) override;
-    std::unique_ptr<Request> allreduce_sum_async(void* data, std::int64_t elems,
-                                                 DataType type) override;
-    std::unique_ptr<Request> allgather_async(void* data, std::size_t bytes) override;
-    void allreduce_sum(std::span<double> data) override { host_->allreduce_sum(data); }
-    void broadcast(void* data, std::size_t bytes, int root) override {
-        host_->broadcast(data, bytes, root);
-    }
-    void barrier() override { host_->barrier(); }
+    std::unique_ptr<Request> start(const Collective& collective) override;
     std::string async_error() override;
     [[noreturn]] void abort(int exit_code) noexcept override;
 
@@ -73,7 +63,7 @@ class NcclCommunicator final : public Communicator {
 
     bool usable(const DeviceIdentity& own);
     void refuse_shared_gpus(const DeviceIdentity& own);
-    void start();
+    void connect();
     void initialise(const nccl::UniqueId& id);
     // Waits until NCCL's answer is final; where it is an error, aborts NCCL and throws. With the
     // lock.
@@ -84,11 +74,10 @@ class NcclCommunicator final : public Communicator {
     void abort_nccl(const std::unique_lock<std::mutex>& lock) noexcept;
     void stop_if_aborted() const;
 
-    std::unique_ptr<Communicator> host_;
     const NcclOptions options_;
     const std::string host_name_;
     Device* device_ = nullptr;
-    std::optional<bool> chosen_;  // whether reductions run over NCCL, once that is decided
+    std::optional<bool> chosen_;  // whether collectives run over NCCL, once that is decided
     std::unique_ptr<nccl::Library> library_;
     std::mutex mutex_;  // one call of NCCL's at a time, but for the abort
     nccl::Handle comm_ = nullptr;
@@ -97,26 +86,26 @@ class NcclCommunicator final : public Communicator {
 
 class NcclCommunicator::Operation final : public Request {
  public:
-    Operation(NcclCommunicator& comm, std::optional<Device::Event> transfer)
-        : comm_(comm), device_(*comm.device_), transfer_(transfer) {}
+    Operation(NcclCommunicator& comm, std::optional<Device::Event> end)
+        : comm_(comm), device_(*comm.device_), end_(end) {}
     void wait() override {
-        if (transfer_ && !done_) {
-            device_.synchronize(*transfer_);
+        if (end_ && !done_) {
+            device_.synchronize(*end_);
             comm_.stop_if_aborted();
         }
         done_ = true;
     }
-    bool follow() override {
-        if (transfer_) {
-            device_.wait(*transfer_);
+    bool wait_on_stream() override {
+        if (end_) {
+            device_.wait(*end_);
         }
-        return !transfer_;
+        return !end_;
     }
 
  private:
     NcclCommunicator& comm_;
     Device& device_;
-    const std::optional<Device::Event> transfer_;  // none: nothing to do
+    const std::optional<Device::Event> end_;  // none: nothing to do
     bool done_ = false;
 };
 
@@ -145,12 +134,12 @@ bool NcclCommunicator::use_device(Device& device) {
         const DeviceIdentity own = device.device_identity();
         chosen_ = usable(own);
         if (*chosen_) {
-            start();
+            connect();
         }
     }
     if (!*chosen_ || device.host_memory()) {
         device_ = nullptr;
-        return host_->use_device(device);
+        return inner().use_device(device);
     }
     device_ = &device;
     return true;
@@ -162,7 +151,7 @@ bool NcclCommunicator::usable(const DeviceIdentity& own) {
     const bool gpu = !own.uuid.empty() && (options_.required || !own.emulated);
     std::vector<double> gpus(static_cast<std::size_t>(size()));
     gpus[static_cast<std::size_t>(rank())] = gpu ? 1.0 : 0.0;
-    host_->allreduce_sum(gpus);
+    inner().allreduce_sum(gpus);
     int count = 0, without = -1;
     for (int r = size() - 1; r >= 0; --r) {
         const bool has = gpus[static_cast<std::size_t>(r)] != 0.0;
@@ -173,13 +162,13 @@ bool NcclCommunicator::usable(const DeviceIdentity& own) {
         throw AgreedError(ExitCode::usage,
                           fmt::format("--comm nccl reduces in the memory of CUDA GPUs, but rank {} "
                                       "on {} uses the CPU; use --device cuda, or --comm auto",
-                                      without, broadcast_string(*host_, host_name_, without)));
+                                      without, broadcast_string(inner(), host_name_, without)));
     }
     std::string reason = without < 0 ? "" : fmt::format("rank {} has no CUDA GPU", without);
     if (reason.empty()) {
         refuse_shared_gpus(own);
         try {
-            agree(*host_, [&] {
+            agree(inner(), [&] {
                 library_ = std::make_unique<nccl::Library>();
                 if (library_->emulated != own.emulated) {
                     library_.reset();
@@ -222,9 +211,9 @@ void NcclCommunicator::refuse_shared_gpus(const DeviceIdentity& own) {
     };
     std::vector<Place> places;
     for (int r = 0; r < size(); ++r) {
-        places.push_back({broadcast_string(*host_, host_name_, r),
-                          broadcast_string(*host_, own.bus_id, r),
-                          broadcast_string(*host_, own.uuid, r)});
+        places.push_back({broadcast_string(inner(), host_name_, r),
+                          broadcast_string(inner(), own.bus_id, r),
+                          broadcast_string(inner(), own.uuid, r)});
     }
     std::string table;
     for (std::size_t r = 0; r < places.size(); ++r) {
@@ -263,16 +252,16 @@ void NcclCommunicator::refuse_shared_gpus(const DeviceIdentity& own) {
 }
 
 // Collective.
-void NcclCommunicator::start() {
+void NcclCommunicator::connect() {
     nccl::UniqueId id{};
-    agree(*host_, [&] {
+    agree(inner(), [&] {
         if (is_root()) {
             const std::unique_lock lock(mutex_);
             GYRE_NCCL(lock, get_unique_id, &id);
         }
     });
-    host_->broadcast(&id, sizeof id, 0);
-    agree(*host_, [&] { initialise(id); });
+    inner().broadcast(&id, sizeof id, 0);
+    agree(inner(), [&] { initialise(id); });
 }
 
 void NcclCommunicator::initialise(const nccl::UniqueId& id) {
@@ -353,7 +342,7 @@ void NcclCommunicator::finish(const std::unique_lock<std::mutex>& lock, nccl::Re
 
 std::shared_ptr<void> NcclCommunicator::register_buffer(void* data, std::size_t bytes) {
     if (device_ == nullptr || !options_.register_buffers) {
-        return host_->register_buffer(data, bytes);
+        return inner().register_buffer(data, bytes);
     }
     void* registration = nullptr;
     const std::unique_lock lock(mutex_);
@@ -367,37 +356,31 @@ std::shared_ptr<void> NcclCommunicator::register_buffer(void* data, std::size_t 
             }};
 }
 
-std::unique_ptr<Request> NcclCommunicator::allreduce_sum_async(void* data, std::int64_t elems,
-                                                               DataType type) {
+std::unique_ptr<Request> NcclCommunicator::start(const Collective& c) {
     if (device_ == nullptr) {
-        return host_->allreduce_sum_async(data, elems, type);
+        return inner().start(c);
     }
-    if (elems == 0) {
+    if (c.count == 0) {
         return std::make_unique<Operation>(*this, std::nullopt);
     }
-    const Device::Event transfer = device_->submit_to_copy_stream([&](void* stream) {
+    void* const data = c.data;
+    const auto count = static_cast<std::size_t>(c.count);
+    const nccl::Type type = nccl_type(c.type);
+    const Device::Event end = device_->submit_to_copy_stream([&](void* stream) {
         const std::unique_lock lock(mutex_);
         stop_if_aborted();
-        GYRE_NCCL(lock, all_reduce, data, data, static_cast<std::size_t>(elems), nccl_type(type),
-                  nccl::sum, comm_, stream);
+        switch (c.kind) {
+            case Collective::Kind::all_reduce:
+                GYRE_NCCL(lock, all_reduce, data, data, count, type, nccl::sum, comm_, stream);
+                return;
+            case Collective::Kind::all_gather: {
+                const void* const own = static_cast<std::byte*>(data) + rank() * bytes_of(c);
+                GYRE_NCCL(lock, all_gather, own, data, count, type, comm_, stream);
+                return;
+            }
+        }
     });
-    return std::make_unique<Operation>(*this, transfer);
-}
-
-std::unique_ptr<Request> NcclCommunicator::allgather_async(void* data, std::size_t bytes) {
-    if (device_ == nullptr) {
-        return host_->allgather_async(data, bytes);
-    }
-    if (bytes == 0) {
-        return std::make_unique<Operation>(*this, std::nullopt);
-    }
-    const void* own = static_cast<std::byte*>(data) + static_cast<std::size_t>(rank()) * bytes;
-    const Device::Event transfer = device_->submit_to_copy_stream([&](void* stream) {
-        const std::unique_lock lock(mutex_);
-        stop_if_aborted();
-        GYRE_NCCL(lock, all_gather, own, data, bytes, nccl::uint8, comm_, stream);
-    });
-    return std::make_unique<Operation>(*this, transfer);
+    return std::make_unique<Operation>(*this, end);
 }
 
 std::string NcclCommunicator::async_error() {
@@ -411,7 +394,7 @@ std::string NcclCommunicator::async_error() {
             return fmt::format("NCCL reports: {} (NCCL_DEBUG=INFO says more)", error_text(state));
         }
     }
-    return host_->async_error();
+    return inner().async_error();
 }
 
 // Ends what NCCL does on the device, as far as it lets itself be ended.
@@ -456,7 +439,7 @@ void NcclCommunicator::stop_if_aborted() const {
 
 void NcclCommunicator::abort(int exit_code) noexcept {
     abort_nccl();
-    host_->abort(exit_code);
+    inner().abort(exit_code);
     std::_Exit(exit_code);
 }
 

@@ -18,8 +18,7 @@ static_assert(int{unhandled_cuda_error} == int{ncclUnhandledCudaError} &&
 static_assert(sizeof(Result) == sizeof(ncclResult_t) && sizeof(Type) == sizeof(ncclDataType_t) &&
               sizeof(Operation) == sizeof(ncclRedOp_t));
 static_assert(int{float16} == int{ncclFloat16} && int{float32} == int{ncclFloat32} &&
-              int{bfloat16} == int{ncclBfloat16} && int{uint8} == int{ncclUint8} &&
-              int{sum} == int{ncclSum});
+              int{bfloat16} == int{ncclBfloat16} && int{sum} == int{ncclSum});
 static_assert(sizeof(UniqueId) == sizeof(ncclUniqueId) && alignof(UniqueId) == 1);
 static_assert(offsetof(Config, size) == offsetof(ncclConfig_t, size) &&
               offsetof(Config, magic) == offsetof(ncclConfig_t, magic) &&

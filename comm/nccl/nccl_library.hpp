@@ -22,7 +22,7 @@ enum Result : int {
     remote_error = 6,
     in_progress = 7
 };
-enum Type : int { uint8 = 1, float16 = 6, float32 = 7, bfloat16 = 9 };
+enum Type : int { float16 = 6, float32 = 7, bfloat16 = 9 };
 enum Operation : int { sum = 0 };
 
 struct UniqueId {

@@ -5,29 +5,28 @@
 
 namespace gyre::comm {
 
-Collective* FlightRecorder::find(std::int64_t number) {
-    Collective& kept = kept_[static_cast<std::size_t>(number) % kKept];
+FlightRecorder::Entry* FlightRecorder::find(std::int64_t number) {
+    Entry& kept = kept_[static_cast<std::size_t>(number) % kKept];
     return kept.number == number ? &kept : nullptr;  // overwritten by a later one
 }
 
-Collective FlightRecorder::known(std::int64_t number) const {
-    const Collective& kept = kept_[static_cast<std::size_t>(number) % kKept];
+FlightRecorder::Entry FlightRecorder::known(std::int64_t number) const {
+    const Entry& kept = kept_[static_cast<std::size_t>(number) % kKept];
     if (kept.number == number) {
         return kept;
     }
-    Collective overwritten;
+    Entry overwritten;
     overwritten.number = number;
-    overwritten.kind = "of an unknown kind";
+    overwritten.label.name = "of an unknown kind";
     return overwritten;
 }
 
-std::int64_t FlightRecorder::start(const std::string& kind, std::int64_t bytes, std::int64_t step,
-                                   int bucket) {
+std::int64_t FlightRecorder::start(const Label& label) {
     const std::lock_guard lock(mutex_);
     const std::int64_t number = started_++;
     last_call_ = now();
     kept_[static_cast<std::size_t>(number) % kKept] = {
-        number, kind, bytes, step, bucket, Collective::State::started, now(), -1.0, -1.0};
+        .number = number, .label = label, .started = now()};
     return number;
 }
 
@@ -35,9 +34,9 @@ void FlightRecorder::wait(std::int64_t number) {
     const std::lock_guard lock(mutex_);
     waiting_ = number;
     last_call_ = now();
-    if (Collective* collective = find(number)) {
-        collective->state = Collective::State::waiting;
-        collective->waited = now();
+    if (Entry* entry = find(number)) {
+        entry->state = Entry::State::waiting;
+        entry->waited = now();
     }
 }
 
@@ -45,20 +44,20 @@ void FlightRecorder::resume(std::int64_t number) {
     const std::lock_guard lock(mutex_);
     waiting_ = -1;
     last_call_ = now();
-    if (Collective* collective = find(number)) {
-        collective->state = Collective::State::started;
-        collective->waited = -1.0;
+    if (Entry* entry = find(number)) {
+        entry->state = Entry::State::started;
+        entry->waited = -1.0;
     }
 }
 
-void FlightRecorder::follow(std::int64_t number) {
+void FlightRecorder::wait_on_stream(std::int64_t number) {
     const std::lock_guard lock(mutex_);
     waiting_ = -1;
     last_call_ = now();
-    followed_.insert(number);
-    if (Collective* collective = find(number)) {
-        collective->state = Collective::State::followed;
-        collective->waited = -1.0;
+    on_stream_.insert(number);
+    if (Entry* entry = find(number)) {
+        entry->state = Entry::State::on_stream;
+        entry->waited = -1.0;
     }
 }
 
@@ -66,11 +65,11 @@ void FlightRecorder::finish(std::int64_t number) {
     const std::lock_guard lock(mutex_);
     waiting_ = -1;
     last_call_ = now();
-    followed_.erase(number);
+    on_stream_.erase(number);
     ++finished_;
-    if (Collective* collective = find(number)) {
-        collective->state = Collective::State::finished;
-        collective->finished = now();
+    if (Entry* entry = find(number)) {
+        entry->state = Entry::State::finished;
+        entry->finished = now();
     }
 }
 
@@ -82,15 +81,15 @@ std::optional<FlightRecorder::Waiting> FlightRecorder::waiting() const {
     return Waiting{known(waiting_), now() - last_call_};
 }
 
-std::optional<FlightRecorder::Waiting> FlightRecorder::following() const {
+std::optional<FlightRecorder::Waiting> FlightRecorder::on_stream() const {
     const std::lock_guard lock(mutex_);
-    if (followed_.empty()) {
+    if (on_stream_.empty()) {
         return std::nullopt;
     }
-    return Waiting{known(*followed_.begin()), now() - last_call_};
+    return Waiting{known(*on_stream_.begin()), now() - last_call_};
 }
 
-std::optional<Collective> FlightRecorder::last() const {
+std::optional<FlightRecorder::Entry> FlightRecorder::last() const {
     const std::lock_guard lock(mutex_);
     return started_ == 0 ? std::nullopt : std::optional(known(started_ - 1));
 }
@@ -114,22 +113,22 @@ std::string FlightRecorder::json(int rank, int size, const std::string& host,
     auto& collectives = record["collectives"] = nlohmann::json::array();
     const auto kept = static_cast<std::int64_t>(kKept);
     for (std::int64_t n = std::max<std::int64_t>(0, started_ - kept); n < started_; ++n) {
-        const Collective& c = kept_[static_cast<std::size_t>(n) % kKept];
-        constexpr const char* kStates[] = {"started", "followed", "waiting", "finished"};
-        nlohmann::json entry = {{"number", c.number},
-                                {"kind", c.kind},
-                                {"bytes", c.bytes},
-                                {"state", kStates[static_cast<int>(c.state)]},
-                                {"started", c.started}};
-        if (c.step >= 0) {
-            entry["step"] = c.step;
-            entry["bucket"] = c.bucket;
+        const Entry& e = kept_[static_cast<std::size_t>(n) % kKept];
+        constexpr const char* kStates[] = {"started", "on_stream", "waiting", "finished"};
+        nlohmann::json entry = {{"number", e.number},
+                                {"kind", e.label.name},
+                                {"bytes", e.label.bytes},
+                                {"state", kStates[static_cast<int>(e.state)]},
+                                {"started", e.started}};
+        if (e.label.origin.step >= 0) {
+            entry["step"] = e.label.origin.step;
+            entry[e.label.origin.part] = e.label.origin.index;
         }
-        if (c.waited >= 0.0) {
-            entry["waited"] = c.waited;
+        if (e.waited >= 0.0) {
+            entry["waited"] = e.waited;
         }
-        if (c.finished >= 0.0) {
-            entry["finished"] = c.finished;
+        if (e.finished >= 0.0) {
+            entry["finished"] = e.finished;
         }
         collectives.push_back(std::move(entry));
     }

@@ -1,4 +1,4 @@
-// The last collectives of a rank: what it did, and what it was waiting for.
+// The last operations of a rank with others: what it did, and what it was waiting for.
 #pragma once
 
 #include <array>
@@ -9,40 +9,40 @@
 #include <set>
 #include <string>
 
-namespace gyre::comm {
+#include "comm/collective.hpp"
 
-struct Collective {
-    enum class State { started, followed, waiting, finished };
-    std::int64_t number = -1;  // counts from 0 on each rank; the same collective on all
-    std::string kind;          // such as allreduce(fp32)
-    std::int64_t bytes = 0;
-    std::int64_t step = -1;  // of the training, and bucket of its gradients; -1: none
-    int bucket = -1;
-    State state = State::started;
-    double started = 0.0, waited = -1.0, finished = -1.0;  // seconds since the recorder began
-};
+namespace gyre::comm {
 
 // Written by the rank's thread, read by the watchdog's.
 class FlightRecorder {
  public:
     static constexpr std::size_t kKept = 256;
 
-    std::int64_t start(const std::string& kind, std::int64_t bytes, std::int64_t step, int bucket);
+    struct Entry {
+        // on_stream: the device waits for it, the host does not.
+        enum class State { started, on_stream, waiting, finished };
+        std::int64_t number = -1;  // counts from 0 on each rank; the same operation on all
+        Label label;
+        State state = State::started;
+        double started = 0.0, waited = -1.0, finished = -1.0;  // seconds since the recorder began
+    };
+
+    std::int64_t start(const Label& label);
+    // The host waits; resume(): no more, though the operation is not complete.
     void wait(std::int64_t number);
-    // The wait is over, but not the collective; from follow() on the device waits for it.
     void resume(std::int64_t number);
-    void follow(std::int64_t number);
+    void wait_on_stream(std::int64_t number);
     void finish(std::int64_t number);
 
-    // What the rank waits for now, and for how many seconds.
+    // What the host waits for now, and for how many seconds.
     struct Waiting {
-        Collective collective;
+        Entry entry;
         double seconds;
     };
     std::optional<Waiting> waiting() const;
     // The first that the device waits for, and for how long the rank has been silent meanwhile.
-    std::optional<Waiting> following() const;
-    std::optional<Collective> last() const;
+    std::optional<Waiting> on_stream() const;
+    std::optional<Entry> last() const;
     std::int64_t started() const;
     std::int64_t finished() const;
     std::string json(int rank, int size, const std::string& host, const std::string& reason) const;
@@ -51,16 +51,16 @@ class FlightRecorder {
     double now() const {
         return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
     }
-    Collective* find(std::int64_t number);
-    Collective known(std::int64_t number) const;
+    Entry* find(std::int64_t number);
+    Entry known(std::int64_t number) const;
 
     mutable std::mutex mutex_;
     const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-    std::array<Collective, kKept> kept_;  // of number n at n % kKept
+    std::array<Entry, kKept> kept_;  // of number n at n % kKept
     std::int64_t started_ = 0, finished_ = 0;
     std::int64_t waiting_ = -1;
-    double last_call_ = 0.0;           // when the rank last said something
-    std::set<std::int64_t> followed_;  // not finished
+    double last_call_ = 0.0;            // when the rank last said something
+    std::set<std::int64_t> on_stream_;  // not finished
 };
 
 }  // namespace gyre::comm

@@ -1,0 +1,55 @@
+// A collective operation as a value. A new kind needs an enumerator here, a case in each
+// communicator's start() (the compiler names them) and a test in tests/comm_test.cpp.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "kernels/base/data_type.hpp"
+
+namespace gyre::comm {
+
+// What an operation belongs to, for reports.
+struct Origin {
+    std::int64_t step = -1;  // of the training, from 0; -1: none
+    const char* part = "";   // of the step, such as "bucket"
+    int index = -1;          // among such parts, from 0
+};
+
+struct Collective {
+    enum class Kind {
+        all_reduce,  // data: [count]; the sum over the ranks, each addition rounded to the type
+        all_gather,  // data: [size][count], of which each rank has written its own row: all rows
+    };
+    Kind kind;
+    void* data;          // input and output
+    std::int64_t count;  // elements that each rank contributes
+    DataType type = DataType::float32;
+    Origin origin = {};
+};
+
+constexpr const char* name_of(Collective::Kind kind) {
+    switch (kind) {
+        case Collective::Kind::all_reduce:
+            return "allreduce";
+        case Collective::Kind::all_gather:
+            return "allgather";
+    }
+    return "";
+}
+// Of one rank's contribution.
+constexpr std::int64_t bytes_of(const Collective& collective) {
+    return collective.count * static_cast<std::int64_t>(bytes_of(collective.type));
+}
+
+// What reports say of an operation.
+struct Label {
+    std::string name;        // such as allreduce(fp32)
+    std::int64_t bytes = 0;  // of one rank's contribution
+    Origin origin = {};
+};
+inline Label label_of(const Collective& c) {
+    return {std::string(name_of(c.kind)) + "(" + name_of(c.type) + ")", bytes_of(c), c.origin};
+}
+
+}  // namespace gyre::comm

@@ -1,0 +1,230 @@
+#include "comm/watch/peers.hpp"
+
+#include <fmt/format.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <random>
+
+#include "kernels/base/host_name.hpp"
+#include "kernels/base/printable.hpp"
+
+namespace gyre::comm {
+namespace {
+
+constexpr double kConnectSeconds = 5.0;
+constexpr double kSilentSeconds = 3.0;  // after which a rank counts as not answering
+
+struct Hello {
+    std::uint64_t token = 0;
+    std::int64_t rank = 0;
+};
+
+bool gone(const Status& s) {
+    return (s.flags & Status::kClosed) != 0 && (s.flags & Status::kLeaving) == 0;
+}
+bool at_fault(const Status& s) {
+    return gone(s) && (s.flags & Status::kFailing) == 0;
+}
+bool silent(const Status& s) {
+    return s.silent >= kSilentSeconds;
+}
+std::string how_absent(const Status& s) {
+    return !gone(s) ? fmt::format("silent for {:.0f} s: stopped, or its host or network is gone",
+                                  s.silent)
+           : at_fault(s) ? "its process has ended"
+                         : "it has given up, too";
+}
+
+}  // namespace
+
+Peers::Peers(Communicator& comm) : rank_(comm.rank()), size_(comm.size()) {
+    const std::string host = host_name();
+    for (int r = 0; r < size_; ++r) {
+        hosts_.push_back(printable(broadcast_string(comm, host, r)));
+    }
+    table_.resize(static_cast<std::size_t>(size_));
+    heard_.resize(table_.size(), Clock::now());
+    joined_.resize(table_.size());
+    for (int r = 0; r < size_; ++r) {
+        table_[static_cast<std::size_t>(r)].rank = r;
+    }
+    connect(comm);
+}
+
+void Peers::connect(Communicator& comm) {
+    std::string addresses;
+    std::uint16_t port = 0;
+    std::uint64_t token = 0;
+    if (rank_ == 0) {
+        const bool one_host = std::all_of(hosts_.begin(), hosts_.end(),
+                                          [&](const std::string& h) { return h == hosts_[0]; });
+        listener_ = listen_anywhere(one_host, port);
+        std::random_device random;
+        token = std::uint64_t{random()} << 32 | random();
+        addresses = own_addresses(one_host);
+    }
+    addresses = broadcast_string(comm, addresses, 0);
+    comm.broadcast(&port, sizeof port, 0);
+    comm.broadcast(&token, sizeof token, 0);
+    if (rank_ == 0) {
+        links_.resize(table_.size());
+        accept_all(token);
+    } else {
+        links_.resize(1);
+        connect_to_root(addresses, port, token);
+    }
+}
+
+void Peers::connect_to_root(const std::string& addresses, std::uint16_t port, std::uint64_t token) {
+    for (std::size_t at = 0; port != 0 && at < addresses.size() && !links_[0].open();) {
+        const std::size_t end = std::min(addresses.find(' ', at), addresses.size());
+        Socket socket = connect_to(addresses.substr(at, end - at), port, 2000);
+        at = end + 1;
+        if (socket.open()) {
+            const Hello hello{token, rank_};
+            links_[0] = Link(std::move(socket));
+            links_[0].send(&hello, sizeof hello);
+            joined_[0] = true;
+        }
+    }
+    if (!links_[0].open()) {
+        fmt::print(stderr,
+                   "gyre: rank {} on {}: no connection to rank 0's watchdog on {} (port {}); waits "
+                   "still end after --timeout, but cannot name who is late\n",
+                   rank_, host(), hosts_[0], port);
+    }
+}
+
+void Peers::accept_all(std::uint64_t token) {
+    const auto begin = Clock::now();
+    std::vector<Link> strangers;
+    int missing = size_ - 1;
+    while (missing > 0 && listener_.open() && seconds_since(begin) < kConnectSeconds) {
+        pollfd wait{listener_.fd(), POLLIN, 0};
+        if (poll(&wait, 1, 10) == 1) {
+            strangers.emplace_back(Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)));
+        }
+        for (Link& link : strangers) {
+            Hello hello;
+            if (link.open() && link.receive(&hello, sizeof hello)) {
+                if (hello.token == token && hello.rank > 0 && hello.rank < size_) {
+                    links_[static_cast<std::size_t>(hello.rank)] = std::move(link);
+                    joined_[static_cast<std::size_t>(hello.rank)] = true;
+                    --missing;
+                }
+                link.close();
+            }
+        }
+    }
+    listener_.close();
+}
+
+void Peers::exchange(const Status& own) {
+    table_[static_cast<std::size_t>(rank_)] = own;
+    heard_[static_cast<std::size_t>(rank_)] = Clock::now();
+    if (rank_ == 0) {
+        exchange_with_all();
+    } else {
+        exchange_with_root();
+    }
+}
+
+void Peers::exchange_with_root() {
+    const Status own = table_[static_cast<std::size_t>(rank_)];
+    links_[0].send(&own, sizeof own);
+    std::vector<Status> news(table_.size());
+    while (links_[0].receive(news.data(), news.size() * sizeof(Status))) {
+        table_ = news;
+        table_[static_cast<std::size_t>(rank_)] = own;
+        heard_[0] = Clock::now();
+    }
+    table_[0].silent = static_cast<float>(seconds_since(heard_[0]));
+    if (joined_[0] && !links_[0].open()) {
+        table_[0].flags |= Status::kClosed;
+    }
+}
+
+void Peers::exchange_with_all() {
+    for (std::size_t r = 1; r < table_.size(); ++r) {
+        Status news;
+        while (links_[r].receive(&news, sizeof news)) {
+            table_[r] = news;
+            heard_[r] = Clock::now();
+        }
+        table_[r].silent = static_cast<float>(seconds_since(heard_[r]));
+        if (joined_[r] && !links_[r].open()) {
+            table_[r].flags |= Status::kClosed;
+        }
+    }
+    for (std::size_t r = 1; r < table_.size(); ++r) {
+        links_[r].send(table_.data(), table_.size() * sizeof(Status));
+    }
+}
+
+bool Peers::any_gone() const {
+    return std::any_of(table_.begin(), table_.end(), gone);
+}
+
+bool Peers::any_at_fault() const {
+    return std::any_of(table_.begin(), table_.end(), at_fault);
+}
+
+bool Peers::another_reports() const {
+    return std::any_of(table_.begin(), table_.end(), [&](const Status& s) {
+        return s.rank != rank_ && (s.flags & Status::kReporting) != 0;
+    });
+}
+
+bool Peers::speaks() const {
+    if (another_reports()) {
+        return false;
+    }
+    for (const Status& s : table_) {
+        if (s.rank == rank_) {
+            return true;
+        }
+        if (s.waiting >= 0.0f && !silent(s) && !gone(s)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+std::string Peers::absent_ranks() const {
+    std::string text;
+    for (const Status& s : table_) {
+        if (s.rank != rank_ && (at_fault(s) || (!gone(s) && silent(s)))) {
+            text +=
+                fmt::format("{}{} ({})", text.empty() ? "gone: " : ", ", name(s), how_absent(s));
+        }
+    }
+    return text.empty() ? "no other rank's process has ended" : text;
+}
+
+std::string Peers::late_ranks(std::int64_t number) const {
+    std::string late, arrived;
+    for (const Status& s : table_) {
+        const bool absent = gone(s) || silent(s);
+        if (s.started > number) {
+            arrived += fmt::format("{}{}", arrived.empty() ? "" : ", ", s.rank);
+            if (!absent) {
+                continue;
+            }
+        }
+        late += fmt::format("{}{} ({})", late.empty() ? "" : "; ", name(s),
+                            absent ? how_absent(s)
+                                   : fmt::format("heard of {:.0f} s ago, at collective {}, step {}",
+                                                 s.silent, s.started, s.step + 1));
+    }
+    return fmt::format("arrived: rank{} {}; not answering or not arrived: {}",
+                       arrived.find(',') == std::string::npos ? "" : "s",
+                       arrived.empty() ? "none" : arrived,
+                       late.empty() ? "none: the library is stuck" : late);
+}
+
+std::string Peers::name(const Status& s) const {
+    return fmt::format("rank {} on {}", s.rank, hosts_[static_cast<std::size_t>(s.rank)]);
+}
+
+}  // namespace gyre::comm

@@ -1,0 +1,188 @@
+#include "comm/watch/watcher.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "kernels/base/printable.hpp"
+
+namespace gyre::comm {
+namespace {
+
+constexpr std::chrono::milliseconds kPulse{200};  // between two messages of a rank
+constexpr double kGoneSeconds = 1.0;    // that the launcher gets to end the job of a dead rank
+constexpr unsigned kAbortSeconds = 5;   // that the library's abort gets
+constexpr double kAskSeconds = 1.0;     // between two questions whether the library has failed
+constexpr double kSpeechSeconds = 1.0;  // that a rank waits for another to report
+constexpr double kNewsSeconds = 1.5;    // that the news of an ended process may take
+
+std::string describe(const FlightRecorder::Entry& e) {
+    const auto& [name, bytes, origin] = e.label;
+    return fmt::format("collective {}, {} of {} bytes{}", e.number, name, bytes,
+                       origin.step < 0 ? ""
+                                       : fmt::format(" (step {}, {} {})", origin.step + 1,
+                                                     origin.part, origin.index));
+}
+
+}  // namespace
+
+Watcher::Watcher(Communicator& comm, const WatchOptions& options)
+    : comm_(comm), options_(options), peers_(comm) {
+    thread_ = std::thread([this] { watch(); });
+}
+
+Watcher::~Watcher() {
+    leaving_ = true;
+    thread_.join();
+}
+
+void Watcher::set_failure(const std::string& what) {
+    const std::lock_guard lock(failure_mutex_);
+    failure_ = what;
+}
+
+std::string Watcher::failure() {
+    const std::lock_guard lock(failure_mutex_);
+    return failure_;
+}
+
+// What this rank waits for: its host, or else its device, for so long that the host, which does not
+// run far ahead, must be waiting for the device in some call or other.
+std::optional<FlightRecorder::Waiting> Watcher::pending() const {
+    if (const auto waiting = recorder_.waiting()) {
+        return waiting;
+    }
+    const auto on_stream = recorder_.on_stream();
+    return on_stream && on_stream->seconds >= options_.warning_seconds ? on_stream : std::nullopt;
+}
+
+void Watcher::exchange() {
+    Status own;
+    own.rank = comm_.rank();
+    own.flags = (leaving_ ? Status::kLeaving : 0) | (reporting_ ? Status::kReporting : 0) |
+                (failing_ ? Status::kFailing : 0);
+    own.started = recorder_.started();
+    own.finished = recorder_.finished();
+    own.step = step_;
+    if (const auto pending = this->pending()) {
+        own.waiting = static_cast<float>(pending->seconds);
+    }
+    peers_.exchange(own);
+}
+
+void Watcher::pause() const {
+    for (auto end = Clock::now() + kPulse; Clock::now() < end && !leaving_;) {
+        std::this_thread::sleep_for(kPulse / 10);
+    }
+}
+
+void Watcher::watch() {
+    for (;; pause()) {
+        exchange();
+        if (leaving_) {
+            return;
+        }
+        end_if_failed();
+        end_if_library_failed();
+        const auto waiting = pending();
+        if (!waiting || !peers_.any_gone()) {
+            last_whole_ = Clock::now();
+        }
+        if (waiting) {
+            end_if_late(*waiting);
+        }
+    }
+}
+
+// The rank's error seldom knows which rank is gone; the links soon do.
+void Watcher::end_if_failed() {
+    const std::string failure = this->failure();
+    if (failure.empty()) {
+        return;
+    }
+    failing_ = true;
+    for (const auto begin = Clock::now();
+         !peers_.any_at_fault() && seconds_since(begin) < kNewsSeconds;) {
+        exchange();
+        std::this_thread::sleep_for(kPulse / 4);
+    }
+    fail(fmt::format("{}; {}", failure, peers_.absent_ranks()));
+}
+
+void Watcher::end_if_library_failed() {
+    if (seconds_since(last_asked_) < kAskSeconds) {
+        return;
+    }
+    last_asked_ = Clock::now();
+    const std::string error = comm_.async_error();
+    if (error.empty()) {
+        return;
+    }
+    auto entry = recorder_.last().value_or(FlightRecorder::Entry{});
+    if (const auto on_stream = recorder_.on_stream()) {
+        entry = on_stream->entry;
+    }
+    fail(fmt::format("{}; under way: {}; {}. A rank, its host or its network may be gone", error,
+                     describe(entry), peers_.late_ranks(entry.number)));
+}
+
+void Watcher::end_if_late(const FlightRecorder::Waiting& waiting) {
+    const FlightRecorder::Entry& entry = waiting.entry;
+    const bool set_up = entry.label.name == kSetUp;
+    // A process that has ended without taking its leave will never arrive.
+    if (waiting.seconds >= (set_up ? options_.setup_seconds : options_.timeout_seconds) ||
+        seconds_since(last_whole_) >= kGoneSeconds) {
+        fail(
+            fmt::format("no progress for {:.0f} s in {}; {}. Look at the late rank first (is it "
+                        "running? its host's log, memory, network); --timeout sets how long a "
+                        "wait may last",
+                        waiting.seconds, describe(entry), peers_.late_ranks(entry.number)));
+    }
+    if (waiting.seconds >= options_.warning_seconds && !set_up && warned_of_ != entry.number) {
+        warned_of_ = entry.number;
+        if (peers_.speaks()) {
+            fmt::print(stderr, "gyre: waiting for {:.0f} s in {}; {}\n", waiting.seconds,
+                       describe(entry), peers_.late_ranks(entry.number));
+        }
+    }
+}
+
+// Reports, keeps the flight record, and ends the job.
+void Watcher::fail(const std::string& reason) {
+    failing_ = true;
+    const int rank = comm_.rank();
+    if (!options_.flight_record.empty()) {
+        std::ofstream(fmt::format("{}.rank{}.json", options_.flight_record, rank))
+            << recorder_.json(rank, comm_.size(), peers_.host(), reason) << "\n";
+    }
+    // The lowest rank that waits reports, unless it notices nothing.
+    bool speak = peers_.speaks();
+    for (const auto begin = Clock::now(); !speak && !peers_.another_reports() &&
+                                          !(speak = seconds_since(begin) >= kSpeechSeconds);) {
+        std::this_thread::sleep_for(kPulse / 4);
+        exchange();
+    }
+    if (speak) {
+        reporting_ = true;
+    }
+    exchange();  // the others then hold their tongues, even when this process is gone
+    if (speak || comm_.own_terminal()) {
+        fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank,
+                   peers_.host(), printable(reason, true),
+                   static_cast<int>(ExitCode::communication));
+        std::fflush(stderr);
+    } else {
+        // The one that speaks may still be writing; its abort would cut it off.
+        std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    }
+    // The library's abort may itself hang on the very rank that is gone.
+    std::thread([] {
+        std::this_thread::sleep_for(std::chrono::seconds(kAbortSeconds));
+        std::_Exit(static_cast<int>(ExitCode::communication));
+    }).detach();
+    comm_.abort(static_cast<int>(ExitCode::communication));
+    std::_Exit(static_cast<int>(ExitCode::communication));
+}
+
+}  // namespace gyre::comm

@@ -1,0 +1,63 @@
+// The watchdog's thread: looks after this rank's waits, tells the other ranks how far it is, and
+// ends the job where a wait is too long, a rank is gone or the library has failed.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "comm/communicator.hpp"
+#include "comm/watch/flight_recorder.hpp"
+#include "comm/watch/peers.hpp"
+#include "comm/watch/watchdog.hpp"
+
+namespace gyre::comm {
+
+class Watcher {
+ public:
+    // The name of an operation whose wait has a deadline of its own.
+    static constexpr const char* kSetUp = "set-up of reductions";
+
+    // Called by all ranks. comm: whose waits are watched; outlives this.
+    Watcher(Communicator& comm, const WatchOptions& options);
+    ~Watcher();
+    Watcher(const Watcher&) = delete;
+    Watcher& operator=(const Watcher&) = delete;
+
+    FlightRecorder& recorder() { return recorder_; }
+    // The step that this rank is in.
+    void set_step(std::int64_t step) { step_ = step; }
+    // The rank has met an error of the library's, and does not go on.
+    void set_failure(const std::string& what);
+
+ private:
+    void watch();
+    void end_if_failed();
+    void end_if_library_failed();
+    void end_if_late(const FlightRecorder::Waiting& waiting);
+    void exchange();
+    void pause() const;
+    std::optional<FlightRecorder::Waiting> pending() const;
+    std::string failure();
+    [[noreturn]] void fail(const std::string& reason);
+
+    Communicator& comm_;
+    const WatchOptions options_;
+    FlightRecorder recorder_;
+    std::atomic<std::int64_t> step_{-1};
+    std::atomic<bool> leaving_{false};
+    std::mutex failure_mutex_;
+    std::string failure_;
+    // The thread's.
+    Peers peers_;
+    bool reporting_ = false, failing_ = false;
+    Clock::time_point last_asked_ = Clock::now();
+    Clock::time_point last_whole_ = Clock::now();  // when nobody was gone, or nobody waited
+    std::int64_t warned_of_ = -1;
+    std::thread thread_;
+};
+
+}  // namespace gyre::comm
