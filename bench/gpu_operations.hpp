@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "bench/cpu_layers.hpp"
 #include "bench/gpu_operands.hpp"
 #include "bench/kernels.hpp"
 
@@ -55,10 +56,10 @@ struct Gpu {
     }
 };
 struct Cpu {
-    Backend& layers;
+    bench::CpuLayers layers;
 
     void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) const {
-        layers.gather(args, n, x, y);
+        layers->gather(args, n, x, y);
     }
     void relu_forward(const Shape& shape, int n, float* y) const {
         layers.relu_forward(shape, n, y);
@@ -69,15 +70,15 @@ struct Cpu {
     void dropout(const DropoutArgs& args, int n, float* x) const { layers.dropout(args, n, x); }
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* v) const {
-        layers.sgd_step(args, elems, p, g, v);
+        layers->sgd_step(args, elems, p, g, v);
     }
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
                    float* v) const {
-        layers.adam_step(args, elems, p, g, m, v);
+        layers->adam_step(args, elems, p, g, m, v);
     }
     void fill(std::int64_t elems, float value, float* x) const { std::fill_n(x, elems, value); }
     void clip_norm(std::int64_t elems, float most, float* x) const {
-        layers.clip_norm(elems, most, x, {});
+        layers->clip_norm(elems, most, x, {});
     }
     void one_hot(int, int, float, const std::int32_t*, float*) const {}
 };

@@ -1,4 +1,4 @@
-// A device with one function for each kernel of a training step.
+// A device, the operations of its nets, and the functions of a training step beside them.
 //
 // Pointers are device pointers, of float32 unless said otherwise; `n` is the number of images.
 // Parameters have PyTorch's shapes and order. Activations are logically
@@ -88,59 +88,10 @@ struct AdamArgs {
     FiniteCheck finite = {};
 };
 
-// The layers that several libraries implement. Gradients of weights for n = 0 are a backend's
-// affair: what stands behind it is called with images only.
-class LayerKernels {
+class Backend : public Device, public OpFactory {
  public:
-    virtual ~LayerKernels() = default;
-    // What computes, as text.
-    virtual std::string implementation() const = 0;
-
-    // What a net announces of its layers before the first step, once for each number of images that
-    // many passes have, training passes first, so that memory is reserved and kernels are chosen
-    // then; a pass without training has no backward pass. Passes of other sizes work, too.
-    virtual void prepare_conv2d(const std::string& /*layer*/, const Conv2dShape&, int /*n*/,
-                                bool /*training*/) {}
-    virtual void prepare_maxpool2d(const std::string& /*layer*/, const MaxPool2dShape&, int /*n*/,
-                                   bool /*training*/) {}
-    virtual void prepare_linear(const std::string& /*layer*/, const LinearShape&, int /*n*/,
-                                bool /*training*/) {}
     // What was chosen for each layer and why, for -v; empty where there was no choice.
     virtual std::string choices() const { return {}; }
-
-    // y[o] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] * x[c][oh*stride - padding + kh][...].
-    virtual void conv2d_forward(const Conv2dShape& shape, int n, const float* x, const float* w,
-                                const float* b, float* y) = 0;
-    virtual void conv2d_backward_data(const Conv2dShape& shape, int n, const float* dy,
-                                      const float* w, float* dx) = 0;
-    // dw and db are overwritten, with zeros for n = 0.
-    virtual void conv2d_backward_weights(const Conv2dShape& shape, int n, const float* x,
-                                         const float* dy, float* dw, float* db) = 0;
-
-    // argmax: position within the window of the first largest value; activation_elems() bytes, or
-    // null where no backward pass follows.
-    virtual void maxpool2d_forward(const MaxPool2dShape& shape, int n, const float* x, float* y,
-                                   std::uint8_t* argmax) = 0;
-    virtual void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* x,
-                                    const std::uint8_t* argmax, const float* dy, float* dx) = 0;
-
-    // y = x w^T + b, x [n][in_features] (a flattened activation), y [n][out_features].
-    virtual void linear_forward(const LinearShape& shape, int n, const float* x, const float* w,
-                                const float* b, float* y) = 0;
-    virtual void linear_backward_data(const LinearShape& shape, int n, const float* dy,
-                                      const float* w, float* dx) = 0;
-    // dw and db are overwritten, with zeros for n = 0.
-    virtual void linear_backward_weights(const LinearShape& shape, int n, const float* x,
-                                         const float* dy, float* dw, float* db) = 0;
-
-    virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;
-};
-
-class Backend : public Device, public OpFactory, public LayerKernels {
- public:
-    std::string implementation() const override { return description(); }
-    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
-                             const OpSizes& sizes) override;
 
     // Activations: floats to allocate for n images, and conversion from and to [n][shape] on the
     // host.
@@ -150,13 +101,7 @@ class Backend : public Device, public OpFactory, public LayerKernels {
 
     // x [n][shape], y labels [n].
     virtual void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) = 0;
-
-    // In place: y = max(y, 0); dy = 0 where y <= 0.
-    virtual void relu_forward(const Shape& shape, int n, float* y) = 0;
-    virtual void relu_backward(const Shape& shape, int n, const float* y, float* dy) = 0;
-
-    // In place, forward and backward alike: x *= mask / (1 - probability).
-    virtual void dropout(const DropoutArgs& args, int n, float* x) = 0;
+    virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;
 
     // x *= min(1, most / (||x|| + 1e-6)), as torch.nn.utils.clip_grad_norm_.
     virtual void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) = 0;

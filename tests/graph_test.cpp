@@ -631,7 +631,7 @@ TEST_CASE("a graph keeps the workspace that it was captured with", "[graph]") {
     const DeviceBuffer<float> behind(*backend, 1);  // so that it does not grow where it is
     const auto graph = backend->capture(clip);
     const Conv2dShape shape{{32, 16, 16}, 32, 3, 1, 1};
-    backend->prepare_conv2d("conv1", shape, 64, true);
+    const auto conv = backend->make("conv1", Conv2dSpec{.shape = shape}, {.train_images = 64});
     const DeviceBuffer<float> in_its_place(*backend, 2);
     backend->upload(x.get(), values.data(), x.bytes());
     graph->launch();

@@ -1,57 +1,22 @@
-// Memory, layout conversion and the batch gather of the CPU backend.
+// Copies, layout conversion and the batch gather of the CPU backend.
 #include "kernels/cpu/backend_cpu.hpp"
-
-#include <sys/mman.h>
-
-#include <algorithm>
-#include <cstdlib>
-#include <cstring>
-#include <new>
 
 #include <fmt/format.h>
 
-#include "kernels/base/error.hpp"
+#include <algorithm>
+#include <cstring>
+
+#include "kernels/cpu/ops.hpp"
 
 namespace gyre::cpu {
-
-namespace {
-constexpr std::size_t kHugePage = std::size_t{2} << 20;
-}
-
-void* allocate_aligned(std::size_t bytes) {
-    const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-    const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
-    void* memory = nullptr;
-    if (posix_memalign(&memory, alignment, rounded) != 0) {
-        throw Error(ExitCode::internal,
-                    fmt::format("out of memory: {} MiB could not be allocated; use a smaller batch "
-                                "or model, or fewer ranks on this host",
-                                bytes >> 20));
-    }
-    if (bytes >= kHugePage) {
-        madvise(memory, rounded, MADV_HUGEPAGE);  // only a wish: ignored where there are none
-    }
-    std::memset(memory, 0, rounded);
-    return memory;
-}
-
-void release_aligned(void* memory) noexcept {
-    std::free(memory);
-}
-
-float* Scratch::floats(std::int64_t elems) {
-    if (elems > elems_) {
-        release_aligned(memory_);
-        memory_ = nullptr;
-        memory_ = allocate_aligned(static_cast<std::size_t>(elems) * sizeof(float));
-        elems_ = elems;
-    }
-    return static_cast<float*>(memory_);
-}
 
 std::string CpuBackend::description() const {
     return fmt::format("CPU, {} thread{} a rank, {} floats a vector", pool_.threads(),
                        pool_.threads() == 1 ? "" : "s", kVec);
+}
+
+std::unique_ptr<Op> CpuBackend::make(const std::string&, const OpSpec& spec, const OpSizes& sizes) {
+    return std::visit([&](const auto& which) { return make_op(context_, which, sizes); }, spec);
 }
 
 void CpuBackend::upload(void* device, const void* host, std::size_t bytes) {

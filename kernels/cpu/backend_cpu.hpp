@@ -7,38 +7,17 @@
 
 #include "kernels/backend.hpp"
 #include "kernels/base/clock.hpp"
-#include "kernels/cpu/simd.hpp"
-#include "kernels/cpu/thread_pool.hpp"
+#include "kernels/cpu/context.hpp"
 
 namespace gyre::cpu {
 
-inline int block_count(int n) {
-    return (n + kLanes - 1) / kLanes;
-}
-
-// 64-byte aligned, zeroed memory; huge pages where it is large, for the sake of the TLB.
-void* allocate_aligned(std::size_t bytes);
-void release_aligned(void* memory) noexcept;
-
-// Memory a kernel needs while it runs; grows to the largest request and is kept.
-class Scratch {
- public:
-    Scratch() = default;
-    Scratch(const Scratch&) = delete;
-    Scratch& operator=(const Scratch&) = delete;
-    ~Scratch() { release_aligned(memory_); }
-    float* floats(std::int64_t elems);
-
- private:
-    void* memory_ = nullptr;
-    std::int64_t elems_ = 0;
-};
-
 class CpuBackend final : public Backend {
  public:
-    explicit CpuBackend(int threads) : pool_(threads), worker_scratch_(workers(threads)) {}
+    explicit CpuBackend(int threads) : pool_(threads), workspace_(threads) {}
 
     std::string description() const override;
+    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
+                             const OpSizes& sizes) override;
     void* allocate(std::size_t bytes) override { return allocate_aligned(bytes); }
     void release(void* memory) noexcept override { release_aligned(memory); }
     void upload(void* device, const void* host, std::size_t bytes) override;
@@ -75,25 +54,6 @@ class CpuBackend final : public Backend {
     void export_activation(const Shape& shape, int n, const float* x, float* host) override;
     void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) override;
 
-    void conv2d_forward(const Conv2dShape& shape, int n, const float* x, const float* w,
-                        const float* b, float* y) override;
-    void conv2d_backward_data(const Conv2dShape& shape, int n, const float* dy, const float* w,
-                              float* dx) override;
-    void conv2d_backward_weights(const Conv2dShape& shape, int n, const float* x, const float* dy,
-                                 float* dw, float* db) override;
-    void maxpool2d_forward(const MaxPool2dShape& shape, int n, const float* x, float* y,
-                           std::uint8_t* argmax) override;
-    void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* x,
-                            const std::uint8_t* argmax, const float* dy, float* dx) override;
-    void relu_forward(const Shape& shape, int n, float* y) override;
-    void relu_backward(const Shape& shape, int n, const float* y, float* dy) override;
-    void linear_forward(const LinearShape& shape, int n, const float* x, const float* w,
-                        const float* b, float* y) override;
-    void linear_backward_data(const LinearShape& shape, int n, const float* dy, const float* w,
-                              float* dx) override;
-    void linear_backward_weights(const LinearShape& shape, int n, const float* x, const float* dy,
-                                 float* dw, float* db) override;
-    void dropout(const DropoutArgs& args, int n, float* x) override;
     void cross_entropy(const CrossEntropyArgs& args, int n) override;
     void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) override;
     void add(std::int64_t elems, const float* x, float* y) override;
@@ -106,15 +66,11 @@ class CpuBackend final : public Backend {
 
  private:
     static constexpr std::chrono::nanoseconds kEventUnit{1};
-    static std::size_t workers(int threads) { return static_cast<std::size_t>(threads); }
-    // Calls body(begin, end) over pieces of [0, elems) on all threads.
-    template <typename Body>
-    void for_ranges(std::int64_t elems, Body&& body);
 
     ThreadPool pool_;
-    Scratch scratch_;                      // of the whole kernel
-    Scratch scratch_b_;                    // a second one, for kernels that need two
-    std::vector<Scratch> worker_scratch_;  // [threads]
+    Workspace workspace_;
+    const Context context_{pool_, workspace_};
+    std::vector<double> sums_;  // of clip_norm(); keeps its memory
 };
 
 }  // namespace gyre::cpu

@@ -9,7 +9,7 @@
 // level-2 cache.
 #include <algorithm>
 
-#include "kernels/cpu/backend_cpu.hpp"
+#include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/tile.hpp"
 
 namespace gyre::cpu {
@@ -32,35 +32,64 @@ void prefetch_rows(const float* first, std::ptrdiff_t row_step, int rows, int co
     }
 }
 
-}  // namespace
+class LinearOp final : public Op {
+ public:
+    LinearOp(const Context& context, const LinearShape& shape, const OpSizes& sizes)
+        : context_(context),
+          in_(shape.in_features),
+          out_(shape.out_features),
+          rows_(out_, kTileRows),
+          gradient_blocks_(std::max(1, block_count(sizes.train_images))) {
+        const std::int64_t images = std::int64_t{gradient_blocks_} * kLanes;
+        context.workspace.reserve(0, std::max<std::int64_t>(kPanelRows * kPanelCols,
+                                                            images * kGradientCols + kSpillFloats));
+    }
 
-void CpuBackend::linear_forward(const LinearShape& shape, int n, const float* x, const float* w,
-                                const float* b, float* y) {
-    const int blocks = block_count(n);
-    const int in = shape.in_features;
-    const int out = shape.out_features;
+    OpNeeds needs() const override { return {}; }
+    void forward(const Batch& batch, const OpIo& io) override;
+    void backward_params(const Batch& batch, const OpIo& io) override;
+    void backward_input(const Batch& batch, const OpIo& io) override;
+
+ private:
+    // The last columns of a row tile of dw, where they fill no vector.
+    static constexpr std::int64_t kSpillFloats = kTileRows * kLanes;
+
+    void input_gradient_panel(int blocks, int first, int width, float* panel, const float* dy,
+                              const float* w, float* dx) const;
+    void weight_gradient_panel(int first, int width, int first_block, int blocks, float* panel,
+                               const OpIo& io) const;
+    void bias_gradient(int blocks, const float* dy, float* db) const;
+
+    const Context context_;
+    const int in_, out_;
+    const Split rows_;           // of w, in the forward pass and the weights' gradient
+    const int gradient_blocks_;  // whose x fits the workspace
+};
+
+void LinearOp::forward(const Batch& batch, const OpIo& io) {
+    const int blocks = block_count(batch.n);
     const int depth = std::max(64, kCacheFloats / (kLanes * std::max(1, blocks)));
-    const Split rows(out, kTileRows), cols(blocks, kTileCols), depths(in, depth);
+    const Split cols(blocks, kTileCols), depths(in_, depth);
     for (int part = 0; part < depths.parts && blocks > 0; ++part) {
         const int k = depths.begin(part);
-        pool_.parallel_for(rows.parts, [&](std::int64_t task, int) {
-            const int row = rows.begin(static_cast<int>(task));
-            const int row_count = rows.size(static_cast<int>(task));
+        context_.pool.parallel_for(rows_.parts, [&](std::int64_t task, int) {
+            const int row = rows_.begin(static_cast<int>(task));
+            const int row_count = rows_.size(static_cast<int>(task));
             TileLoops loops;
             loops.count = {1, 1, depths.size(part)};
             loops.x_step = {0, 0, kLanes};
             loops.w_step = {0, 0, 1};
             TileOperands op;
-            op.w = w + std::ptrdiff_t{row} * in + k;
-            op.w_row = in;
+            op.w = io.params[0].f32() + std::ptrdiff_t{row} * in_ + k;
+            op.w_row = in_;
             op.y_row = kLanes;
-            op.start = b + row;
+            op.start = io.params[1].f32() + row;
             op.accumulate = part > 0;
             for (int group = 0; group < cols.parts; ++group) {
                 for (int c = 0; c < cols.size(group); ++c) {
                     const std::ptrdiff_t block = cols.begin(group) + c;
-                    op.x[c] = x + (block * in + k) * kLanes;
-                    op.y[c] = y + (block * out + row) * kLanes;
+                    op.x[c] = io.x.f32() + (block * in_ + k) * kLanes;
+                    op.y[c] = io.y.f32() + (block * out_ + row) * kLanes;
                 }
                 tile_function(row_count, cols.size(group))(loops, op);
             }
@@ -68,139 +97,164 @@ void CpuBackend::linear_forward(const LinearShape& shape, int n, const float* x,
     }
 }
 
-void CpuBackend::linear_backward_data(const LinearShape& shape, int n, const float* dy,
-                                      const float* w, float* dx) {
-    const int blocks = block_count(n);
-    const int in = shape.in_features;
-    const int out = shape.out_features;
-    const Split panels(in, kPanelCols), depths(out, kPanelRows), cols(blocks, kTileCols);
+void LinearOp::backward_input(const Batch& batch, const OpIo& io) {
+    const int blocks = block_count(batch.n);
     if (blocks == 0) {
         return;
     }
-    pool_.parallel_for(panels.parts, [&](std::int64_t task, int worker) {
-        const int first = panels.begin(static_cast<int>(task));
-        const int width = panels.size(static_cast<int>(task));
-        float* panel =
-            worker_scratch_[static_cast<std::size_t>(worker)].floats(kPanelRows * kPanelCols);
-        const Split rows(width, kTileRows);
-        for (int part = 0; part < depths.parts; ++part) {
-            const int k = depths.begin(part);
-            const int depth = depths.size(part);
-            for (int r = 0; r < depth; ++r) {
-                std::copy_n(w + std::ptrdiff_t{k + r} * in + first, width, panel + r * width);
-            }
-            TileLoops loops;
-            loops.count = {1, 1, depth};
-            loops.x_step = {0, 0, kLanes};
-            loops.w_step = {0, 0, width};
-            TileOperands op;
-            op.w_row = 1;
-            op.y_row = kLanes;
-            op.accumulate = part > 0;
-            for (int group = 0; group < cols.parts; ++group) {
-                for (int tile = 0; tile < rows.parts; ++tile) {
-                    const int row = rows.begin(tile);
-                    if (group == 0) {
-                        // This tile's share of the next panel.
-                        const bool last = part + 1 == depths.parts;
-                        const int next_row = last ? 0 : k + depth;
-                        const int next_first = last ? first + width : first;
-                        const int begin = kPanelRows * tile / rows.parts;
-                        const int end = kPanelRows * (tile + 1) / rows.parts;
-                        prefetch_rows<false>(w + std::ptrdiff_t{next_row + begin} * in + next_first,
-                                             in, std::min(end, out - next_row) - begin,
-                                             std::min(width, in - next_first));
-                    }
-                    op.w = panel + row;
-                    for (int c = 0; c < cols.size(group); ++c) {
-                        const std::ptrdiff_t block = cols.begin(group) + c;
-                        op.x[c] = dy + (block * out + k) * kLanes;
-                        op.y[c] = dx + (block * in + first + row) * kLanes;
-                    }
-                    tile_function(rows.size(tile), cols.size(group))(loops, op);
-                }
-            }
-        }
+    const Split panels(in_, kPanelCols);
+    context_.pool.parallel_for(panels.parts, [&](std::int64_t task, int worker) {
+        input_gradient_panel(blocks, panels.begin(static_cast<int>(task)),
+                             panels.size(static_cast<int>(task)), context_.workspace.worker(worker),
+                             io.dy.f32(), io.params[0].f32(), io.dx.f32());
     });
 }
 
-void CpuBackend::linear_backward_weights(const LinearShape& shape, int n, const float* x,
-                                         const float* dy, float* dw, float* db) {
-    const int blocks = block_count(n);
-    const int in = shape.in_features;
-    const int out = shape.out_features;
-    const Split rows(out, kTileRows);
-    const int panel_count = (in + kGradientCols - 1) / kGradientCols;
-    pool_.parallel_for(panel_count, [&](std::int64_t task, int worker) {
-        const int first = static_cast<int>(task) * kGradientCols;
-        const int width = std::min(kGradientCols, in - first);
-        const int images = blocks * kLanes;
-        // x of these features with the image as the slowest dimension, [images][kGradientCols],
-        // then space for the last columns of a row tile where they fill no vector.
-        float* panel = worker_scratch_[static_cast<std::size_t>(worker)].floats(
-            std::int64_t{images} * kGradientCols + kTileRows * kLanes);
-        float* spill = panel + std::ptrdiff_t{images} * kGradientCols;
-        for (int block = 0; block < blocks; ++block) {
-            const float* from = x + (std::ptrdiff_t{block} * in + first) * kLanes;
-            float* to = panel + std::ptrdiff_t{block} * kLanes * kGradientCols;
-            for (int f = 0; f < width; ++f) {
-                for (int lane = 0; lane < kLanes; ++lane) {
-                    to[lane * kGradientCols + f] = from[f * kLanes + lane];
-                }
-            }
-            for (int f = width; f < kGradientCols; ++f) {
-                for (int lane = 0; lane < kLanes; ++lane) {
-                    to[lane * kGradientCols + f] = 0.0f;
-                }
-            }
+// dx of input features [first, first + width), with `panel` for a copy of their weights.
+void LinearOp::input_gradient_panel(int blocks, int first, int width, float* panel, const float* dy,
+                                    const float* w, float* dx) const {
+    const Split depths(out_, kPanelRows), cols(blocks, kTileCols), rows(width, kTileRows);
+    for (int part = 0; part < depths.parts; ++part) {
+        const int k = depths.begin(part);
+        const int depth = depths.size(part);
+        for (int r = 0; r < depth; ++r) {
+            std::copy_n(w + std::ptrdiff_t{k + r} * in_ + first, width, panel + r * width);
         }
         TileLoops loops;
-        loops.count = {1, blocks, kLanes};
-        loops.x_step = {0, std::ptrdiff_t{kLanes} * kGradientCols, kGradientCols};
-        loops.w_step = {0, std::ptrdiff_t{out} * kLanes, 1};
-        const int whole = width / kLanes;
-        const int rest = width % kLanes;
-        for (int tile = 0; tile < rows.parts; ++tile) {
-            const int row = rows.begin(tile);
-            const int row_count = rows.size(tile);
-            TileOperands op;
-            op.w = dy + row * kLanes;
-            op.w_row = kLanes;
-            op.y_row = in;
-            float* to = dw + std::ptrdiff_t{row} * in + first;
-            if (tile + 1 < rows.parts) {
-                prefetch_rows<true>(to + std::ptrdiff_t{row_count} * in, in, rows.size(tile + 1),
-                                    width);
-            }
-            if (whole > 0) {
-                for (int c = 0; c < whole; ++c) {
-                    op.x[c] = panel + c * kLanes;
-                    op.y[c] = to + c * kLanes;
+        loops.count = {1, 1, depth};
+        loops.x_step = {0, 0, kLanes};
+        loops.w_step = {0, 0, width};
+        TileOperands op;
+        op.w_row = 1;
+        op.y_row = kLanes;
+        op.accumulate = part > 0;
+        for (int group = 0; group < cols.parts; ++group) {
+            for (int tile = 0; tile < rows.parts; ++tile) {
+                const int row = rows.begin(tile);
+                if (group == 0) {
+                    // This tile's share of the next panel.
+                    const bool last = part + 1 == depths.parts;
+                    const int next_row = last ? 0 : k + depth;
+                    const int next_first = last ? first + width : first;
+                    const int begin = kPanelRows * tile / rows.parts;
+                    const int end = kPanelRows * (tile + 1) / rows.parts;
+                    prefetch_rows<false>(w + std::ptrdiff_t{next_row + begin} * in_ + next_first,
+                                         in_, std::min(end, out_ - next_row) - begin,
+                                         std::min(width, in_ - next_first));
                 }
-                tile_function(row_count, whole)(loops, op);
-            }
-            if (rest > 0) {
-                op.x[0] = panel + whole * kLanes;
-                op.y[0] = spill;
-                op.y_row = kLanes;
-                tile_function(row_count, 1)(loops, op);
-                for (int r = 0; r < row_count; ++r) {
-                    std::copy_n(spill + r * kLanes, rest,
-                                to + std::ptrdiff_t{r} * in + whole * kLanes);
+                op.w = panel + row;
+                for (int c = 0; c < cols.size(group); ++c) {
+                    const std::ptrdiff_t block = cols.begin(group) + c;
+                    op.x[c] = dy + (block * out_ + k) * kLanes;
+                    op.y[c] = dx + (block * in_ + first + row) * kLanes;
                 }
+                tile_function(rows.size(tile), cols.size(group))(loops, op);
             }
         }
+    }
+}
+
+void LinearOp::backward_params(const Batch& batch, const OpIo& io) {
+    const int blocks = block_count(batch.n);
+    const int panel_count = (in_ + kGradientCols - 1) / kGradientCols;
+    // More images than an ordinary pass has are those of all ranks (Net::Take): in several parts,
+    // of which each goes on with the sums of those before it.
+    context_.pool.parallel_for(panel_count, [&](std::int64_t task, int worker) {
+        const int first = static_cast<int>(task) * kGradientCols;
+        int done = 0;
+        do {
+            const int part = std::min(gradient_blocks_, blocks - done);
+            weight_gradient_panel(first, std::min(kGradientCols, in_ - first), done, part,
+                                  context_.workspace.worker(worker), io);
+            done += part;
+        } while (done < blocks);
     });
-    for (int o = 0; o < out; ++o) {
+    bias_gradient(blocks, io.dy.f32(), io.grads[1].f32());
+}
+
+// dw of input features [first, first + width), over blocks [first_block, first_block + blocks),
+// added to what is there unless these are the first.
+void LinearOp::weight_gradient_panel(int first, int width, int first_block, int blocks,
+                                     float* panel, const OpIo& io) const {
+    // x of these features with the image as the slowest dimension, [images][kGradientCols].
+    for (int block = 0; block < blocks; ++block) {
+        const float* from =
+            io.x.f32() + (std::ptrdiff_t{first_block + block} * in_ + first) * kLanes;
+        float* to = panel + std::ptrdiff_t{block} * kLanes * kGradientCols;
+        for (int f = 0; f < width; ++f) {
+            for (int lane = 0; lane < kLanes; ++lane) {
+                to[lane * kGradientCols + f] = from[f * kLanes + lane];
+            }
+        }
+        for (int f = width; f < kGradientCols; ++f) {
+            for (int lane = 0; lane < kLanes; ++lane) {
+                to[lane * kGradientCols + f] = 0.0f;
+            }
+        }
+    }
+    float* spill = panel + std::ptrdiff_t{gradient_blocks_} * kLanes * kGradientCols;
+    TileLoops loops;
+    loops.count = {1, blocks, kLanes};
+    loops.x_step = {0, std::ptrdiff_t{kLanes} * kGradientCols, kGradientCols};
+    loops.w_step = {0, std::ptrdiff_t{out_} * kLanes, 1};
+    const int whole = width / kLanes;
+    const int rest = width % kLanes;
+    for (int tile = 0; tile < rows_.parts; ++tile) {
+        const int row = rows_.begin(tile);
+        const int row_count = rows_.size(tile);
+        TileOperands op;
+        op.w = io.dy.f32() + (std::ptrdiff_t{first_block} * out_ + row) * kLanes;
+        op.w_row = kLanes;
+        op.y_row = in_;
+        op.accumulate = first_block > 0;
+        float* to = io.grads[0].f32() + std::ptrdiff_t{row} * in_ + first;
+        if (tile + 1 < rows_.parts) {
+            prefetch_rows<true>(to + std::ptrdiff_t{row_count} * in_, in_, rows_.size(tile + 1),
+                                width);
+        }
+        if (whole > 0) {
+            for (int c = 0; c < whole; ++c) {
+                op.x[c] = panel + c * kLanes;
+                op.y[c] = to + c * kLanes;
+            }
+            tile_function(row_count, whole)(loops, op);
+        }
+        if (rest > 0) {
+            float* const end = to + whole * kLanes;
+            for (int r = 0; op.accumulate && r < row_count; ++r) {
+                std::copy_n(end + std::ptrdiff_t{r} * in_, rest, spill + r * kLanes);
+            }
+            op.x[0] = panel + whole * kLanes;
+            op.y[0] = spill;
+            op.y_row = kLanes;
+            tile_function(row_count, 1)(loops, op);
+            for (int r = 0; r < row_count; ++r) {
+                std::copy_n(spill + r * kLanes, rest, end + std::ptrdiff_t{r} * in_);
+            }
+        }
+    }
+}
+
+void LinearOp::bias_gradient(int blocks, const float* dy, float* db) const {
+    for (int o = 0; o < out_; ++o) {
         float sum = 0.0f;
         for (int block = 0; block < blocks; ++block) {
-            const float* d = dy + (std::ptrdiff_t{block} * out + o) * kLanes;
+            const float* d = dy + (std::ptrdiff_t{block} * out_ + o) * kLanes;
             for (int lane = 0; lane < kLanes; ++lane) {
                 sum += d[lane];
             }
         }
         db[o] = sum;
     }
+}
+
+}  // namespace
+
+std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes& sizes) {
+    if (spec.fused()) {
+        return nullptr;
+    }
+    return std::make_unique<LinearOp>(context, spec.shape, sizes);
 }
 
 }  // namespace gyre::cpu

@@ -10,31 +10,45 @@
 
 namespace gyre::cpu {
 
-// A block of images with `before` zero lines above and left of each plane, in a plane of `height`
-// x `width` in all.
+// Planes of `height` x `width` pixels in all, of which `before` lines above and columns left are
+// zeros.
 struct PaddedPlane {
-    int height, width, before;
-    std::int64_t plane_floats() const { return std::int64_t{height} * width * kLanes; }
+    int height = 0, width = 0, before = 0;
+    std::int64_t line_floats() const { return std::int64_t{width} * kLanes; }
+    std::int64_t plane_floats() const { return height * line_floats(); }
 };
 
-// x [channels][height][width][lane] into padded [channels][to.height][to.width][lane].
-inline void pad_block(ThreadPool& pool, const Shape& shape, const PaddedPlane& to, const float* x,
-                      float* padded) {
-    const std::int64_t line = std::int64_t{to.width} * kLanes;
-    const std::int64_t in_line = std::int64_t{shape.width} * kLanes;
+// padded [channels][to.height][to.width][lane]: `shape` with zeros around it. fill(channel, first)
+// writes the channel's pixels, beginning at `first`, with to.line_floats() from line to line.
+template <typename Fill>
+void pad_block(ThreadPool& pool, const Shape& shape, const PaddedPlane& to, float* padded,
+               Fill&& fill) {
+    const std::int64_t line = to.line_floats();
     const std::int64_t left = std::int64_t{to.before} * kLanes;
+    const std::int64_t right = left + std::int64_t{shape.width} * kLanes;
     pool.parallel_for(shape.channels, [&](std::int64_t channel, int) {
         float* plane = padded + channel * to.plane_floats();
-        const float* from = x + channel * shape.plane_elems() * kLanes;
+        float* const first = plane + to.before * line;
         std::fill_n(plane, to.before * line, 0.0f);
         for (int row = 0; row < shape.height; ++row) {
-            float* out = plane + (row + to.before) * line;
-            std::fill_n(out, left, 0.0f);
-            std::copy_n(from + row * in_line, in_line, out + left);
-            std::fill_n(out + left + in_line, line - left - in_line, 0.0f);
+            std::fill_n(first + row * line, left, 0.0f);
+            std::fill_n(first + row * line + right, line - right, 0.0f);
         }
         const int below = to.height - to.before - shape.height;
-        std::fill_n(plane + (to.before + shape.height) * line, below * line, 0.0f);
+        std::fill_n(first + shape.height * line, below * line, 0.0f);
+        fill(channel, first + left);
+    });
+}
+
+// The same of x [channels][height][width][lane].
+inline void pad_block(ThreadPool& pool, const Shape& shape, const PaddedPlane& to, const float* x,
+                      float* padded) {
+    const std::int64_t line = std::int64_t{shape.width} * kLanes;
+    pad_block(pool, shape, to, padded, [&](std::int64_t channel, float* first) {
+        const float* from = x + channel * shape.height * line;
+        for (int row = 0; row < shape.height; ++row) {
+            std::copy_n(from + row * line, line, first + row * to.line_floats());
+        }
     });
 }
 

@@ -19,17 +19,16 @@ ThreadPool::~ThreadPool() {
     }
 }
 
-void ThreadPool::run(std::int64_t count, const Job& job) {
+void ThreadPool::run(const Job& job) {
     {
         const std::lock_guard lock(mutex_);
-        job_ = &job;
-        count_ = count;
+        job_ = job;
         next_.store(0);
         busy_ = static_cast<int>(workers_.size());
         ++generation_;
     }
     start_.notify_all();
-    take_tasks(job, count, 0);
+    take_tasks(job, 0);
     std::unique_lock lock(mutex_);
     done_.wait(lock, [this] { return busy_ == 0; });
 }
@@ -43,10 +42,9 @@ void ThreadPool::work(int worker) {
             return;
         }
         seen = generation_;
-        const Job* job = job_;
-        const std::int64_t count = count_;
+        const Job job = job_;
         lock.unlock();
-        take_tasks(*job, count, worker);
+        take_tasks(job, worker);
         lock.lock();
         if (--busy_ == 0) {
             done_.notify_one();
@@ -54,9 +52,9 @@ void ThreadPool::work(int worker) {
     }
 }
 
-void ThreadPool::take_tasks(const Job& job, std::int64_t count, int worker) {
-    for (std::int64_t i = next_.fetch_add(1); i < count; i = next_.fetch_add(1)) {
-        job(i, worker);
+void ThreadPool::take_tasks(const Job& job, int worker) {
+    for (std::int64_t i = next_.fetch_add(1); i < job.count; i = next_.fetch_add(1)) {
+        job.call(job.task, i, worker);
     }
 }
 

@@ -4,9 +4,9 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
-#include <functional>
 #include <mutex>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 namespace gyre::cpu {
@@ -31,20 +31,27 @@ class ThreadPool {
             }
             return;
         }
-        run(count, task);
+        run({[](const void* what, std::int64_t i, int worker) {
+                 (*static_cast<const std::remove_reference_t<Task>*>(what))(i, worker);
+             },
+             &task, count});
     }
 
  private:
-    using Job = std::function<void(std::int64_t, int)>;
-    void run(std::int64_t count, const Job& job);
+    // What std::function would allocate memory for.
+    struct Job {
+        void (*call)(const void* task, std::int64_t i, int worker);
+        const void* task;
+        std::int64_t count;
+    };
+    void run(const Job& job);
     void work(int worker);
-    void take_tasks(const Job& job, std::int64_t count, int worker);
+    void take_tasks(const Job& job, int worker);
 
     std::vector<std::thread> workers_;
     std::mutex mutex_;
     std::condition_variable start_, done_;
-    const Job* job_ = nullptr;  // guarded by mutex_, like the next three
-    std::int64_t count_ = 0;
+    Job job_{};  // guarded by mutex_, like the next two
     std::uint64_t generation_ = 0;
     int busy_ = 0;
     bool stopping_ = false;

@@ -1,8 +1,14 @@
-#include "kernels/cpu/winograd.hpp"
-
+// 3 x 3 convolution by Winograd's minimal filtering, with 16 multiplications for four outputs where
+// the formula has 36: Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR
+// 2016, F(2 x 2, 3 x 3).
+//
+//   y tile [2][2] = A^T [ sum over c of (G w[o][c] G^T) * (B^T x[c] tile [4][4] B) ] A
+//
+// Its rounding error is a small multiple of the direct sum's (the transforms have entries 0, 1/2,
+// 1); tests/kernels_test.cpp bounds it.
 #include <algorithm>
 
-#include "kernels/cpu/padding.hpp"
+#include "kernels/cpu/conv2d_direction.hpp"
 #include "kernels/cpu/tile.hpp"
 
 namespace gyre::cpu {
@@ -18,31 +24,6 @@ void transform_weights_1d(const float* from, std::ptrdiff_t step, float* to,
     to[to_step] = 0.5f * (a + b + c);
     to[2 * to_step] = 0.5f * (a - b + c);
     to[3 * to_step] = c;
-}
-
-// transformed [16][out.channels][in.channels] = G w G^T.
-void transform_weights(const Correlation3x3& corr, float* transformed) {
-    const std::ptrdiff_t plane = std::ptrdiff_t{corr.out.channels} * corr.in.channels;
-    for (int o = 0; o < corr.out.channels; ++o) {
-        for (int c = 0; c < corr.in.channels; ++c) {
-            const float* from = corr.w + o * corr.w_out + c * corr.w_in;
-            float w[9], columns[12], points[kPoints];
-            std::copy_n(from, 9, w);
-            if (corr.flipped) {
-                std::reverse(w, w + 9);
-            }
-            for (int j = 0; j < 3; ++j) {
-                transform_weights_1d(w + j, 3, columns + j, 3);
-            }
-            for (int i = 0; i < 4; ++i) {
-                transform_weights_1d(columns + 3 * i, 1, points + 4 * i, 1);
-            }
-            for (int point = 0; point < kPoints; ++point) {
-                transformed[point * plane + std::ptrdiff_t{o} * corr.in.channels + c] =
-                    points[point];
-            }
-        }
-    }
 }
 
 // v[0..3] = B^T v.
@@ -96,79 +77,152 @@ void transform_output(const float* points, std::ptrdiff_t step, float bias, floa
     }
 }
 
-}  // namespace
+// The correlation of one block of images with 3 x 3 windows.
+class Winograd final : public Direction {
+ public:
+    // w[o * out + c * in + position]; flipped: with the positions in reverse order.
+    struct Weights {
+        std::ptrdiff_t out, in;
+        bool flipped;
+    };
+    // x [in][lane] -> y [out][lane]
+    Winograd(const Shape& in, const Shape& out, int padding, const Weights& weights);
 
-void correlate_3x3(ThreadPool& pool, const Correlation3x3& corr, int blocks, const float* x,
-                   float* y, WinogradScratch scratch) {
-    const int in_channels = corr.in.channels;
-    const int tiles_across = (corr.out.width + 1) / 2;
-    const int tiles_down = (corr.out.height + 1) / 2;
-    const PaddedPlane plane{2 * tiles_down + 2, 2 * tiles_across + 2, corr.padding};
-    const std::ptrdiff_t line = std::ptrdiff_t{plane.width} * kLanes;
-    const std::ptrdiff_t weights_plane = std::ptrdiff_t{corr.out.channels} * in_channels;
-    float* weights = scratch.weights.floats(kPoints * weights_plane);
-    float* padded = scratch.padded.floats(in_channels * plane.plane_floats());
-    transform_weights(corr, weights);
+    std::int64_t weight_floats() const override { return kPoints * weights_plane_; }
+    std::int64_t worker_floats() const override { return kPoints * (input_step() + kOutputStep); }
+    const float* arrange(const float* w, float* transformed) const override;
+    void run(const Context& context, const float* padded, const float* transformed,
+             const float* bias, float* y) const override;
 
+ private:
+    static constexpr std::ptrdiff_t kGroupFloats = kTileCols * kLanes;
+    static constexpr std::ptrdiff_t kOutputStep = kTileRows * kGroupFloats;
+    std::ptrdiff_t input_step() const { return in_.channels * kGroupFloats; }
+    void transform_inputs(int first, int count, const float* padded, float* input) const;
+    void multiply(int row, int rows, int count, const float* transformed, const float* input,
+                  float* output) const;
+    void transform_outputs(int row, int rows, int first, int count, const float* output,
+                           const float* bias, float* y) const;
+
+    const Shape in_, out_;
+    const Weights weights_;
+    const int tiles_across_;
+    const std::ptrdiff_t weights_plane_;
     // A task is a group of neighbouring tiles. Its transformed input [16][channel][tile][lane]
     // stays in the level-2 cache while every row tile of output channels goes over it.
-    const Split groups(tiles_across * tiles_down, kTileCols);
-    const Split rows(corr.out.channels, kTileRows);
-    constexpr std::ptrdiff_t kGroupFloats = kTileCols * kLanes;
-    const std::ptrdiff_t input_step = in_channels * kGroupFloats;
-    constexpr std::ptrdiff_t kOutputStep = kTileRows * kGroupFloats;
-    for (int block = 0; block < blocks; ++block) {
-        pad_block(pool, corr.in, plane, x + block * corr.in.elems() * kLanes, padded);
-        float* out = y + block * corr.out.elems() * kLanes;
-        pool.parallel_for(groups.parts, [&](std::int64_t task, int worker) {
-            const int first = groups.begin(static_cast<int>(task));
-            const int count = groups.size(static_cast<int>(task));
-            float* input = scratch.workers[static_cast<std::size_t>(worker)].floats(
-                kPoints * (input_step + kOutputStep));
-            float* output = input + kPoints * input_step;
-            for (int c = 0; c < in_channels; ++c) {
-                for (int t = 0; t < count; ++t) {
-                    const int down = (first + t) / tiles_across,
-                              across = (first + t) % tiles_across;
-                    transform_input(padded + c * plane.plane_floats() + 2 * down * line +
-                                        std::ptrdiff_t{2} * across * kLanes,
-                                    line, input + c * kGroupFloats + t * kLanes, input_step);
-                }
+    const Split groups_, rows_;
+};
+
+Winograd::Winograd(const Shape& in, const Shape& out, int padding, const Weights& weights)
+    : Direction({(out.height + 1) / 2 * 2 + 2, (out.width + 1) / 2 * 2 + 2, padding}),
+      in_(in),
+      out_(out),
+      weights_(weights),
+      tiles_across_((out.width + 1) / 2),
+      weights_plane_(std::ptrdiff_t{out.channels} * in.channels),
+      groups_(tiles_across_ * ((out.height + 1) / 2), kTileCols),
+      rows_(out.channels, kTileRows) {}
+
+// transformed [16][out.channels][in.channels] = G w G^T.
+const float* Winograd::arrange(const float* w, float* transformed) const {
+    for (int o = 0; o < out_.channels; ++o) {
+        for (int c = 0; c < in_.channels; ++c) {
+            float window[9], columns[12], points[kPoints];
+            std::copy_n(w + o * weights_.out + c * weights_.in, 9, window);
+            if (weights_.flipped) {
+                std::reverse(window, window + 9);
             }
-            TileLoops loops;
-            loops.count = {1, 1, in_channels};
-            loops.x_step = {0, 0, kGroupFloats};
-            loops.w_step = {0, 0, 1};
-            TileOperands op;
-            op.w_row = in_channels;
-            op.y_row = kGroupFloats;
-            for (int part = 0; part < rows.parts; ++part) {
-                const int row = rows.begin(part);
-                const TileFunction run = tile_function(rows.size(part), count);
-                for (int point = 0; point < kPoints; ++point) {
-                    op.w = weights + point * weights_plane + std::ptrdiff_t{row} * in_channels;
-                    for (int t = 0; t < count; ++t) {
-                        op.x[t] = input + point * input_step + t * kLanes;
-                        op.y[t] = output + point * kOutputStep + t * kLanes;
-                    }
-                    run(loops, op);
-                }
-                for (int r = 0; r < rows.size(part); ++r) {
-                    float* channel = out + (row + r) * corr.out.plane_elems() * kLanes;
-                    for (int t = 0; t < count; ++t) {
-                        const int oh = 2 * ((first + t) / tiles_across);
-                        const int ow = 2 * ((first + t) % tiles_across);
-                        transform_output(
-                            output + r * kGroupFloats + t * kLanes, kOutputStep,
-                            corr.bias ? corr.bias[row + r] : 0.0f,
-                            channel + (std::ptrdiff_t{oh} * corr.out.width + ow) * kLanes,
-                            std::ptrdiff_t{corr.out.width} * kLanes,
-                            std::min(2, corr.out.height - oh), std::min(2, corr.out.width - ow));
-                    }
-                }
+            for (int j = 0; j < 3; ++j) {
+                transform_weights_1d(window + j, 3, columns + j, 3);
             }
-        });
+            for (int i = 0; i < 4; ++i) {
+                transform_weights_1d(columns + 3 * i, 1, points + 4 * i, 1);
+            }
+            for (int point = 0; point < kPoints; ++point) {
+                transformed[point * weights_plane_ + std::ptrdiff_t{o} * in_.channels + c] =
+                    points[point];
+            }
+        }
     }
+    return transformed;
+}
+
+void Winograd::transform_inputs(int first, int count, const float* padded, float* input) const {
+    const std::ptrdiff_t line = plane().line_floats();
+    for (int c = 0; c < in_.channels; ++c) {
+        for (int t = 0; t < count; ++t) {
+            const int down = (first + t) / tiles_across_, across = (first + t) % tiles_across_;
+            transform_input(padded + c * plane().plane_floats() + 2 * down * line +
+                                std::ptrdiff_t{2} * across * kLanes,
+                            line, input + c * kGroupFloats + t * kLanes, input_step());
+        }
+    }
+}
+
+// output [16][row][tile][lane] = transformed weights * input, for one row tile.
+void Winograd::multiply(int row, int rows, int count, const float* transformed, const float* input,
+                        float* output) const {
+    TileLoops loops;
+    loops.count = {1, 1, in_.channels};
+    loops.x_step = {0, 0, kGroupFloats};
+    loops.w_step = {0, 0, 1};
+    TileOperands op;
+    op.w_row = in_.channels;
+    op.y_row = kGroupFloats;
+    const TileFunction run_tile = tile_function(rows, count);
+    for (int point = 0; point < kPoints; ++point) {
+        op.w = transformed + point * weights_plane_ + std::ptrdiff_t{row} * in_.channels;
+        for (int t = 0; t < count; ++t) {
+            op.x[t] = input + point * input_step() + t * kLanes;
+            op.y[t] = output + point * kOutputStep + t * kLanes;
+        }
+        run_tile(loops, op);
+    }
+}
+
+void Winograd::transform_outputs(int row, int rows, int first, int count, const float* output,
+                                 const float* bias, float* y) const {
+    for (int r = 0; r < rows; ++r) {
+        float* channel = y + (row + r) * out_.plane_elems() * kLanes;
+        for (int t = 0; t < count; ++t) {
+            const int oh = 2 * ((first + t) / tiles_across_);
+            const int ow = 2 * ((first + t) % tiles_across_);
+            transform_output(output + r * kGroupFloats + t * kLanes, kOutputStep,
+                             bias ? bias[row + r] : 0.0f,
+                             channel + (std::ptrdiff_t{oh} * out_.width + ow) * kLanes,
+                             std::ptrdiff_t{out_.width} * kLanes, std::min(2, out_.height - oh),
+                             std::min(2, out_.width - ow));
+        }
+    }
+}
+
+void Winograd::run(const Context& context, const float* padded, const float* transformed,
+                   const float* bias, float* y) const {
+    context.pool.parallel_for(groups_.parts, [&](std::int64_t task, int worker) {
+        const int first = groups_.begin(static_cast<int>(task));
+        const int count = groups_.size(static_cast<int>(task));
+        float* input = context.workspace.worker(worker);
+        float* output = input + kPoints * input_step();
+        transform_inputs(first, count, padded, input);
+        for (int part = 0; part < rows_.parts; ++part) {
+            const int row = rows_.begin(part), rows = rows_.size(part);
+            multiply(row, rows, count, transformed, input, output);
+            transform_outputs(row, rows, first, count, output, bias, y);
+        }
+    });
+}
+
+}  // namespace
+
+std::unique_ptr<Direction> make_winograd_forward(const Conv2dShape& shape) {
+    const Winograd::Weights weights{
+        .out = std::ptrdiff_t{shape.in.channels} * 9, .in = 9, .flipped = false};
+    return std::make_unique<Winograd>(shape.in, shape.out(), shape.padding, weights);
+}
+std::unique_ptr<Direction> make_winograd_backward(const Conv2dShape& shape) {
+    const Winograd::Weights weights{
+        .out = 9, .in = std::ptrdiff_t{shape.in.channels} * 9, .flipped = true};
+    return std::make_unique<Winograd>(shape.out(), shape.in, 2 - shape.padding, weights);
 }
 
 }  // namespace gyre::cpu

@@ -35,7 +35,7 @@ namespace {
 
 namespace own = gyre::SIMT_NAMESPACE;
 
-class GpuBackend final : public Backend {
+class GpuBackend final : public LayerBackend {
  public:
     explicit GpuBackend(const GpuOptions& options)
         : device_(select_device(options.device, options.share)),

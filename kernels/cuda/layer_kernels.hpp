@@ -1,14 +1,14 @@
-// The implementations of the layers (LayerKernels in kernels/backend.hpp) that a GPU backend has:
-// gyre's own, the CUDA libraries', and the faster of both. A backward pass of max-pooling gets the
-// argmax of a forward pass by the same implementation.
+// The implementations of the layers (LayerKernels in kernels/layer_backend.hpp) that a GPU backend
+// has: gyre's own, the CUDA libraries', and the faster of both. A backward pass of max-pooling gets
+// the argmax of a forward pass by the same implementation.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "kernels/backend.hpp"
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/layer_backend.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 

@@ -1,0 +1,64 @@
+// What the operations of a CPU backend share: threads, and memory for as long as one of them runs.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/simd.hpp"
+#include "kernels/cpu/thread_pool.hpp"
+
+namespace gyre::cpu {
+
+inline int block_count(int n) {
+    return (n + kLanes - 1) / kLanes;
+}
+
+// 64-byte aligned, zeroed memory; huge pages where it is large, for the sake of the TLB.
+void* allocate_aligned(std::size_t bytes);
+void release_aligned(void* memory) noexcept;
+
+// The next multiple of a cache line.
+inline std::int64_t whole_lines(std::int64_t floats) {
+    return (floats + 15) / 16 * 16;
+}
+
+// Operations reserve what they need when they are made; a pass finds it and never allocates. One
+// operation runs at a time, and what another has left in it is lost.
+class Workspace {
+ public:
+    explicit Workspace(int workers) : workers_(static_cast<std::size_t>(workers)) {}
+    // So many floats at least, of the memory of all and of each worker's.
+    void reserve(std::int64_t shared_floats, std::int64_t worker_floats);
+    float* shared() const { return shared_.data; }
+    float* worker(int i) const { return workers_[static_cast<std::size_t>(i)].data; }
+
+ private:
+    struct Block {
+        Block() = default;
+        Block(const Block&) = delete;
+        Block& operator=(const Block&) = delete;
+        ~Block() { release_aligned(data); }
+        void reserve(std::int64_t floats);
+        float* data = nullptr;
+        std::int64_t elems = 0;
+    };
+    Block shared_;
+    std::vector<Block> workers_;
+};
+
+struct Context {
+    ThreadPool& pool;
+    Workspace& workspace;
+
+    // Calls body(begin, end) over pieces of [0, elems) on all threads.
+    static constexpr std::int64_t kRange = 1 << 15;  // small enough to share out, and to be cheap
+    template <typename Body>
+    void for_ranges(std::int64_t elems, Body&& body) const {
+        pool.parallel_for((elems + kRange - 1) / kRange, [&](std::int64_t i, int) {
+            body(i * kRange, std::min(elems, (i + 1) * kRange));
+        });
+    }
+};
+
+}  // namespace gyre::cpu

@@ -1,0 +1,77 @@
+// The correlation of one block of images with windows of weights, by the register tile: what a
+// convolution's forward pass and its data gradient are.
+//
+//   y[o][pixel] = bias[o] + sum over c and the pixel's window of w[o][c][line][column] * x[c][...]
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/cpu/thread_pool.hpp"
+#include "kernels/cpu/tile.hpp"
+
+namespace gyre::cpu {
+
+// An output pixel: where it reads (at window position 0, 0) and writes, in floats, and the window
+// positions [i0, i1) x [j0, j1) that do not lie in the padding.
+struct Pixel {
+    std::ptrdiff_t x, y;
+    int i0, i1, j0, j1;
+};
+
+class Correlation {
+ public:
+    // Floats from one channel, or line of a window, to the next.
+    struct Steps {
+        std::ptrdiff_t w_row, w_channel, w_line;  // w_row: from one output channel to the next
+        std::ptrdiff_t x_channel, x_line;
+        std::ptrdiff_t y_channel;
+    };
+    Correlation(int in_channels, int out_channels, const Steps& steps)
+        : in_channels_(in_channels), rows_(out_channels, kTileRows), steps_(steps) {}
+
+    // Pixels of which neighbours share a register tile.
+    void append(const std::vector<Pixel>& pixels);
+    // Divides the pixels into tasks: row tiles first, and pixels where those are too few for the
+    // threads.
+    void share_out(int threads);
+
+    // bias: of all output channels, or null.
+    void run(ThreadPool& pool, const float* x, const float* w, const float* bias, float* y) const {
+        pool.parallel_for(tasks(), [&](std::int64_t task, int) {
+            const Part which = part(task);
+            run(which, x, w, bias, y + which.row * steps_.y_channel);
+        });
+    }
+
+    // What a task computes: output channels [row, row + rows) of some pixels.
+    struct Part {
+        int row, rows, chunk;
+    };
+    std::int64_t tasks() const { return std::int64_t{rows_.parts} * chunks(); }
+    Part part(std::int64_t task) const {
+        const int tile = static_cast<int>(task / chunks());
+        return {rows_.begin(tile), rows_.size(tile), static_cast<int>(task % chunks())};
+    }
+    // y: where the part's first channel begins.
+    void run(const Part& part, const float* x, const float* w, const float* bias, float* y) const;
+
+ private:
+    struct Group {
+        int count;
+        std::ptrdiff_t x[kTileCols], y[kTileCols];
+        std::ptrdiff_t w;
+        int lines, columns;  // of the window
+    };
+    int chunks() const { return static_cast<int>(chunk_ends_.size()); }
+
+    int in_channels_;
+    Split rows_;
+    Steps steps_;
+    std::vector<Group> groups_;
+    std::vector<int> chunk_ends_;  // of each chunk of groups
+};
+
+}  // namespace gyre::cpu

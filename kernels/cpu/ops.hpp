@@ -1,0 +1,24 @@
+// The operations of the CPU. Each has a file of its own, with its kernels, its plan and its Op; a
+// line here makes it known.
+#pragma once
+
+#include <memory>
+
+#include "kernels/cpu/context.hpp"
+#include "kernels/ops/op.hpp"
+
+namespace gyre::cpu {
+
+std::unique_ptr<Op> make_op(const Context&, const Conv2dSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const LinearSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const MaxPool2dSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const ReluSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const DropoutSpec&, const OpSizes&);
+
+// Any other: the CPU has none.
+template <typename Spec>
+std::unique_ptr<Op> make_op(const Context&, const Spec&, const OpSizes&) {
+    return nullptr;
+}
+
+}  // namespace gyre::cpu

@@ -1,0 +1,107 @@
+// Max-pooling of one plane of one block, and the way of the gradient back; for the operation and
+// for a convolution that is fused with it.
+//
+//   y[oh][ow] = max over kh, kw of x[oh*s + kh][ow*s + kw];  NaN wins, as in PyTorch
+//
+// argmax: for each output the position of the first largest value within its window, one byte.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/cpu/simd.hpp"
+
+namespace gyre::cpu {
+
+using IntLanes = std::int32_t __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
+using ByteLanes = std::uint8_t __attribute__((vector_size(kLanes)));
+
+template <typename Lanes, typename T>
+Lanes load_lanes(const T* p) {
+    Lanes v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+template <typename Lanes, typename T>
+void store_lanes(T* p, Lanes v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+// Windows of kernel x kernel pixels, `stride` apart; `line` floats from one line of x to the next,
+// rows x cols of them.
+struct Windows {
+    int kernel, stride;
+    std::ptrdiff_t line;
+    int rows, cols;
+};
+
+// kWindow: the kernel's extent where it is known to the compiler, else 0.
+template <int kWindow>
+void pool_windows(const Windows& windows, const float* x, float* y, std::uint8_t* argmax) {
+    const int kernel = kWindow > 0 ? kWindow : windows.kernel;
+    for (int row = 0; row < windows.rows; ++row) {
+        const float* corner = x + row * windows.stride * windows.line;
+        for (int col = 0; col < windows.cols; ++col) {
+            auto best = load_lanes<LaneVec>(corner);
+            IntLanes where = {};
+            for (int kh = 0, k = 0; kh < kernel; ++kh) {
+                for (int kw = 0; kw < kernel; ++kw, ++k) {
+                    const auto v = load_lanes<LaneVec>(corner + kh * windows.line +
+                                                       std::ptrdiff_t{kw} * kLanes);
+                    where = v > best ? IntLanes{} + k : where;
+                    best = v > best ? v : best;
+                    where = v != v ? IntLanes{} + k : where;
+                    best = v != v ? v : best;
+                }
+            }
+            store_lanes(y, best);
+            y += kLanes;
+            if (argmax != nullptr) {
+                store_lanes(argmax, __builtin_convertvector(where, ByteLanes));
+                argmax += kLanes;
+            }
+            corner += std::ptrdiff_t{windows.stride} * kLanes;
+        }
+    }
+}
+
+// dx of the windows; pixels outside all windows are left as they are, and where windows overlap dx
+// must hold zeros.
+template <int kWindow>
+void unpool_windows(const Windows& windows, const float* dy, const std::uint8_t* argmax,
+                    float* dx) {
+    const int kernel = kWindow > 0 ? kWindow : windows.kernel;
+    const bool overlapping = windows.stride < kernel;
+    for (int row = 0; row < windows.rows; ++row) {
+        float* corner = dx + row * windows.stride * windows.line;
+        for (int col = 0; col < windows.cols; ++col) {
+            const auto d = load_lanes<LaneVec>(dy);
+            const IntLanes where = __builtin_convertvector(load_lanes<ByteLanes>(argmax), IntLanes);
+            for (int kh = 0, k = 0; kh < kernel; ++kh) {
+                for (int kw = 0; kw < kernel; ++kw, ++k) {
+                    float* target = corner + kh * windows.line + std::ptrdiff_t{kw} * kLanes;
+                    LaneVec mine = where == k ? d : LaneVec{};
+                    if (overlapping) {
+                        mine += load_lanes<LaneVec>(target);
+                    }
+                    store_lanes(target, mine);
+                }
+            }
+            dy += kLanes;
+            argmax += kLanes;
+            corner += std::ptrdiff_t{windows.stride} * kLanes;
+        }
+    }
+}
+
+using PoolFunction = decltype(&pool_windows<0>);
+inline PoolFunction pool_function(int kernel) {
+    return kernel == 2 ? &pool_windows<2> : kernel == 3 ? &pool_windows<3> : &pool_windows<0>;
+}
+using UnpoolFunction = decltype(&unpool_windows<0>);
+inline UnpoolFunction unpool_function(int kernel) {
+    return kernel == 2 ? &unpool_windows<2> : kernel == 3 ? &unpool_windows<3> : &unpool_windows<0>;
+}
+
+}  // namespace gyre::cpu

@@ -1,0 +1,64 @@
+// The random numbers of dropout: an element is kept where its word >= probability * 2^32, and then
+// scaled by 1 / (1 - probability). They are keyed by (seed, layer, epoch, image, element), so that
+// each pass draws the same ones.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/base/philox.hpp"
+#include "kernels/cpu/simd.hpp"
+#include "kernels/ops/op.hpp"
+
+namespace gyre::cpu {
+
+class RandomMask {
+ public:
+    RandomMask(float probability, std::uint32_t stream)
+        : stream_(stream),
+          // word >= probability * 2^32, in integers.
+          largest_dropped_(static_cast<std::uint32_t>(
+              std::max(0.0, std::ceil(static_cast<double>(probability) * 0x1p32) - 1.0))),
+          keep_(probability < 1.0f ? 1.0f / (1.0f - probability) : 0.0f) {}
+
+    // The factors of words 4 * group ... 4 * group + 3 for one block of a batch's images.
+    class Block {
+     public:
+        Block(const RandomMask& mask, const Batch& batch, int block)
+            : mask_(mask),
+              stream_{batch.seed, RandomPurpose::dropout, mask.stream_,
+                      batch.epoch != nullptr ? *batch.epoch : 0} {
+            const int lanes = std::min(kLanes, batch.n - block * kLanes);
+            for (int lane = 0; lane < lanes; ++lane) {
+                sample_[lane] = static_cast<std::uint32_t>(batch.samples[block * kLanes + lane]);
+            }
+        }
+        void draw(std::uint32_t group, float (&factor)[4][kLanes]) const {
+            std::uint32_t word_of[4][kLanes];
+            for (int lane = 0; lane < kLanes; ++lane) {  // all lanes, so that it vectorises
+                const Philox4 random = stream_.group(sample_[lane], group);
+                for (int i = 0; i < 4; ++i) {
+                    word_of[i][lane] = random.word[i];
+                }
+            }
+            for (int i = 0; i < 4; ++i) {
+                for (int lane = 0; lane < kLanes; ++lane) {
+                    factor[i][lane] =
+                        word_of[i][lane] > mask_.largest_dropped_ ? mask_.keep_ : 0.0f;
+                }
+            }
+        }
+
+     private:
+        const RandomMask& mask_;
+        const RandomStream stream_;
+        std::uint32_t sample_[kLanes] = {};
+    };
+
+ private:
+    std::uint32_t stream_, largest_dropped_;
+    float keep_;
+};
+
+}  // namespace gyre::cpu

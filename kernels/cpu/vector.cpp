@@ -1,0 +1,73 @@
+// Functions of whole vectors on the CPU: clipping to a norm, sums, and 16-bit types.
+#include <cmath>
+
+#include "kernels/cpu/backend_cpu.hpp"
+#include "kernels/cpu/finite.hpp"
+
+namespace gyre::cpu {
+
+void CpuBackend::clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& check) {
+    // One sum for each range, added in order: the same for any number of threads.
+    sums_.assign(static_cast<std::size_t>((elems + Context::kRange - 1) / Context::kRange), 0.0);
+    context_.for_ranges(elems, [&](std::int64_t begin, std::int64_t end) {
+        double sum = 0.0;
+        for (std::int64_t i = begin; i < end; ++i) {
+            sum += double{x[i]} * double{x[i]};
+        }
+        sums_[static_cast<std::size_t>(begin / Context::kRange)] = sum;
+        if (!std::isfinite(sum)) {
+            report_not_finite(check, x, begin, end);
+        }
+    });
+    double total = 0.0;
+    for (const double sum : sums_) {
+        total += sum;
+    }
+    const double ratio = double{most} / (std::sqrt(total) + 1e-6);
+    if (ratio < 1.0 || std::isnan(ratio)) {
+        const auto factor = static_cast<float>(ratio);
+        context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                x[i] *= factor;
+            }
+        });
+    }
+}
+
+void CpuBackend::add(std::int64_t elems, const float* x, float* y) {
+    context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            y[i] += x[i];
+        }
+    });
+}
+
+void CpuBackend::narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) {
+    context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        if (type == DataType::bfloat16) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                y[i] = narrow::to_bfloat16(x[i]);
+            }
+        } else {
+            for (std::int64_t i = begin; i < end; ++i) {
+                y[i] = narrow::to_float16(x[i]);
+            }
+        }
+    });
+}
+
+void CpuBackend::widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) {
+    context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        if (type == DataType::bfloat16) {
+            for (std::int64_t i = begin; i < end; ++i) {
+                y[i] = narrow::from_bfloat16(x[i]);
+            }
+        } else {
+            for (std::int64_t i = begin; i < end; ++i) {
+                y[i] = narrow::from_float16(x[i]);
+            }
+        }
+    });
+}
+
+}  // namespace gyre::cpu
