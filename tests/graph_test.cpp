@@ -6,25 +6,17 @@
 #include <bit>
 #include <cmath>
 #include <cstdio>
-#include <fstream>
 #include <functional>
-#include <iterator>
 #include <limits>
-#include <map>
-#include <nlohmann/json.hpp>
 #include <random>
-#include <set>
-#include <sstream>
 #include <string>
 #include <vector>
 
 #include "kernels/base/error.hpp"
-#include "kernels/cuda/layer_kernels.hpp"
 #include "kernels/cuda/runtime.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "tests/catch.hpp"
 #include "tests/communicators.hpp"
-#include "tests/temp_dir.hpp"
 #include "train/trainer.hpp"
 
 namespace gyre::emulated {
@@ -153,196 +145,12 @@ TEST_CASE("an event that is for the order only has no time") {
     CHECK(contains(error_of([&] { Event::milliseconds(timed, order); }), "not timed"));
 }
 
-namespace {
-
-// Counts the calls for each operation and number of images, and how often they then run. Of two
-// calls that differ in nothing else one is of the library.
-class CountingKernels final : public LayerKernels {
- public:
-    using Counts = std::map<std::string, int>;
-    CountingKernels(Stream& stream, std::shared_ptr<Counts> counts, std::string name)
-        : stream_(stream), counts_(std::move(counts)), name_(std::move(name)) {}
-    std::string implementation() const override { return name_; }
-    void conv2d_forward(const Conv2dShape&, int n, const float*, const float*, const float*,
-                        float*) override {
-        count("conv forward", n);
-    }
-    void conv2d_backward_data(const Conv2dShape&, int n, const float*, const float*,
-                              float*) override {
-        count("conv backward", n);
-    }
-    void conv2d_backward_weights(const Conv2dShape&, int n, const float*, const float*, float*,
-                                 float*) override {
-        count("conv backward", n);
-    }
-    void maxpool2d_forward(const MaxPool2dShape&, int n, const float*, float*,
-                           std::uint8_t* argmax) override {
-        count(argmax == nullptr ? "pool" : "pool with argmax", n);
-    }
-    void maxpool2d_backward(const MaxPool2dShape&, int n, const float*, const std::uint8_t*,
-                            const float*, float*) override {
-        count("pool backward", n);
-    }
-    void linear_forward(const LinearShape&, int n, const float*, const float*, const float*,
-                        float*) override {
-        count("linear forward", n);
-    }
-    void linear_backward_data(const LinearShape&, int n, const float*, const float*,
-                              float*) override {
-        count("linear backward", n);
-    }
-    void linear_backward_weights(const LinearShape&, int n, const float*, const float*, float*,
-                                 float*) override {
-        count("linear backward", n);
-    }
-    void cross_entropy(const CrossEntropyArgs&, int) override {}
-
- private:
-    void count(const std::string& what, int n) {
-        const std::string key = name_ + " " + what + " " + std::to_string(n);
-        ++(*counts_)[key];
-        emulator::submit(stream_, [counts = counts_, key] { ++(*counts)[key + " runs"]; });
-    }
-    Stream& stream_;
-    const std::shared_ptr<Counts> counts_;
-    const std::string name_;
-};
-
-// The choice between two sets of counted kernels.
-struct Chosen {
-    explicit Chosen(const std::filesystem::path& file = {}) {
-        GpuOptions options;
-        options.device = 7;  // as where ranks share the only GPU
-        options.choices_file = file.string();
-        kernels =
-            make_automatic_kernels({stream, workspace}, options, "the GPU",
-                                   std::make_unique<CountingKernels>(stream, counts, "ours"),
-                                   std::make_unique<CountingKernels>(stream, counts, "library"));
-    }
-    int operator[](const std::string& key) const {
-        const auto found = counts->find(key);
-        return found == counts->end() ? 0 : found->second;
-    }
-    Stream stream;
-    Workspace workspace{stream};
-    const std::shared_ptr<CountingKernels::Counts> counts =
-        std::make_shared<CountingKernels::Counts>();
-    std::unique_ptr<LayerKernels> kernels;
-};
-
-const Conv2dShape kConv{{2, 6, 6}, 3, 3, 1, 0};
-const MaxPool2dShape kPool{{3, 4, 4}, 2, 2};
-const LinearShape kLinear{12, 5};
-
-}  // namespace
-
-TEST_CASE("kernels are chosen for each announced size, timed in a graph") {
-    Chosen chosen;
-    const auto announce = [&](int n, bool training) {
-        chosen.kernels->prepare_conv2d("conv1", kConv, n, training);
-        chosen.kernels->prepare_maxpool2d("pool1", kPool, n, training);
-        chosen.kernels->prepare_linear("fc1", kLinear, n, training);
-    };
-    announce(4, true);
-    announce(20, false);
-    for (const std::string set : {"ours ", "library "}) {
-        INFO(set);
-        for (const char* what : {"conv forward", "linear forward"}) {
-            CHECK(chosen[set + what + " 4"] > 0);
-            CHECK(chosen[set + what + " 20"] > 0);
-            // A graph runs more often than it was captured.
-            CHECK(chosen[set + what + " 4 runs"] > chosen[set + what + " 4"]);
-        }
-        for (const char* what : {"conv backward", "linear backward", "pool backward"}) {
-            CHECK(chosen[set + what + " 4"] > 0);
-            CHECK(chosen[set + what + " 20"] == 0);
-        }
-        CHECK(chosen[set + "pool with argmax 4"] > 0);
-        CHECK(chosen[set + "pool with argmax 20"] == 0);
-        CHECK(chosen[set + "pool 20"] > 0);
-    }
-    // An evaluation of as many images as a training pass has takes the choice for training.
-    const auto before = *chosen.counts;
-    announce(4, false);
-    CHECK(*chosen.counts == before);
-}
-
-TEST_CASE("each size has its own choice, others that of the next larger") {
-    const test::TempDir dir;
-    const auto file = dir.path() / "choices.json";
-    {
-        Chosen first(file);
-        for (const int n : {4, 20}) {
-            first.kernels->prepare_linear("fc1", kLinear, n, false);
-        }
-    }
-    std::ifstream in(file);
-    auto json = nlohmann::json::parse(in);
-    in.close();
-    REQUIRE(json.at("timings").size() == 2);
-    for (auto& timing : json.at("timings")) {
-        CHECK(std::string(timing.at("environment")).starts_with("the GPU, gyre "));
-        const bool ours = timing.at("n") == 20;
-        timing["ours_us"] = ours ? 1.0 : 2.0;
-        timing["library_us"] = ours ? 2.0 : 1.0;
-    }
-    std::ofstream(file) << json;
-    Chosen second(file);
-    for (const int n : {20, 4}) {
-        second.kernels->prepare_linear("fc1", kLinear, n, false);
-    }
-    CHECK(second.counts->empty());  // all timings are known
-    for (const int n : {3, 4, 5, 20, 21}) {
-        second.kernels->linear_forward(kLinear, n, nullptr, nullptr, nullptr, nullptr);
-    }
-    CHECK(*second.counts == CountingKernels::Counts{{"library linear forward 3", 1},
-                                                    {"library linear forward 4", 1},
-                                                    {"ours linear forward 5", 1},
-                                                    {"ours linear forward 20", 1},
-                                                    {"ours linear forward 21", 1}});
-}
-
 }  // namespace gyre::emulated
 
 namespace {
 
 using namespace gyre;
 using namespace gyre::train;
-
-TEST_CASE("a net announces the sizes of training and evaluation") {
-    GpuOptions options;
-    options.kernels = KernelSet::automatic;
-    const auto sizes = [&](const NetOptions& net_options) {
-        const auto backend = make_emulated_backend(options);
-        const Net net(*backend, parse_model("conv 2 k3\nmaxpool 2\nlinear classes\n", "small"),
-                      {1, 6, 6}, 3, net_options);
-        std::map<std::string, std::set<int>> found;  // by operation
-        std::istringstream table(backend->choices());
-        std::string line;
-        std::getline(table, line);
-        while (std::getline(table, line)) {
-            // layer  operation  shape  n  ours  library  chosen
-            std::istringstream words(line);
-            std::vector<std::string> all{std::istream_iterator<std::string>(words), {}};
-            found[all.at(1) + " " + all.at(2)].insert(std::stoi(all.at(all.size() - 4)));
-        }
-        return found;
-    };
-    using Found = std::map<std::string, std::set<int>>;
-    CHECK(sizes({4, 9, true, {4, 3}, {9, 2}}) == Found{{"conv2d forward", {2, 3, 4, 9}},
-                                                       {"conv2d backward", {3, 4}},
-                                                       {"maxpool2d both", {3, 4}},
-                                                       {"maxpool2d forward", {2, 9}},
-                                                       {"linear forward", {2, 3, 4, 9}},
-                                                       {"linear backward", {3, 4}}});
-    CHECK(sizes({4, 0, true}) == Found{{"conv2d forward", {4}},
-                                       {"conv2d backward", {4}},
-                                       {"maxpool2d both", {4}},
-                                       {"linear forward", {4}},
-                                       {"linear backward", {4}}});
-    CHECK(sizes({0, 9, true}) ==
-          Found{{"conv2d forward", {9}}, {"maxpool2d forward", {9}}, {"linear forward", {9}}});
-}
 
 // Two ranks, of which the other has the same gradients. Reduces on the device, as NCCL does.
 class TwinCommunicator final : public gyre::test::OneOfTwo {
@@ -630,8 +438,8 @@ TEST_CASE("a graph keeps the workspace that it was captured with", "[graph]") {
     clip();
     const DeviceBuffer<float> behind(*backend, 1);  // so that it does not grow where it is
     const auto graph = backend->capture(clip);
-    const Conv2dShape shape{{32, 16, 16}, 32, 3, 1, 1};
-    const auto conv = backend->make("conv1", Conv2dSpec{.shape = shape}, {.train_images = 64});
+    const auto conv = backend->make("conv1", Conv2dSpec{.shape = {{32, 16, 16}, 32, 3, 1, 1}},
+                                    {.train_images = 64});
     const DeviceBuffer<float> in_its_place(*backend, 2);
     backend->upload(x.get(), values.data(), x.bytes());
     graph->launch();

@@ -5,16 +5,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <map>
 #include <optional>
 #include <vector>
 
+#include "kernels/add_op.hpp"
 #include "kernels/base/error.hpp"
-#include "kernels/cuda/layer_kernels.hpp"
+#include "kernels/cuda/ops.hpp"
+#if !defined(GYRE_EMULATED)
+#include "kernels/cudnn/factory.hpp"
+#endif
 
 namespace gyre::SIMT_NAMESPACE {
 
-void* Workspace::bytes(std::size_t count) {
+void Workspace::reserve(std::size_t count) {
     if (count > bytes_) {
         stream_.synchronize();
         if (captured_) {
@@ -28,24 +34,23 @@ void* Workspace::bytes(std::size_t count) {
         memory_ = allocate(count);
         bytes_ = count;
     }
-    return memory_;
 }
 
 namespace {
 
 namespace own = gyre::SIMT_NAMESPACE;
 
-class GpuBackend final : public LayerBackend {
+class GpuBackend final : public Backend {
  public:
     explicit GpuBackend(const GpuOptions& options)
         : device_(select_device(options.device, options.share)),
           workspace_(compute_),
           context_{compute_, workspace_, device_.multiprocessors, options.tf32},
-          kernels_(make_kernels(options)) {}
+          factories_(make_factories(options)) {}
     ~GpuBackend() override { finish_quietly(); }
 
     std::string description() const override {
-        return fmt::format("{}, {}{}", device_.name, kernels_->implementation(),
+        return fmt::format("{}, {}{}", device_.name, factories_.front()->description(),
                            context_.tf32 ? ", TF32" : "");
     }
 
@@ -131,20 +136,20 @@ class GpuBackend final : public LayerBackend {
         return {device_.bus_id, device_.uuid, emulated};
     }
 
-    void prepare_conv2d(const std::string& layer, const Conv2dShape& shape, int n,
-                        bool training) override {
-        kernels_->prepare_conv2d(layer, shape, n, training);
-    }
-    void prepare_maxpool2d(const std::string& layer, const MaxPool2dShape& shape, int n,
-                           bool training) override {
-        kernels_->prepare_maxpool2d(layer, shape, n, training);
-    }
-    void prepare_linear(const std::string& layer, const LinearShape& shape, int n,
-                        bool training) override {
-        kernels_->prepare_linear(layer, shape, n, training);
+    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
+                             const OpSizes& sizes) override {
+        if (const auto* add_spec = std::get_if<AddSpec>(&spec)) {
+            return std::make_unique<AddOp>(*this, *add_spec);
+        }
+        for (const auto& factory : factories_) {
+            if (std::unique_ptr<Op> op = factory->make(name, spec, sizes)) {
+                return op;
+            }
+        }
+        return nullptr;
     }
     std::string choices() const override {
-        return kernels_->choices();
+        return factories_.front()->choices();
     }
 
     std::int64_t activation_elems(const Shape& shape, int n) const override {
@@ -162,76 +167,11 @@ class GpuBackend final : public LayerBackend {
             own::gather(context_, args, n, x, y);
         }
     }
-    void conv2d_forward(const Conv2dShape& shape, int n, const float* x, const float* w,
-                        const float* b, float* y) override {
-        if (n > 0) {
-            kernels_->conv2d_forward(shape, n, x, w, b, y);
-        }
-    }
-    void conv2d_backward_data(const Conv2dShape& shape, int n, const float* dy, const float* w,
-                              float* dx) override {
-        if (n > 0) {
-            kernels_->conv2d_backward_data(shape, n, dy, w, dx);
-        }
-    }
-    void conv2d_backward_weights(const Conv2dShape& shape, int n, const float* x, const float* dy,
-                                 float* dw, float* db) override {
-        if (n > 0) {
-            kernels_->conv2d_backward_weights(shape, n, x, dy, dw, db);
-        } else {
-            zero(dw, shape.weight_elems());
-            zero(db, shape.out_channels);
-        }
-    }
-    void maxpool2d_forward(const MaxPool2dShape& shape, int n, const float* x, float* y,
-                           std::uint8_t* argmax) override {
-        if (n > 0) {
-            kernels_->maxpool2d_forward(shape, n, x, y, argmax);
-        }
-    }
-    void maxpool2d_backward(const MaxPool2dShape& shape, int n, const float* x,
-                            const std::uint8_t* argmax, const float* dy, float* dx) override {
-        if (n > 0) {
-            kernels_->maxpool2d_backward(shape, n, x, argmax, dy, dx);
-        }
-    }
-    void relu_forward(const Shape& shape, int n, float* y) override {
-        own::relu_forward(context_, shape.elems() * n, y);
-    }
-    void relu_backward(const Shape& shape, int n, const float* y, float* dy) override {
-        own::relu_backward(context_, shape.elems() * n, y, dy);
-    }
-    void linear_forward(const LinearShape& shape, int n, const float* x, const float* w,
-                        const float* b, float* y) override {
-        if (n > 0) {
-            kernels_->linear_forward(shape, n, x, w, b, y);
-        }
-    }
-    void linear_backward_data(const LinearShape& shape, int n, const float* dy, const float* w,
-                              float* dx) override {
-        if (n > 0) {
-            kernels_->linear_backward_data(shape, n, dy, w, dx);
-        }
-    }
-    void linear_backward_weights(const LinearShape& shape, int n, const float* x, const float* dy,
-                                 float* dw, float* db) override {
-        if (n > 0) {
-            kernels_->linear_backward_weights(shape, n, x, dy, dw, db);
-        } else {
-            zero(dw, shape.weight_elems());
-            zero(db, shape.out_features);
-        }
-    }
-    void dropout(const DropoutArgs& args, int n, float* x) override {
-        if (n > 0 && args.probability > 0.0f) {
-            own::dropout(context_, args, n, x);
-        }
-    }
     void cross_entropy(const CrossEntropyArgs& args, int n) override {
         if (n > 0) {
-            kernels_->cross_entropy(args, n);
+            own::cross_entropy(context_, args, n);
         } else {
-            zero(args.sums, 2);
+            own::fill(context_, 2, 0.0f, args.sums);
         }
     }
     void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) override {
@@ -273,26 +213,30 @@ class GpuBackend final : public LayerBackend {
         std::vector<Device::Event> events;
     };
 
-    std::unique_ptr<LayerKernels> make_kernels(const GpuOptions& options) {
-        auto ours = make_own_kernels(context_);
+    // The first that has an operation makes it.
+    using Factories = std::vector<std::unique_ptr<KernelFactory>>;
+    Factories make_factories(const GpuOptions& options) {
+        Factories factories;
+        factories.push_back(make_own_factory(context_));
         if (options.kernels == KernelSet::ours) {
-            return ours;
+            return factories;
         }
 #if defined(GYRE_EMULATED)
         if (options.kernels == KernelSet::library) {
             throw usage_error(
-                "--device emulated runs gyre's own kernels only: cuDNN and cuBLAS need a GPU; use "
-                "--kernels ours");
+                "--device emulated runs gyre's own kernels only: cuDNN and cuBLASLt need a GPU; "
+                "use --kernels ours");
         }
-        auto library = make_own_kernels(context_);  // for trying out how kernels are chosen
+        auto library = make_own_factory(context_);  // for trying out how kernels are chosen
 #else
-        auto library = make_library_kernels(context_, options);
-        if (options.kernels == KernelSet::library) {
-            return library;
-        }
+        auto library = make_library_factory(context_, options);
 #endif
-        return make_automatic_kernels(context_, options, device_.name, std::move(ours),
-                                      std::move(library));
+        if (options.kernels == KernelSet::automatic) {
+            library = make_auto_factory(context_, options, device_.name, make_own_factory(context_),
+                                        std::move(library));
+        }
+        factories.insert(factories.begin(), std::move(library));
+        return factories;
     }
     void finish_quietly() noexcept {
         try {
@@ -300,9 +244,6 @@ class GpuBackend final : public LayerBackend {
         } catch (const Error&) {
             // Whoever waited for the work has reported it.
         }
-    }
-    void zero(float* x, std::int64_t elems) {
-        own::fill(context_, elems, 0.0f, x);
     }
     own::Stream& begin_on(Device::Stream stream) {
         if (stream == Device::Stream::compute) {
@@ -345,7 +286,7 @@ class GpuBackend final : public LayerBackend {
     std::map<Event, own::Event> launch_events_;  // of all graphs
     Event last_launch_event_ = 0;
     CapturedCalls* capturing_ = nullptr;
-    std::unique_ptr<LayerKernels> kernels_;
+    const Factories factories_;
 };
 
 }  // namespace

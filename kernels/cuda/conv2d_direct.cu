@@ -394,12 +394,13 @@ bool can_backward_weights(const Conv2dShape& shape) {
            kPair * window.out_height * round_up(window.out_width, kPixels) <= kGradientElems;
 }
 
-std::int64_t workspace_elems(const Context& context, const Conv2dShape& shape, int n) {
+std::size_t workspace_bytes(const Context& context, const Conv2dShape& shape, int n) {
     if (!can_backward_weights(shape)) {
         return 0;
     }
-    return plan_weights(context, shape, n).image_groups *
-           (shape.weight_elems() + shape.out_channels);
+    const std::int64_t group_elems = shape.weight_elems() + shape.out_channels;
+    return static_cast<std::size_t>(plan_weights(context, shape, n).image_groups * group_elems) *
+           sizeof(float);
 }
 
 void forward(const Context& context, const Conv2dShape& shape, int n, const float* x,

@@ -8,11 +8,10 @@
 //
 // x [n][C][H][W], y and dy [n][O][OH][OW], w and dw [O][C][K][K], b and db [O]. Any stride and
 // padding. Block and grid, bytes and FLOPs: gemm.cuh.
-#include "kernels/base/error.hpp"
 #include "kernels/cuda/conv2d.cuh"
 #include "kernels/cuda/gemm.cuh"
 
-namespace gyre::SIMT_NAMESPACE {
+namespace gyre::SIMT_NAMESPACE::implicit_gemm {
 namespace {
 
 // The extents that the operands below divide by. kKernel: the kernel's size if it is known when
@@ -207,17 +206,6 @@ struct StorePlanes {
     }
 };
 
-// n counts positions over all images, in 32 bits.
-void require_countable(const Conv2dShape& shape, int n) {
-    const std::int64_t positions =
-        std::max(shape.in.plane_elems(), shape.out().plane_elems()) * std::int64_t{n};
-    if (positions > 0x7fffffff - 128) {
-        throw usage_error(
-            "a convolution over more than 2^31 pixels in a batch; use a smaller "
-            "--batch-size and --test-batch-size");
-    }
-}
-
 template <int kKernel>
 void forward(const Context& context, const Conv2dShape& shape, int n, const float* x,
              const float* w, const float* b, float* y) {
@@ -253,38 +241,22 @@ void backward_weights(const Context& context, const Conv2dShape& shape, int n, c
 
 }  // namespace
 
-std::int64_t conv2d_workspace_elems(const Context& context, const Conv2dShape& shape, int n) {
-    return std::max(gemm_workspace_elems(context), direct::workspace_elems(context, shape, n));
-}
-
-void conv2d_forward(const Context& context, const Conv2dShape& shape, int n, const float* x,
-                    const float* w, const float* b, float* y) {
-    require_countable(shape, n);
-    if (direct::can_forward(shape)) {
-        return direct::forward(context, shape, n, x, w, b, y);
-    }
+void forward(const Context& context, const Conv2dShape& shape, int n, const float* x,
+             const float* w, const float* b, float* y) {
     shape.kernel == 3 ? forward<3>(context, shape, n, x, w, b, y)
                       : forward<0>(context, shape, n, x, w, b, y);
 }
 
-void conv2d_backward_data(const Context& context, const Conv2dShape& shape, int n, const float* dy,
-                          const float* w, float* dx) {
-    require_countable(shape, n);
-    if (direct::can_backward_data(shape)) {
-        return direct::backward_data(context, shape, n, dy, w, dx);
-    }
+void backward_data(const Context& context, const Conv2dShape& shape, int n, const float* dy,
+                   const float* w, float* dx) {
     shape.kernel == 3 ? backward_data<3>(context, shape, n, dy, w, dx)
                       : backward_data<0>(context, shape, n, dy, w, dx);
 }
 
-void conv2d_backward_weights(const Context& context, const Conv2dShape& shape, int n,
-                             const float* x, const float* dy, float* dw, float* db) {
-    require_countable(shape, n);
-    if (direct::can_backward_weights(shape)) {
-        return direct::backward_weights(context, shape, n, x, dy, dw, db);
-    }
+void backward_weights(const Context& context, const Conv2dShape& shape, int n, const float* x,
+                      const float* dy, float* dw, float* db) {
     shape.kernel == 3 ? backward_weights<3>(context, shape, n, x, dy, dw, db)
                       : backward_weights<0>(context, shape, n, x, dy, dw, db);
 }
 
-}  // namespace gyre::SIMT_NAMESPACE
+}  // namespace gyre::SIMT_NAMESPACE::implicit_gemm

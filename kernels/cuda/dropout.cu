@@ -10,7 +10,7 @@
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/ops.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -91,34 +91,57 @@ __global__ void dropout_channels_kernel(std::int64_t groups, Dropout d, float* x
     }
 }
 
+// Keeps no mask: the backward pass draws the same random numbers again.
+class DropoutOp final : public Op {
+ public:
+    DropoutOp(const Context& context, const DropoutSpec& spec) : context_(context), spec_(spec) {
+        d_.words = static_cast<std::uint32_t>(spec.by_channel ? spec.in.channels : spec.in.elems());
+        d_.groups = (d_.words + 3) / 4;
+        d_.plane_elems = static_cast<std::uint32_t>(spec.in.plane_elems());
+        // word >= probability * 2^32, in integers.
+        d_.largest_dropped = static_cast<std::uint32_t>(
+            std::ceil(static_cast<double>(spec.probability) * 0x1p32) - 1.0);
+        d_.keep = spec.probability < 1.0f ? 1.0f / (1.0f - spec.probability) : 0.0f;
+    }
+    OpNeeds needs() const override { return {.in_place = true, .backward_reads_x = false}; }
+    void forward(const Batch& batch, const OpIo& io) override {
+        if (batch.training) {
+            apply(batch, io.y.f32());
+        }
+    }
+    void backward_input(const Batch& batch, const OpIo& io) override { apply(batch, io.dx.f32()); }
+
+ private:
+    void apply(const Batch& batch, float* x) const {
+        if (batch.n == 0 || spec_.probability <= 0.0f) {
+            return;
+        }
+        Dropout d = d_;
+        d.stream = {batch.seed, RandomPurpose::dropout, spec_.stream, 0};
+        d.epoch = batch.epoch;
+        d.samples = batch.samples;
+        const bool aligned = reinterpret_cast<std::uintptr_t>(x) % sizeof(float4) == 0;
+        const bool quads = (spec_.by_channel ? d.plane_elems : d.words) % 4 == 0 && aligned;
+        const auto kernel =
+            spec_.by_channel
+                ? (quads ? dropout_channels_kernel<true> : dropout_channels_kernel<false>)
+                : (quads ? dropout_kernel<true> : dropout_kernel<false>);
+        const std::int64_t groups = std::int64_t{d.groups} * batch.n;
+        const std::int64_t threads = spec_.by_channel ? groups * 32 : groups;
+        launch("dropout", kernel,
+               dim3(static_cast<unsigned>((threads + kElementwiseBlock - 1) / kElementwiseBlock)),
+               dim3(kElementwiseBlock), context_.stream, groups, d, x);
+    }
+
+    const Context context_;
+    const DropoutSpec spec_;
+    Dropout d_{};  // but for what is the batch's
+};
+
 }  // namespace
 
-void dropout(const Context& context, const DropoutArgs& args, int n, float* x) {
-    if (args.probability <= 0.0f) {
-        return;
-    }
-    Dropout d{};
-    d.stream = args.stream;
-    d.epoch = args.epoch;
-    d.samples = args.samples;
-    d.words =
-        static_cast<std::uint32_t>(args.by_channel ? args.shape.channels : args.shape.elems());
-    d.groups = (d.words + 3) / 4;
-    d.plane_elems = static_cast<std::uint32_t>(args.shape.plane_elems());
-    // word >= probability * 2^32, in integers.
-    d.largest_dropped =
-        static_cast<std::uint32_t>(std::ceil(static_cast<double>(args.probability) * 0x1p32) - 1.0);
-    d.keep = args.probability < 1.0f ? 1.0f / (1.0f - args.probability) : 0.0f;
-    const bool aligned = reinterpret_cast<std::uintptr_t>(x) % sizeof(float4) == 0;
-    const bool quads = (args.by_channel ? d.plane_elems : d.words) % 4 == 0 && aligned;
-    const auto kernel =
-        args.by_channel ? (quads ? dropout_channels_kernel<true> : dropout_channels_kernel<false>)
-                        : (quads ? dropout_kernel<true> : dropout_kernel<false>);
-    const std::int64_t groups = std::int64_t{d.groups} * n;
-    const std::int64_t threads = args.by_channel ? groups * 32 : groups;
-    launch("dropout", kernel,
-           dim3(static_cast<unsigned>((threads + kElementwiseBlock - 1) / kElementwiseBlock)),
-           dim3(kElementwiseBlock), context.stream, groups, d, x);
+std::unique_ptr<Op> make_op(const Context& context, const DropoutSpec& spec, const OpSizes&) {
+    return std::make_unique<DropoutOp>(context, spec);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -301,8 +301,8 @@ inline std::int64_t gemm_wanted_blocks(const Context& context) {
 }
 
 // No product needs more workspace than this: parts are only made until the blocks are enough.
-inline std::int64_t gemm_workspace_elems(const Context& context) {
-    return gemm_wanted_blocks(context) * 128 * 128;
+inline std::size_t gemm_workspace_bytes(const Context& context) {
+    return static_cast<std::size_t>(gemm_wanted_blocks(context)) * 128 * 128 * sizeof(float);
 }
 
 template <typename Tile, typename A, typename B, typename Epilogue>

@@ -4,6 +4,7 @@
 // All three are tiled matrix products (gemm.cuh: block and grid, bytes and FLOPs). The bias is
 // added as sums are stored; its gradient is one more column of dw's product, against a row of ones.
 #include "kernels/cuda/gemm.cuh"
+#include "kernels/cuda/ops.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -25,31 +26,48 @@ struct Store {
     }
 };
 
+class LinearOp final : public Op {
+ public:
+    LinearOp(const Context& context, const LinearShape& shape) : context_(context), shape_(shape) {
+        context.workspace.reserve(gemm_workspace_bytes(context));
+    }
+    OpNeeds needs() const override { return {}; }
+    void forward(const Batch& batch, const OpIo& io) override {
+        const int n = batch.n, in = shape_.in_features, out = shape_.out_features;
+        if (n > 0) {
+            gemm(context_, "linear_forward", n, out, in, DenseOperand<true>{io.x.f32(), n, in, 1},
+                 DenseOperand<true>{io.params[0].f32(), out, in, 1},
+                 StoreWithBias{io.y.f32(), io.params[1].f32(), out});
+        }
+    }
+    void backward_params(const Batch& batch, const OpIo& io) override {
+        const int n = batch.n, in = shape_.in_features, out = shape_.out_features;
+        if (n == 0) {
+            return zero_gradients(context_, shape_.weight_elems(), out, io);
+        }
+        gemm(context_, "linear_backward_weights", out, in + 1, n,
+             DenseOperand<false>{io.dy.f32(), out, 1, out},
+             DenseOperand<false>{io.x.f32(), in, 1, in, in},
+             StoreGradients{io.grads[0].f32(), io.grads[1].f32(), in});
+    }
+    void backward_input(const Batch& batch, const OpIo& io) override {
+        const int n = batch.n, in = shape_.in_features, out = shape_.out_features;
+        if (n > 0) {
+            gemm(context_, "linear_backward_data", n, in, out,
+                 DenseOperand<true>{io.dy.f32(), n, out, 1},
+                 DenseOperand<false>{io.params[0].f32(), in, 1, in}, Store{io.dx.f32(), in});
+        }
+    }
+
+ private:
+    const Context context_;
+    const LinearShape shape_;
+};
+
 }  // namespace
 
-std::int64_t linear_workspace_elems(const Context& context, const LinearShape&, int) {
-    return gemm_workspace_elems(context);
-}
-
-void linear_forward(const Context& context, const LinearShape& shape, int n, const float* x,
-                    const float* w, const float* b, float* y) {
-    const int in = shape.in_features, out = shape.out_features;
-    gemm(context, "linear_forward", n, out, in, DenseOperand<true>{x, n, in, 1},
-         DenseOperand<true>{w, out, in, 1}, StoreWithBias{y, b, out});
-}
-
-void linear_backward_data(const Context& context, const LinearShape& shape, int n, const float* dy,
-                          const float* w, float* dx) {
-    const int in = shape.in_features, out = shape.out_features;
-    gemm(context, "linear_backward_data", n, in, out, DenseOperand<true>{dy, n, out, 1},
-         DenseOperand<false>{w, in, 1, in}, Store{dx, in});
-}
-
-void linear_backward_weights(const Context& context, const LinearShape& shape, int n,
-                             const float* x, const float* dy, float* dw, float* db) {
-    const int in = shape.in_features, out = shape.out_features;
-    gemm(context, "linear_backward_weights", out, in + 1, n, DenseOperand<false>{dy, out, 1, out},
-         DenseOperand<false>{x, in, 1, in, in}, StoreGradients{dw, db, in});
+std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes&) {
+    return spec.fused() ? nullptr : std::make_unique<LinearOp>(context, spec.shape);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -11,7 +11,7 @@
 //   inputs, which looks at the windows that cover it, so that no two threads add to one input.
 // A plane has fewer than 2^31 elements.
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/ops.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -270,8 +270,6 @@ int width_2x2(const MaxPool2dShape& shape, const float* wide, const float* narro
                : 2;
 }
 
-}  // namespace
-
 void maxpool2d_forward(const Context& context, const MaxPool2dShape& shape, int n, const float* x,
                        float* y, std::uint8_t* argmax) {
     const std::int64_t outputs = shape.out().elems() * n;
@@ -301,6 +299,38 @@ void maxpool2d_backward(const Context& context, const MaxPool2dShape& shape, int
                                               squares(shape.in.height) * squares(shape.in.width);
     start("maxpool2d_backward", kernel, context, elems, std::max(wide, 1), extents_of(shape), dy,
           argmax, dx);
+}
+
+// Keeps the windows' argmax.
+class MaxPool2dOp final : public Op {
+ public:
+    MaxPool2dOp(const Context& context, const MaxPool2dShape& shape, int train_images)
+        : context_(context),
+          shape_(shape),
+          saved_bytes_(static_cast<std::size_t>(shape.out().elems() * train_images)) {}
+    OpNeeds needs() const override {
+        return {.saved_bytes = saved_bytes_, .backward_reads_x = false};
+    }
+    void forward(const Batch& batch, const OpIo& io) override {
+        maxpool2d_forward(context_, shape_, batch.n, io.x.f32(), io.y.f32(),
+                          batch.training ? static_cast<std::uint8_t*>(io.saved) : nullptr);
+    }
+    void backward_input(const Batch& batch, const OpIo& io) override {
+        maxpool2d_backward(context_, shape_, batch.n, io.dy.f32(),
+                           static_cast<const std::uint8_t*>(io.saved), io.dx.f32());
+    }
+
+ private:
+    const Context context_;
+    const MaxPool2dShape shape_;
+    const std::size_t saved_bytes_;
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_op(const Context& context, const MaxPool2dSpec& spec,
+                            const OpSizes& sizes) {
+    return std::make_unique<MaxPool2dOp>(context, spec.shape, sizes.train_images);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

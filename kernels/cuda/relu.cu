@@ -3,7 +3,7 @@
 // Memory-bound. Forward: 8 bytes an element (read, write); backward: 12. One thread to 4 elements
 // (16-byte accesses).
 #include "kernels/cuda/elementwise.cuh"
-#include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/ops.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -34,14 +34,33 @@ __global__ void relu_backward_kernel(std::int64_t elems, const float* y, float* 
         [=](std::int64_t i) { dy[i] = clip(dy[i], y[i]); });
 }
 
+class ReluOp final : public Op {
+ public:
+    ReluOp(const Context& context, const Shape& shape)
+        : context_(context), image_elems_(shape.elems()) {}
+    // A dropout after it may zero some of y: there dy is zero as well, so the mask y > 0 still
+    // gives the right gradient.
+    OpNeeds needs() const override {
+        return {.in_place = true, .backward_reads_x = false, .backward_reads_y = true};
+    }
+    void forward(const Batch& batch, const OpIo& io) override {
+        launch_elementwise("relu_forward", relu_forward_kernel, context_, image_elems_ * batch.n,
+                           io.y.f32());
+    }
+    void backward_input(const Batch& batch, const OpIo& io) override {
+        launch_elementwise("relu_backward", relu_backward_kernel, context_, image_elems_ * batch.n,
+                           io.y.f32(), io.dx.f32());
+    }
+
+ private:
+    const Context context_;
+    const std::int64_t image_elems_;
+};
+
 }  // namespace
 
-void relu_forward(const Context& context, std::int64_t elems, float* y) {
-    launch_elementwise("relu_forward", relu_forward_kernel, context, elems, y);
-}
-
-void relu_backward(const Context& context, std::int64_t elems, const float* y, float* dy) {
-    launch_elementwise("relu_backward", relu_backward_kernel, context, elems, y, dy);
+std::unique_ptr<Op> make_op(const Context& context, const ReluSpec& spec, const OpSizes&) {
+    return std::make_unique<ReluOp>(context, spec.in);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -1,12 +1,17 @@
-// What comparisons with the CUDA libraries need beside make_library_kernels() (layer_kernels.hpp).
+// The CUDA libraries as operations: cuDNN (convolutions, pooling) and cuBLASLt (linear layers).
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
-#include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/ops.hpp"
 
 namespace gyre::cuda {
+
+// cuDNN and cuBLASLt, found at run time; each operation in the .cpp file of its name. Throws Error
+// (usage) naming the library that is missing.
+std::unique_ptr<KernelFactory> make_library_factory(const Context& context,
+                                                    const GpuOptions& options);
 
 // cuDNN's log-softmax and its gradient, the peer of cross_entropy() in the benchmark. Throws Error
 // (usage) where cuDNN is missing.
@@ -17,7 +22,7 @@ class LogSoftmax {
     LogSoftmax(const LogSoftmax&) = delete;
     LogSoftmax& operator=(const LogSoftmax&) = delete;
 
-    // All [n][classes].
+    // All [n][classes], of one number of classes.
     void forward_backward(int n, int classes, const float* logits, float* log_probabilities,
                           const float* d_log_probabilities, float* d_logits);
 

@@ -1,0 +1,64 @@
+// Timing of kernels: what they work on, calls in a row, and how long these take in a stream.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+
+#include "kernels/cuda/runtime.hpp"
+
+namespace gyre::SIMT_NAMESPACE {
+
+// Device memory of finite values that are not alike, in [-1, 1): the clock of a GPU depends on how
+// many bits change. Its end waits for the GPU.
+class TimingOperand {
+ public:
+    TimingOperand(Stream& stream, std::int64_t elems);
+    ~TimingOperand() { release(memory_); }
+    TimingOperand(const TimingOperand&) = delete;
+    TimingOperand& operator=(const TimingOperand&) = delete;
+
+    float* get() const { return memory_; }
+
+ private:
+    float* const memory_;
+};
+
+// body(0), ..., body(calls - 1) in a row: as a graph where that is wanted, as a step is, and one by
+// one where something in them cannot be captured.
+class Calls {
+ public:
+    using Body = std::function<void(int call)>;
+    Calls(Stream& stream, Body body, int calls, bool graph = true);
+    Calls(const Calls&) = delete;
+    Calls& operator=(const Calls&) = delete;
+
+    bool is_graph() const { return graph_.has_value(); }
+    int count() const { return calls_; }
+    void run();
+
+ private:
+    void run_plainly() const;
+
+    Stream& stream_;
+    const Body body_;
+    const int calls_;
+    std::optional<Graph> graph_;
+};
+
+class Stopwatch {
+ public:
+    explicit Stopwatch(Stream& stream) : stream_(stream) {}
+    // That `work` takes in the stream; waits for it. 0 where time is emulated.
+    double microseconds(const std::function<void()>& work);
+    // Of one of the calls, run once more.
+    double microseconds(Calls& calls) {
+        return microseconds([&] { calls.run(); }) / calls.count();
+    }
+
+ private:
+    Stream& stream_;
+    Event start_, end_;
+};
+
+}  // namespace gyre::SIMT_NAMESPACE
