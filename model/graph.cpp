@@ -16,12 +16,13 @@ std::string text_of(const Shape& shape) {
                : fmt::format("[{}, {}, {}]", shape.channels, shape.height, shape.width);
 }
 
-std::vector<Parameter> weight_and_bias(const std::vector<std::int64_t>& weight_shape) {
+LayerTensors weight_and_bias(const std::vector<std::int64_t>& weight_shape) {
     const std::int64_t elems = std::accumulate(weight_shape.begin(), weight_shape.end(),
                                                std::int64_t{1}, std::multiplies<>());
     const std::int64_t outputs = weight_shape.front(), fan_in = elems / outputs;
-    return {{.name = "weight", .shape = weight_shape, .elems = elems, .fan_in = fan_in},
-            {.name = "bias", .shape = {outputs}, .elems = outputs, .fan_in = fan_in}};
+    return {
+        .parameters = {{.name = "weight", .shape = weight_shape, .elems = elems, .fan_in = fan_in},
+                       {.name = "bias", .shape = {outputs}, .elems = outputs, .fan_in = fan_in}}};
 }
 
 void GraphBuilder::fail(const std::string& why) const {
@@ -59,17 +60,19 @@ const Value& GraphBuilder::value(const std::string& name) const {
 }
 
 void GraphBuilder::append_numbered(const std::string& kind, int number, const OpSpec& spec,
-                                   std::vector<Parameter> parameters,
-                                   std::vector<int> more_inputs) {
+                                   LayerTensors tensors, std::vector<int> more_inputs) {
     Node node{.name = fmt::format("{}{}", kind, number),
               .spec = spec,
               .inputs = std::move(more_inputs),
               .in = shape(),
               .out = std::visit([](const auto& s) { return s.out(); }, spec),
-              .parameters = std::move(parameters)};
+              .parameters = std::move(tensors.parameters),
+              .state = std::move(tensors.state)};
     node.inputs.insert(node.inputs.begin(), value_.number);
-    for (Parameter& parameter : node.parameters) {
-        parameter.name = node.name + "." + parameter.name;
+    for (auto* list : {&node.parameters, &node.state}) {
+        for (Parameter& parameter : *list) {
+            parameter.name = node.name + "." + parameter.name;
+        }
     }
     value_.shape = node.out;
     value_.number = static_cast<int>(graph_.nodes.size());

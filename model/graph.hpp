@@ -29,9 +29,12 @@ struct Parameter {
     Init init = Init::fan_in_uniform;
 };
 
-// The parameters of a layer with a weight of this shape, its outputs first; names without the
-// layer's.
-std::vector<Parameter> weight_and_bias(const std::vector<std::int64_t>& weight_shape);
+// What a layer has beside its spec; names without the layer's.
+struct LayerTensors {
+    std::vector<Parameter> parameters = {}, state = {};
+};
+// The parameters of a layer with a weight of this shape, its outputs first.
+LayerTensors weight_and_bias(const std::vector<std::int64_t>& weight_shape);
 
 // One operation. Its output is the value of the same number.
 struct Node {
@@ -42,7 +45,8 @@ struct Node {
     std::vector<int> inputs = {};  // numbers of values, of earlier nodes
     Shape in = {}, out = {};       // of the first input, and of the output
     std::vector<Parameter> parameters = {};
-    std::vector<Node> parts = {};  // what a fused node was made of, each the next one's input
+    std::vector<Parameter> state = {};  // without gradients; saved and loaded with the parameters
+    std::vector<Node> parts = {};       // what a fused node was made of, each the next one's input
 
     // Whether the gradients of the parameters follow from x and dy of all images alone, by a
     // product over the images.
@@ -95,12 +99,12 @@ class GraphBuilder {
 
     // How many layers of this kind there are with this one: conv1, conv2, ...
     int count(const std::string& kind) { return ++counts_[kind]; }
-    void append(const std::string& kind, const OpSpec& spec, std::vector<Parameter> parameters = {},
+    void append(const std::string& kind, const OpSpec& spec, LayerTensors tensors = {},
                 std::vector<int> more_inputs = {}) {
-        append_numbered(kind, count(kind), spec, std::move(parameters), std::move(more_inputs));
+        append_numbered(kind, count(kind), spec, std::move(tensors), std::move(more_inputs));
     }
     void append_numbered(const std::string& kind, int number, const OpSpec& spec,
-                         std::vector<Parameter> parameters = {}, std::vector<int> more_inputs = {});
+                         LayerTensors tensors = {}, std::vector<int> more_inputs = {});
 
     // The graph, once.
     Graph finish();

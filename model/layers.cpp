@@ -60,6 +60,25 @@ void build_maxpool(GraphBuilder& net, const LayerSpec& layer) {
     net.append("pool", MaxPool2dSpec{shape});
 }
 
+// Each channel, or each feature of a flat value.
+void parse_batchnorm(Words& words, LayerSpec& layer) {
+    const auto word = words.optional();
+    if (word && *word != "local") {
+        words.fail(fmt::format("'{}' was not expected", *word));
+    }
+    layer.local = word.has_value();
+    words.end();
+}
+void build_batchnorm(GraphBuilder& net, const LayerSpec& layer) {
+    const std::int64_t channels = net.shape().channels;
+    const auto tensor = [&](const char* name, Init init) {
+        return Parameter{.name = name, .shape = {channels}, .elems = channels, .init = init};
+    };
+    net.append("bn", BatchNorm2dSpec{.in = net.shape(), .local = layer.local},
+               {{tensor("weight", Init::ones), tensor("bias", Init::zeros)},
+                {tensor("running_mean", Init::zeros), tensor("running_var", Init::ones)}});
+}
+
 void parse_linear(Words& words, LayerSpec& layer) {
     const std::string word = words.next("the number of features");
     layer.out =
@@ -131,6 +150,7 @@ void build_nothing(GraphBuilder&, const LayerSpec&) {}
 constexpr LayerType kLayerTypes[] = {
     {"conv", "conv OUT kK [sS] [pP]", parse_conv, build_conv},
     {"maxpool", "maxpool K [sS]", parse_maxpool, build_maxpool},
+    {"batchnorm", "batchnorm [local]", parse_batchnorm, build_batchnorm},
     {"relu", "relu", no_options, build_relu},
     {"dropout", "dropout P", parse_dropout, build_dropout},
     {"dropout2d", "dropout2d P", parse_dropout, build_dropout2d},

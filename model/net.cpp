@@ -48,19 +48,37 @@ void Net::make_operations(const NetOptions& options) {
 }
 
 void Net::place_parameters() {
+    const auto place = [](Parameter& tensor, std::int64_t& end, std::vector<Parameter>& list) {
+        tensor.offset_elems = end;
+        end += (tensor.elems + kAlignElems - 1) / kAlignElems * kAlignElems;
+        list.push_back(tensor);
+    };
+    std::int64_t state_elems = 0;
     for (Node& node : graph_.nodes) {
-        if (node.parameters.empty()) {
-            continue;
+        if (!node.parameters.empty()) {
+            layer_begins_.push_back(flat_elems_);
         }
-        layer_begins_.push_back(flat_elems_);
         for (Parameter& parameter : node.parameters) {
-            parameter.offset_elems = flat_elems_;
-            flat_elems_ += (parameter.elems + kAlignElems - 1) / kAlignElems * kAlignElems;
-            parameters_.push_back(parameter);
+            place(parameter, flat_elems_, parameters_);
+        }
+        for (Parameter& tensor : node.state) {
+            place(tensor, state_elems, state_);
         }
     }
     flat_parameters_ = {backend_, flat_elems_};
     flat_gradients_ = {backend_, gradient_elems()};
+    flat_state_ = {backend_, state_elems};
+}
+
+std::vector<Net::Placed> Net::all_tensors() const {
+    std::vector<Placed> all;
+    for (const Parameter& parameter : parameters_) {
+        all.push_back({parameter, parameter_data() + parameter.offset_elems});
+    }
+    for (const Parameter& tensor : state_) {
+        all.push_back({tensor, state_data() + tensor.offset_elems});
+    }
+    return all;
 }
 
 std::int64_t Net::parameter_count() const {
@@ -73,21 +91,19 @@ std::int64_t Net::parameter_count() const {
 
 void Net::initialise(std::uint64_t seed) {
     std::uint32_t index = 0;
-    for (const Parameter& parameter : parameters_) {
+    for (const Placed& placed : all_tensors()) {
         const RandomStream stream{seed, RandomPurpose::init, index++, 0};
-        const std::vector<float> values = initial_values(parameter, stream);
-        backend_.upload(parameter_data() + parameter.offset_elems, values.data(),
-                        values.size() * sizeof(float));
+        const std::vector<float> values = initial_values(placed.tensor, stream);
+        backend_.upload(placed.data, values.data(), values.size() * sizeof(float));
     }
 }
 
 std::vector<HostTensor> Net::export_parameters() const {
     std::vector<HostTensor> tensors;
-    for (const Parameter& parameter : parameters_) {
-        HostTensor tensor{parameter.name, parameter.shape,
-                          std::vector<float>(static_cast<std::size_t>(parameter.elems))};
-        backend_.download(tensor.values.data(), parameter_data() + parameter.offset_elems,
-                          tensor.values.size() * sizeof(float));
+    for (const Placed& placed : all_tensors()) {
+        HostTensor tensor{placed.tensor.name, placed.tensor.shape,
+                          std::vector<float>(static_cast<std::size_t>(placed.tensor.elems))};
+        backend_.download(tensor.values.data(), placed.data, tensor.values.size() * sizeof(float));
         tensors.push_back(std::move(tensor));
     }
     return tensors;
@@ -95,11 +111,13 @@ std::vector<HostTensor> Net::export_parameters() const {
 
 std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& tensors,
                                                 const std::string& source) {
-    ParameterMatch match = match_parameters(parameters_, tensors, source);
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-        const HostTensor& tensor = tensors[match.tensors[i]];
-        backend_.upload(parameter_data() + parameters_[i].offset_elems, tensor.values.data(),
-                        tensor.values.size() * sizeof(float));
+    std::vector<Parameter> wanted = parameters_;
+    wanted.insert(wanted.end(), state_.begin(), state_.end());
+    ParameterMatch match = match_parameters(wanted, tensors, source);
+    std::size_t i = 0;
+    for (const Placed& placed : all_tensors()) {
+        const HostTensor& tensor = tensors[match.tensors[i++]];
+        backend_.upload(placed.data, tensor.values.data(), tensor.values.size() * sizeof(float));
     }
     return std::move(match.remarks);
 }

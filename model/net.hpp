@@ -50,6 +50,11 @@ class Net {
     // Where the parameters of each node that has some begin in the flat buffers, ascending.
     const std::vector<std::int64_t>& layer_begins() const { return layer_begins_; }
     float* parameter_data() const { return flat_parameters_.get(); }
+    // What is saved and loaded with the parameters but has no gradient, such as running statistics:
+    // a flat buffer of its own.
+    const std::vector<Parameter>& state() const { return state_; }
+    float* state_data() const { return flat_state_.get(); }
+    std::int64_t state_elems() const { return flat_state_.elems(); }
     float* gradient_data() const { return flat_gradients_.get(); }
     StepTail* tail() const {  // at tail_offset(), on the device
         return reinterpret_cast<StepTail*>(gradient_data() + tail_offset());
@@ -62,8 +67,9 @@ class Net {
 
     // As each parameter's Init says, from the stream (seed, init, index of the parameter).
     void initialise(std::uint64_t seed);
-    // Copies to and from host tensors. import matches them as match_parameters() does, and returns
-    // its remarks for the user; `source` says where the tensors come from.
+    // Copies of parameters and state to and from host tensors. import matches them as
+    // match_parameters() does, and returns its remarks for the user; `source` says where the
+    // tensors come from.
     std::vector<HostTensor> export_parameters() const;
     std::vector<std::string> import_parameters(const std::vector<HostTensor>& tensors,
                                                const std::string& source);
@@ -104,6 +110,12 @@ class Net {
     void pass_on(const Batch& batch, const Step& step, const Node& node);
     void make_operations(const NetOptions& options);
     void place_parameters();
+    // Of parameters and state, with where they lie.
+    struct Placed {
+        const Parameter& tensor;
+        float* data;
+    };
+    std::vector<Placed> all_tensors() const;
     void place_activations(const NetOptions& options);
     void alias_values(Plan& plan) const;
     void plan_training(Plan& plan, const NetOptions& options);
@@ -119,10 +131,10 @@ class Net {
     Graph graph_;
     std::vector<std::unique_ptr<Op>> ops_;  // of each node
     std::vector<Step> steps_;               // of each node
-    std::vector<Parameter> parameters_;
+    std::vector<Parameter> parameters_, state_;
     std::vector<std::int64_t> layer_begins_;
     std::int64_t flat_elems_ = 0;
-    DeviceBuffer<float> flat_parameters_, flat_gradients_;
+    DeviceBuffer<float> flat_parameters_, flat_gradients_, flat_state_;
     DeviceBuffer<float> input_;
     DeviceBuffer<std::byte> arena_;
     DeviceBuffer<std::int32_t> labels_;

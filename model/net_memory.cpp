@@ -252,6 +252,11 @@ void Net::bind(const Plan& plan) {
                 io.grads[p] = gradient_data() + node.parameters[p].offset_elems;
             }
         };
+        for (OpIo* io : {&step.train, &step.eval}) {
+            for (std::size_t s = 0; s < node.state.size(); ++s) {
+                io->state[s] = state_data() + node.state[s].offset_elems;
+            }
+        }
         inputs_and_output(step.train, plan.value_at);
         inputs_and_output(step.eval, plan.value_in_evaluation_at);
         step.copy_input = plan.needs[i].in_place && step.train.x.data != step.train.y.data;

@@ -3,6 +3,7 @@
 //   # comment                        nothing
 //   conv OUT kK [sS] [pP]            2-D convolution, K x K window, stride S (1), padding P (0)
 //   maxpool K [sS]                   max-pooling, K x K window, stride S (K)
+//   batchnorm [local]                statistics over the global batch, or each rank's share
 //   relu
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
 //   flatten                          implied before the first linear layer
@@ -28,9 +29,10 @@ struct LayerSpec {
     int out = 0;  // channels or features; 0: the number of classes
     int kernel = 1, stride = 1, padding = 0;
     float probability = 0.0f;
-    std::string name;  // of a value
-    std::string text;  // as it was written
-    int line = 0;      // in its file, from 1
+    bool local = false;  // statistics of a rank's share
+    std::string name;    // of a value
+    std::string text;    // as it was written
+    int line = 0;        // in its file, from 1
 };
 
 struct ModelSpec {

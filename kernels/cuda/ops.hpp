@@ -17,6 +17,8 @@ std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, cons
 std::unique_ptr<Op> make_op(const Context& context, const MaxPool2dSpec& spec,
                             const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const ReluSpec& spec, const OpSizes& sizes);
+std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec,
+                            const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const DropoutSpec& spec, const OpSizes& sizes);
 
 // One set of kernels. Its operations refer to it and to the context it was made with.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/base/data_type.hpp"
+#include "kernels/ops/batch.hpp"
 #include "kernels/ops/specs.hpp"
 
 namespace gyre {
@@ -28,26 +29,6 @@ struct Tensor {
     Tensor(const float* values) : data(const_cast<float*>(values)) {}
     float* f32() const { return static_cast<float*>(data); }
     explicit operator bool() const { return data != nullptr; }
-};
-
-// Sums over all ranks for operations that need them within a pass (statistics of the global batch):
-// in place, in the order of the device's calls; the same calls on all ranks.
-class RankSums {
- public:
-    virtual ~RankSums() = default;
-    virtual void sum(float* values, std::int64_t elems) = 0;
-};
-
-// One pass of one batch. Also a rank with n = 0 makes every call.
-struct Batch {
-    int n = 0;                  // images of this rank
-    std::int64_t global_n = 0;  // of all ranks; 0: n
-    bool training = false;      // dropout draws, statistics move, a backward pass follows
-    const std::int32_t* samples =
-        nullptr;  // [n] on the device: the images' indices in the data set
-    std::uint64_t seed = 0;
-    const std::uint32_t* epoch = nullptr;  // on the device; null: 0
-    RankSums* ranks = nullptr;             // null: this rank alone
 };
 
 // What an operation is given. Which of it is read and written: Op's functions.

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <variant>
 
+#include "kernels/ops/batch.hpp"
 #include "kernels/ops/shapes.hpp"
 
 namespace gyre {
@@ -65,6 +66,31 @@ struct AddSpec {
     Shape out() const { return in; }
 };
 
-using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, ReluSpec, DropoutSpec, AddSpec>;
+// torch.nn.BatchNorm2d (Ioffe and Szegedy, ICML 2015). For each channel, over images and pixels,
+//   y = (x - mean) * inverse * weight + bias,   inverse = 1 / sqrt(variance + epsilon)
+// with the batch's mean and biased variance in a training pass, which also moves
+//   running = (1 - momentum) * running + momentum * (mean, or the unbiased variance),
+// and with the running ones in an evaluation pass. Backward, with xn = (x - mean) * inverse,
+//   dbias = sum dy,  dweight = sum dy * xn
+//   dx = weight * inverse * (dy - mean of dy - xn * mean of dy * xn).
+// The statistics are those of the global batch (SyncBatchNorm), or with `local` of the rank's
+// share. Parameters: weight, bias; state: running_mean, running_var.
+struct BatchNorm2dSpec {
+    Shape in;
+    bool local = false;
+    float momentum = 0.1f;
+    float epsilon = 1e-5f;
+    Shape out() const { return in; }
+
+    // Of the values that a channel's statistics are of; 0: there are none.
+    std::int64_t count(const Batch& batch) const {
+        return (local || batch.global_n == 0 ? batch.n : batch.global_n) * in.plane_elems();
+    }
+    RankSums* ranks(const Batch& batch) const { return local ? nullptr : batch.ranks; }
+    void move(float& running, float measured) const { running += momentum * (measured - running); }
+};
+
+using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, ReluSpec, DropoutSpec,
+                            BatchNorm2dSpec, AddSpec>;
 
 }  // namespace gyre

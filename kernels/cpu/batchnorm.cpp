@@ -1,0 +1,184 @@
+// Batch normalisation on the CPU (BatchNorm2dSpec has the formulas).
+//
+// Memory-bound: forward reads x three times (sum, squares, result), backward x and dy twice. Sums
+// are taken lane by lane in float over a plane of a block, and from there on in double, so that
+// they depend on neither threads nor, beyond rounding, ranks. Where this rank is alone, all of a
+// channel's passes follow each other while it is in the cache.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/cpu/ops.hpp"
+#include "kernels/cpu/pooling.hpp"
+
+namespace gyre::cpu {
+namespace {
+
+class BatchNorm2dOp final : public Op {
+ public:
+    BatchNorm2dOp(const Context& context, const BatchNorm2dSpec& spec)
+        : context_(context),
+          spec_(spec),
+          channels_(spec.in.channels),
+          plane_floats_(spec.in.plane_elems() * kLanes) {
+        context.workspace.reserve(2 * channels_, 0);
+    }
+
+    OpNeeds needs() const override {
+        return {.saved_bytes = 2 * static_cast<std::size_t>(channels_) * sizeof(float)};
+    }
+
+    void forward(const Batch& batch, const OpIo& io) override {
+        if (!batch.training) {
+            normalise(batch, io, [&](int c) {
+                return Statistics{io.state[0].f32()[c], inverse_deviation(io.state[1].f32()[c])};
+            });
+            return;
+        }
+        if (spec_.count(batch) == 0) {
+            return;
+        }
+        // saved: mean [channels], 1 / deviation [channels].
+        float* const mean = static_cast<float*>(io.saved);
+        float* const inverse = mean + channels_;
+        float* const sums = context_.workspace.shared();  // of x, then of squares
+        float* const squares = sums + channels_;
+        const auto count = static_cast<double>(spec_.count(batch));
+        for_channels([&](int c) {
+            sums[c] = sum(batch, c, [x = io.x.f32()](std::int64_t at) {
+                return load_lanes<LaneVec>(x + at);
+            });
+        });
+        add_ranks(batch, sums, channels_);
+        for_channels([&](int c) {
+            mean[c] = static_cast<float>(double{sums[c]} / count);
+            squares[c] = sum(batch, c, [x = io.x.f32(), m = mean[c]](std::int64_t at) {
+                const LaneVec d = load_lanes<LaneVec>(x + at) - m;
+                return d * d;
+            });
+        });
+        add_ranks(batch, squares, channels_);
+        for (int c = 0; c < channels_; ++c) {
+            inverse[c] = inverse_deviation(static_cast<float>(double{squares[c]} / count));
+            spec_.move(io.state[0].f32()[c], mean[c]);
+            spec_.move(io.state[1].f32()[c],
+                       static_cast<float>(double{squares[c]} / std::max(count - 1.0, 1.0)));
+        }
+        normalise(batch, io, [&](int c) { return Statistics{mean[c], inverse[c]}; });
+    }
+
+    // The sums over this rank's images, which are the gradients of weight and bias.
+    void backward_begin(const Batch& batch, const OpIo& io) override {
+        float* const sums = context_.workspace.shared();  // of dy, then of dy * normalised x
+        for_channels([&](int c) {
+            const Statistics s = saved(io, c);
+            const float *x = io.x.f32(), *dy = io.dy.f32();
+            sums[c] = sum(batch, c, [=](std::int64_t at) { return load_lanes<LaneVec>(dy + at); });
+            sums[channels_ + c] = sum(batch, c, [=](std::int64_t at) {
+                return load_lanes<LaneVec>(dy + at) * (load_lanes<LaneVec>(x + at) - s.mean) *
+                       s.inverse;
+            });
+        });
+    }
+    void backward_params(const Batch&, const OpIo& io) override {
+        const float* const sums = context_.workspace.shared();
+        std::copy_n(sums + channels_, channels_, io.grads[0].f32());
+        std::copy_n(sums, channels_, io.grads[1].f32());
+    }
+    void backward_input(const Batch& batch, const OpIo& io) override {
+        float* const sums = context_.workspace.shared();
+        add_ranks(batch, sums, 2 * channels_);
+        const auto count = static_cast<float>(spec_.count(batch));
+        const float *x = io.x.f32(), *dy = io.dy.f32();
+        float* dx = io.dx.f32();
+        for_channels([&](int c) {
+            const Statistics s = saved(io, c);
+            const float scale = io.params[0].f32()[c] * s.inverse;
+            const float of_dy = sums[c] / count;
+            const float of_products = sums[channels_ + c] / count * s.inverse;
+            for_pixels(batch, c, [=](std::int64_t at, const IntLanes& present) {
+                const LaneVec d = scale * (load_lanes<LaneVec>(dy + at) - of_dy -
+                                           (load_lanes<LaneVec>(x + at) - s.mean) * of_products);
+                store_lanes(dx + at, present != 0 ? d : LaneVec{});
+            });
+        });
+    }
+
+ private:
+    struct Statistics {
+        float mean, inverse;
+    };
+    Statistics saved(const OpIo& io, int c) const {
+        const float* const mean = static_cast<const float*>(io.saved);
+        return {mean[c], mean[channels_ + c]};
+    }
+    float inverse_deviation(float variance) const {
+        return static_cast<float>(1.0 / std::sqrt(double{variance} + double{spec_.epsilon}));
+    }
+    void add_ranks(const Batch& batch, float* values, int elems) const {
+        if (RankSums* ranks = spec_.ranks(batch); ranks != nullptr) {
+            ranks->sum(values, elems);
+        }
+    }
+    template <typename Body>
+    void for_channels(Body&& body) const {
+        context_.pool.parallel_for(channels_,
+                                   [&](std::int64_t c, int) { body(static_cast<int>(c)); });
+    }
+    // body(offset of the pixel's lanes, which of them are images)
+    template <typename Body>
+    void for_pixels(const Batch& batch, int c, Body&& body) const {
+        for (int block = 0; block < block_count(batch.n); ++block) {
+            IntLanes present;
+            for (int lane = 0; lane < kLanes; ++lane) {
+                present[lane] = block * kLanes + lane < batch.n;
+            }
+            const std::int64_t begin = (std::int64_t{block} * channels_ + c) * plane_floats_;
+            for (std::int64_t at = begin; at < begin + plane_floats_; at += kLanes) {
+                body(at, present);
+            }
+        }
+    }
+    // Of term(offset) over the images and pixels of channel c.
+    template <typename Term>
+    float sum(const Batch& batch, int c, Term&& term) const {
+        double total = 0.0;
+        for (int block = 0; block < block_count(batch.n); ++block) {
+            const std::int64_t begin = (std::int64_t{block} * channels_ + c) * plane_floats_;
+            LaneVec of_block = {};
+            for (std::int64_t at = begin; at < begin + plane_floats_; at += kLanes) {
+                of_block += term(at);
+            }
+            for (int lane = 0; lane < std::min(kLanes, batch.n - block * kLanes); ++lane) {
+                total += double{of_block[lane]};
+            }
+        }
+        return static_cast<float>(total);
+    }
+    // Lanes without an image hold finite values, as everywhere.
+    template <typename StatisticsOf>
+    void normalise(const Batch& batch, const OpIo& io, StatisticsOf&& statistics_of) const {
+        const float* x = io.x.f32();
+        float* y = io.y.f32();
+        for_channels([&](int c) {
+            const Statistics s = statistics_of(c);
+            const float scale = s.inverse * io.params[0].f32()[c], shift = io.params[1].f32()[c];
+            for_pixels(batch, c, [=](std::int64_t at, const IntLanes& present) {
+                const LaneVec v = (load_lanes<LaneVec>(x + at) - s.mean) * scale + shift;
+                store_lanes(y + at, present != 0 ? v : LaneVec{});
+            });
+        });
+    }
+
+    const Context context_;
+    const BatchNorm2dSpec spec_;
+    const int channels_;
+    const std::int64_t plane_floats_;
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec, const OpSizes&) {
+    return std::make_unique<BatchNorm2dOp>(context, spec);
+}
+
+}  // namespace gyre::cpu
