@@ -60,6 +60,31 @@ void build_maxpool(GraphBuilder& net, const LayerSpec& layer) {
     net.append("pool", MaxPool2dSpec{shape});
 }
 
+void parse_avgpool(Words& words, LayerSpec& layer) {
+    const std::string word = words.next("the window");
+    if (word == "global") {
+        layer.kernel = 0;
+        words.end();
+        return;
+    }
+    layer.kernel = words.checked_integer(word, word, "the window", 1);
+    layer.stride = layer.kernel;
+    words.options("s", layer);
+}
+void build_avgpool(GraphBuilder& net, const LayerSpec& layer) {
+    net.require_planes();
+    const Shape& in = net.shape();
+    const bool global = layer.kernel == 0;
+    const AvgPool2dSpec pool{.in = in,
+                             .kernel_height = global ? in.height : layer.kernel,
+                             .kernel_width = global ? in.width : layer.kernel,
+                             .stride = layer.stride};
+    if (pool.out().height < 1 || pool.out().width < 1) {
+        net.fail(fmt::format("its {0} x {0} window is larger than its input", layer.kernel));
+    }
+    net.append("avgpool", pool);
+}
+
 // Each channel, or each feature of a flat value.
 void parse_batchnorm(Words& words, LayerSpec& layer) {
     const auto word = words.optional();
@@ -150,6 +175,7 @@ void build_nothing(GraphBuilder&, const LayerSpec&) {}
 constexpr LayerType kLayerTypes[] = {
     {"conv", "conv OUT kK [sS] [pP]", parse_conv, build_conv},
     {"maxpool", "maxpool K [sS]", parse_maxpool, build_maxpool},
+    {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
     {"batchnorm", "batchnorm [local]", parse_batchnorm, build_batchnorm},
     {"relu", "relu", no_options, build_relu},
     {"dropout", "dropout P", parse_dropout, build_dropout},

@@ -3,6 +3,7 @@
 //   # comment                        nothing
 //   conv OUT kK [sS] [pP]            2-D convolution, K x K window, stride S (1), padding P (0)
 //   maxpool K [sS]                   max-pooling, K x K window, stride S (K)
+//   avgpool K [sS] | avgpool global  average over K x K windows | each whole plane
 //   batchnorm [local]                statistics over the global batch, or each rank's share
 //   relu
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]

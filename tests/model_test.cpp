@@ -227,7 +227,7 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
          {"conv 4 k3 p1\nrelu\ndropout2d 0.3\nmaxpool 2\nconv 5 k3 s2\nrelu\nlinear 12\nrelu\n"
           "dropout 0.5\nlinear classes\n",
           "linear 9\nrelu\nlinear classes\n", "conv 3 k2\nmaxpool 3 s2\nlinear classes\n",
-          "conv 4 k3\nbatchnorm\nrelu\nconv 6 k3\nbatchnorm\nlinear "
+          "conv 4 k3\nbatchnorm\nrelu\navgpool 2\nconv 6 k3\nbatchnorm\navgpool global\nlinear "
           "classes\n",
           "relu\nlinear 9\nas x\nrelu\nadd x\nadd x\nas y\nlinear 9\nadd y\nrelu\nlinear classes\n",
           "conv 4 k3 p1\nas x\nrelu\nas r\nconv 6 k3 s2 p1\nrelu\nconv 6 k3 p1\nas y\nfrom x\n"

@@ -12,6 +12,7 @@ namespace gyre::cpu {
 std::unique_ptr<Op> make_op(const Context&, const Conv2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const LinearSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const MaxPool2dSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const AvgPool2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const ReluSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const BatchNorm2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const DropoutSpec&, const OpSizes&);

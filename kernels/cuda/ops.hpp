@@ -16,6 +16,8 @@ std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, cons
 std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const MaxPool2dSpec& spec,
                             const OpSizes& sizes);
+std::unique_ptr<Op> make_op(const Context& context, const AvgPool2dSpec& spec,
+                            const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const ReluSpec& spec, const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec,
                             const OpSizes& sizes);

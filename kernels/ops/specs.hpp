@@ -66,6 +66,17 @@ struct AddSpec {
     Shape out() const { return in; }
 };
 
+// y = scale * the sum over the window, scale = 1 / its elements.
+struct AvgPool2dSpec {
+    Shape in;
+    int kernel_height = 2, kernel_width = 2, stride = 2;
+    float scale() const { return 1.0f / static_cast<float>(kernel_height * kernel_width); }
+    Shape out() const {
+        return {in.channels, window_extent(in.height, kernel_height, stride, 0),
+                window_extent(in.width, kernel_width, stride, 0)};
+    }
+};
+
 // torch.nn.BatchNorm2d (Ioffe and Szegedy, ICML 2015). For each channel, over images and pixels,
 //   y = (x - mean) * inverse * weight + bias,   inverse = 1 / sqrt(variance + epsilon)
 // with the batch's mean and biased variance in a training pass, which also moves
@@ -90,7 +101,7 @@ struct BatchNorm2dSpec {
     void move(float& running, float measured) const { running += momentum * (measured - running); }
 };
 
-using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, ReluSpec, DropoutSpec,
-                            BatchNorm2dSpec, AddSpec>;
+using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec, ReluSpec,
+                            DropoutSpec, BatchNorm2dSpec, AddSpec>;
 
 }  // namespace gyre
