@@ -77,6 +77,7 @@ const std::vector<Case>& cases() {
         linear("linear", {.in = {300, 1, 1}, .shape = {300, 41}}),
         {"max-pooling", MaxPool2dSpec{{{5, 9, 8}, 2, 2}}},
         {"relu", ReluSpec{{5, 9, 8}}},
+        {"add", AddSpec{{5, 9, 8}}},
         {"dropout", DropoutSpec{.in = {5, 9, 8}}},
         {"dropout2d", DropoutSpec{.in = {5, 9, 8}, .by_channel = true}},
     };
@@ -112,6 +113,7 @@ TEST_CASE("operations of the CPU allocate as they are made, and not in a pass") 
             const bool in_place = op.needs().in_place;
             const OpIo io{.x = buffers.at(0),
                           .y = buffers.at(in_place ? 0 : 1),
+                          .x2 = buffers.at(1),
                           .dy = buffers.at(2),
                           .dx = buffers.at(in_place ? 2 : 3),
                           .params = {buffers.at(4), buffers.at(5)},
@@ -140,7 +142,7 @@ TEST_CASE("what a step calls beside operations allocates in the first at most") 
         const Shape shape{1, 28, 28};
         const DeviceBuffer<std::uint8_t> pixels(*backend, shape.elems());
         const DeviceBuffer<std::int32_t> labels(*backend, kMost);
-        const DeviceBuffer<AdamState> state(*backend, 1);
+        const DeviceBuffer<StepScalars> scalars(*backend, 1);
         const auto step = [&] {
             backend->gather({.pixels = pixels.get(),
                              .labels = labels.get(),
@@ -157,12 +159,10 @@ TEST_CASE("what a step calls beside operations allocates in the first at most") 
                                    kMost);
             backend->add(kElems, buffers.at(0), buffers.at(1));
             backend->clip_norm(kElems, 1.0f, buffers.at(1), {});
-            backend->sgd_step({}, kElems, buffers.at(0), buffers.at(1), buffers.at(2));
-            AdamArgs adam;
-            adam.state = state.get();
-            backend->adam_begin_step(adam);
-            backend->adam_step(adam, kElems, buffers.at(0), buffers.at(1), buffers.at(2),
-                               buffers.at(3));
+            backend->sgd_step({.scalars = scalars.get()}, kElems, buffers.at(0), buffers.at(1),
+                              buffers.at(2));
+            backend->adam_step({.scalars = scalars.get()}, kElems, buffers.at(0), buffers.at(1),
+                               buffers.at(2), buffers.at(3));
         };
         step();
         CHECK(allocations_of(step) == 0);
