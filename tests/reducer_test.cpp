@@ -8,15 +8,18 @@
 
 #include "tests/catch.hpp"
 #include "tests/communicators.hpp"
+#include "tests/expect_error.hpp"
 #include "train/trainer.hpp"
 
 using namespace gyre;
 using namespace gyre::train;
+using gyre::test::expect_error;
+using gyre::test::OneOfTwo;
 
 namespace {
 
 // Records what is reduced; every reduction is complete at once.
-class RecordingCommunicator final : public gyre::test::OneOfTwo {
+class RecordingCommunicator final : public OneOfTwo {
  public:
     struct Done final : Request {
         explicit Done(std::chrono::milliseconds after = {}) : after_(after) {}
@@ -88,7 +91,7 @@ TEST_CASE("buckets cover the gradients from the end to the beginning") {
     // However small they are asked for, there are not too many.
     const auto many = plan_buckets({0, 1'000'000}, 30'000'000, 1);
     check_covers(many, 30'000'000);
-    CHECK(many.size() <= 1026);
+    CHECK(many.size() <= kMostParts + 2);
 }
 
 TEST_CASE("in a GPU's memory small nets have one bucket, and large ones few") {
@@ -174,6 +177,26 @@ TEST_CASE("what the device waits for is exposed, and what it hid is not") {
         CHECK(times.exposed == Approx(sum));
         CHECK(times.exposed <= times.buckets.at(1).arrived - 0.019);
     }
+}
+
+TEST_CASE("a reducer refuses more than the device keeps events for") {
+    std::vector<float> gradients(16);
+    OneOfTwo comm;
+    const auto backend = make_cpu_backend(1);
+    Reducer reducer(comm, *backend, {{0, 16}}, gradients.data());
+    for (int step = 0; step < Reducer::kMostSteps; ++step) {
+        reducer.begin_step();
+        reducer.ready(0);
+        reducer.finish_step([](const Bucket&) {});
+    }
+    expect_error(ExitCode::internal, {"more steps", "events"}, [&] { reducer.begin_step(); });
+    reducer.synchronize_step();
+    reducer.begin_step();
+    expect_error(ExitCode::internal, {"more collectives in a step", "events"}, [&] {
+        for (std::int64_t i = 0; i < Device::kKeptEvents; ++i) {
+            reducer.all_gather(gradients.data(), 8, {}, {});
+        }
+    });
 }
 
 namespace {

@@ -194,7 +194,7 @@ class GpuBackend final : public Backend {
     }
 
  private:
-    static constexpr std::size_t kEvents = 16384;  // the latest that can be waited for
+    static constexpr std::size_t kEvents = kKeptEvents;
 
     struct CapturedCalls final : Device::Graph {
         explicit CapturedCalls(GpuBackend& backend_) : backend(backend_) {}

@@ -47,9 +47,10 @@ class Device {
     // Until all of both streams is done.
     virtual void synchronize() = 0;
 
-    // A point in a stream, of the last 16384. What is called after wait(event) starts on the device
-    // after that point; synchronize(event) lets the host wait for it.
+    // A point in a stream, of the last kKeptEvents. What is called after wait(event) starts on the
+    // device after that point; synchronize(event) lets the host wait for it.
     using Event = std::int64_t;
+    static constexpr std::int64_t kKeptEvents = 16384;
     virtual Event record() = 0;  // on the compute stream
     virtual void wait(Event event) = 0;
     virtual void synchronize(Event event) = 0;

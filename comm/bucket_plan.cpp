@@ -1,0 +1,59 @@
+#include "comm/bucket_plan.hpp"
+
+#include <algorithm>
+
+namespace gyre::comm {
+
+std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
+                                 std::int64_t total_elems, std::int64_t bucket_bytes,
+                                 std::optional<std::int64_t> apart,
+                                 const std::vector<Bucket>& gathered) {
+    constexpr std::int64_t kGrainElems = 16, kGrainBytes = kGrainElems * sizeof(float);
+    const std::int64_t total_bytes = total_elems * std::int64_t{sizeof(float)};
+    const std::int64_t least = std::max(total_bytes / kMostParts, bucket_bytes);
+    const std::int64_t part_elems = std::max(kGrainElems, least / kGrainBytes * kGrainElems);
+    std::vector<Bucket> buckets;
+    std::int64_t end = total_elems;
+    if (apart && *apart < total_elems) {
+        buckets.push_back({*apart, total_elems});
+        end = *apart;
+    }
+    auto hole = gathered.rbegin();
+    for (auto begin = tensor_begins.rbegin(); begin != tensor_begins.rend(); ++begin) {
+        if (hole != gathered.rend() && *begin == hole->begin) {
+            if (end > hole->end) {
+                buckets.push_back({hole->end, end});
+            }
+            end = *begin;
+            ++hole;
+            continue;
+        }
+        const bool closed = *begin == 0 || (hole != gathered.rend() && *begin == hole->end);
+        if (Bucket{*begin, end}.bytes() < least && !closed) {
+            continue;
+        }
+        // The last part is what remains, up to twice a part.
+        while (end - *begin > 2 * part_elems) {
+            const std::int64_t part =
+                std::max(*begin, (end - part_elems + kGrainElems - 1) / kGrainElems * kGrainElems);
+            buckets.push_back({part, end});
+            end = part;
+        }
+        if (end > *begin) {
+            buckets.push_back({*begin, end});
+            end = *begin;
+        }
+    }
+    return buckets;
+}
+
+std::int64_t auto_bucket_bytes(std::int64_t total_elems, bool on_gpu) {
+    const std::int64_t total_bytes = total_elems * std::int64_t{sizeof(float)};
+    if (!on_gpu) {
+        return std::clamp<std::int64_t>(total_bytes / 16, 16 << 10, 4 << 20);
+    }
+    return total_bytes <= 1 << 20 ? total_bytes
+                                  : std::clamp<std::int64_t>(total_bytes / 4, 16 << 20, 32 << 20);
+}
+
+}  // namespace gyre::comm

@@ -1,0 +1,38 @@
+// How the gradients of a net are divided into buckets, which are reduced one by one.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+namespace gyre::comm {
+
+// Elements [begin, end) of the gradient buffer.
+struct Bucket {
+    std::int64_t begin, end;
+    std::int64_t elems() const { return end - begin; }
+    std::int64_t bytes() const { return elems() * std::int64_t{sizeof(float)}; }
+};
+
+// Parts of a size are so large that there are hardly more of them, however small they are asked
+// for.
+constexpr std::int64_t kMostParts = 1024;
+
+// Divides [0, total_elems) into buckets, the one that is final first at the front. `tensor_begins`
+// are the offsets at which parameters begin, ascending from 0; the last extends to the end.
+// Neighbouring tensors share a bucket until it has bucket_bytes; a tensor of more than twice as
+// much is split, at multiples of 16 elements, so that one part is on its way while the next is
+// added up or updated. What lies at and after `apart` (nullopt: nothing) has a bucket of its own;
+// `gathered`, ascending ranges of whole tensors, have none.
+std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
+                                 std::int64_t total_elems, std::int64_t bucket_bytes,
+                                 std::optional<std::int64_t> apart = std::nullopt,
+                                 const std::vector<Bucket>& gathered = {});
+// bucket_bytes for --bucket-kib auto: a sixteenth of the gradients, between 16 KiB (below which a
+// message costs its latency, whatever its size) and 4 MiB (beyond which a bucket gains nothing).
+// on_gpu: they are reduced in a GPU's memory, where a reduction and what goes with it cost some 10
+// us and links are a hundred times faster: one bucket up to 1 MiB in all, then a quarter of the
+// gradients, between 16 and 32 MiB.
+std::int64_t auto_bucket_bytes(std::int64_t total_elems, bool on_gpu);
+
+}  // namespace gyre::comm

@@ -1,0 +1,50 @@
+// The way of a bucket of gradients on the device to the communicator and back: in 16 bits where
+// that is asked for, and through the host's memory where the communicator cannot use the device's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "comm/bucket_plan.hpp"
+#include "comm/communicator.hpp"
+#include "kernels/device/device.hpp"
+
+namespace gyre::comm {
+
+class GradientTransport {
+ public:
+    // Called by all ranks. gradients: [elems], the device's. With another type than float32,
+    // gradients travel in it, except for those at and after `exact_from`, whose buckets begin
+    // there.
+    GradientTransport(Communicator& comm, Device& device, float* gradients, std::int64_t elems,
+                      DataType type, std::int64_t exact_from);
+
+    // Whether the communicator works in the device's memory.
+    bool direct() const { return staging_.get() == nullptr; }
+    DataType type() const { return type_; }
+
+    // In this order. First, when the bucket is final: the event after which its values lie where
+    // reduction() works. Where direct() that is the device's affair, and there is none (0).
+    Device::Event pack(const Bucket& bucket);
+    Collective reduction(const Bucket& bucket) const;
+    // When that is complete for the device: its memory has the sums; and gradients() has.
+    void receive(const Bucket& bucket);
+    void unpack(const Bucket& bucket);
+
+ private:
+    bool narrow(const Bucket& bucket) const {
+        return type_ != DataType::float32 && bucket.begin < exact_from_;
+    }
+    void* on_device(const Bucket& bucket) const;
+    void* on_host(const Bucket& bucket) const { return staging_.get() + bucket.begin; }
+
+    Device& device_;
+    float* const gradients_;
+    const DataType type_;
+    const std::int64_t exact_from_;
+    DeviceBuffer<std::uint16_t> narrow_;   // [elems], where they travel in 16 bits
+    std::shared_ptr<void> registered_[2];  // gradients_ and narrow_
+    PinnedBuffer<float> staging_;          // [elems], where they travel through the host's memory
+};
+
+}  // namespace gyre::comm

@@ -1,0 +1,36 @@
+// What the communication of a step costs, by events of the device.
+#pragma once
+
+#include <vector>
+
+#include "kernels/device/device.hpp"
+
+namespace gyre::comm {
+
+// Recorded while a step is submitted.
+struct StepEvents {
+    struct Operation {
+        bool gathers = false;
+        Device::Event ready = 0;    // its data is final
+        Device::Event waited = 0;   // the device begins to wait for it
+        Device::Event arrived = 0;  // and has its result
+    };
+    Device::Event begin = 0;
+    std::vector<Operation> operations;
+};
+
+// In seconds of the device's time.
+struct StepTimes {
+    double exposed = 0.0;  // it waited for collectives, that is they were not hidden
+    struct Of {
+        double ready, arrived;  // since the begin of the step
+        double exposed;
+    };
+    std::vector<Of> buckets;   // empty where there is one rank
+    std::vector<Of> gathered;  // each operation
+};
+
+// The host waits until the device has passed all events.
+StepTimes measure(Device& device, const StepEvents& events);
+
+}  // namespace gyre::comm
