@@ -20,13 +20,13 @@
 #include <algorithm>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <optional>
-#include <random>
 #include <vector>
 
 #include "bench/on_ranks.hpp"
-#include "train/setup.hpp"
-#include "train/trainer.hpp"
+#include "train/session.hpp"
+#include "train/threads.hpp"
 
 namespace {
 
@@ -43,59 +43,40 @@ struct Options {
     FactorUse factors = FactorUse::automatic;
 };
 
-ImageSet random_images(std::int64_t count) {
-    ImageSet set;
-    set.count = count;
-    set.channels = 1;
-    set.height = set.width = 28;
-    std::mt19937 random(1);
-    set.pixels.resize(static_cast<std::size_t>(count * 28 * 28));
-    for (std::uint8_t& pixel : set.pixels) {
-        pixel = static_cast<std::uint8_t>(random());
-    }
-    for (std::int64_t i = 0; i < count; ++i) {
-        set.labels.push_back(static_cast<std::int32_t>(random() % kClasses));
-    }
-    return set;
-}
-
 void measure(Communicator& comm, const std::string& model, const Options& options) {
+    const auto alone = make_single_communicator();
     std::unique_ptr<Backend> backend;
-    std::unique_ptr<Net> net;
+    const std::map<std::string, UpdateRule> rules(kUpdateRules.begin(), kUpdateRules.end());
+    SessionSpec spec = {.classes = kClasses,
+                        .optimizer = {.rule = rules.at(options.optimizer)},
+                        .reduction = {.factors = options.factors}};
     agree(comm, [&] {
         backend = make_cpu_backend(choose_threads(options.threads, comm));
-        net = std::make_unique<Net>(*backend, load_model(model), Shape{1, 28, 28}, kClasses,
-                                    NetOptions{options.batch_size, 0, true});
+        spec.model = load_model(model);
     });
-    net->initialise(1);
-    const auto factored =
-        choose_factored(*net, *backend, comm, options.batch_size, options.factors);
-    const auto bucket_bytes = options.bucket_kib ? *options.bucket_kib * 1024
-                                                 : auto_bucket_bytes(net->gradient_elems(), false);
-    const auto buckets = plan_buckets(net->layer_begins(), net->gradient_elems(), bucket_bytes, {},
-                                      ranges_of(factored));
-    TrainOptions train;
-    train.optimizer = options.optimizer;
-    Optimizer optimizer(*backend, *net, train);
-    const std::int64_t global = std::int64_t{options.batch_size} * comm.size();
-    DeviceImages images(*backend, random_images(global), {{0.5f}, {0.3f}});
-    const Sharding sharding{global, global, comm.rank(), comm.size()};
-    const auto alone = make_single_communicator();
-    Reducer reducer(comm, *backend, buckets, net->gradient_data());
-    Reducer no_reducer(*alone, *backend, buckets, net->gradient_data());
-    Factors factors(*backend, *net, comm, reducer, factored, options.batch_size);
-    Trainer trainer(*backend, *net, images, optimizer, reducer, sharding, {}, &factors);
-    Trainer lone_trainer(*backend, *net, images, optimizer, no_reducer, sharding, {});
-    trainer.begin_epoch(1);
-    lone_trainer.begin_epoch(1);
+    if (options.bucket_kib) {
+        spec.reduction.bucket_bytes = *options.bucket_kib * 1024;
+    }
+    // The session's steps, and steps of one that computes as much and has nobody to talk to.
+    const auto make_session = [&](Communicator& with) {
+        spec.global_batch = std::int64_t{options.batch_size} * with.size();
+        auto session = std::make_unique<Session>(
+            with, *backend, spec, random_images(spec.global_batch, {1, 28, 28}, kClasses),
+            Normalisation{{0.5f}, {0.3f}});
+        session->initialise();
+        session->trainer().begin_epoch(1);
+        return session;
+    };
+    const auto together = make_session(comm), lone = make_session(*alone);
+    Reducer& reducer = together->reducer();
 
     double waited = 0.0;
     const std::function<void()> parts[] = {
-        [&] { waited = trainer.step(0, false)->communication.exposed; },
-        [&] { lone_trainer.step(0, false); },
+        [&] { waited = together->trainer().step(0, false)->communication.exposed; },
+        [&] { lone->trainer().step(0, false); },
         [&] {
             reducer.begin_step();
-            factors.gather_alone();
+            together->factors().gather_alone();
             reducer.ready(0);
             reducer.finish_step([](const Bucket&) {});
             reducer.synchronize_step();
@@ -106,8 +87,9 @@ void measure(Communicator& comm, const std::string& model, const Options& option
         for (std::size_t part = 0; part < std::size(parts); ++part) {
             if (part == 2) {
                 // Gradients that are summed and never computed anew would overflow in the end.
-                backend->fill_zero(net->gradient_data(),
-                                   static_cast<std::size_t>(net->gradient_elems()) * sizeof(float));
+                const Net& net = together->net();
+                backend->fill_zero(net.gradient_data(),
+                                   static_cast<std::size_t>(net.gradient_elems()) * sizeof(float));
             }
             comm.barrier();
             const auto start = std::chrono::steady_clock::now();
@@ -140,7 +122,7 @@ void measure(Communicator& comm, const std::string& model, const Options& option
             "{:<8} {:>6} {:>8} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.1f} "
             "{:>10.1f} "
             "{:>10.1f}\n",
-            model, options.batch_size, buckets.size(), 1e3 * step, 1e3 * compute,
+            model, options.batch_size, reducer.buckets().size(), 1e3 * step, 1e3 * compute,
             1e3 * communication, 1e3 * std::max(compute, communication), 1e3 * exposed,
             100.0 * (1.0 - exposed / communication),
             100.0 * (compute + communication - step) / communication,

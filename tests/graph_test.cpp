@@ -8,7 +8,6 @@
 #include <cstdio>
 #include <functional>
 #include <limits>
-#include <random>
 #include <string>
 #include <vector>
 
@@ -17,7 +16,7 @@
 #include "kernels/emulation/emulator.hpp"
 #include "tests/catch.hpp"
 #include "tests/communicators.hpp"
-#include "train/trainer.hpp"
+#include "train/session.hpp"
 
 namespace gyre::emulated {
 namespace {
@@ -186,8 +185,13 @@ class TwinCommunicator final : public gyre::test::OneOfTwo {
         return operation;
     }
     void allreduce_sum(std::span<double> data) override {
-        REQUIRE(data.size() == 2);  // of each rank its own, as agree() has it
-        data[1] = data[0];
+        if (data.size() == 2) {  // of each rank its own, as agree() has it
+            data[1] = data[0];
+        } else {
+            for (double& value : data) {
+                value *= 2.0;
+            }
+        }
     }
 
     bool host_waits = false;  // as MPI would have it
@@ -219,7 +223,7 @@ struct Run {
     bool host_waits = false;
     int stop_at = -1;   // step since the start
     int fails_at = -1;  // reduction since the start
-    TrainOptions train;
+    OptimizerSpec optimizer;
 };
 
 struct Outcome {
@@ -232,61 +236,49 @@ struct Outcome {
     bool graph = false;
 };
 
-ImageSet random_images(std::int64_t count, int side) {
-    ImageSet set;
-    set.count = count;
-    set.channels = 1;
-    set.height = set.width = side;
-    std::mt19937 random(5);
-    set.pixels.resize(static_cast<std::size_t>(count * side * side));
-    for (std::uint8_t& pixel : set.pixels) {
-        pixel = static_cast<std::uint8_t>(random());
-    }
-    for (std::int64_t i = 0; i < count; ++i) {
-        set.labels.push_back(static_cast<std::int32_t>(random() % 5));
-    }
-    return set;
-}
-
 // Three epochs of 7 batches and a smaller one.
 Outcome run_training(const Run& run) {
-    constexpr int kBatch = 6, kEpochs = 3;
+    constexpr int kBatch = 6, kEpochs = 3, kClasses = 5;
     const auto backend = make_emulated_backend({});
     TwinCommunicator twins;
     twins.host_waits = run.host_waits;
     twins.fails_at = run.fails_at;
     const auto alone = make_single_communicator();
     Communicator& comm = run.ranks == 1 ? *alone : twins;
-    Net net(*backend,
-            parse_model("conv 3 k3\nrelu\ndropout2d 0.3\nmaxpool 2\nlinear 8\nrelu\ndropout 0.5\n"
-                        "linear classes\n",
-                        "small"),
-            {1, 8, 8}, 5, {kBatch, 20, true});
-    net.initialise(3);
-    DeviceImages images(*backend, random_images(7 * kBatch * run.ranks + 3 * run.ranks, 8),
-                        {{0.5f}, {0.3f}});
-    Optimizer optimizer(*backend, net, run.train);
-    Reducer reducer(comm, *backend,
-                    plan_buckets(net.layer_begins(), net.gradient_elems(), 256, net.tail_offset()),
-                    net.gradient_data(), run.type, net.tail_offset());
-    const Sharding sharding{images.count(), kBatch * run.ranks, 0, run.ranks};
-    REQUIRE(sharding.steps() == 8);
-    Trainer trainer(*backend, net, images, optimizer, reducer, sharding,
-                    {9, true, run.accumulate, run.graph});
+    const std::int64_t images = 7 * kBatch * run.ranks + 3 * run.ranks;
+    Session session(
+        comm, *backend,
+        {.model = parse_model("conv 3 k3\nrelu\ndropout2d 0.3\nmaxpool 2\nlinear 8\nrelu\n"
+                              "dropout 0.5\nlinear classes\n",
+                              "small"),
+         .classes = kClasses,
+         .global_batch = kBatch * run.ranks,
+         .accumulate = run.accumulate,
+         .seed = 9,
+         .eval_images = 20 * run.ranks,
+         .optimizer = run.optimizer,
+         .reduction = {.bucket_bytes = 256, .type = run.type},
+         .graph = run.graph ? GraphUse::on : GraphUse::off},
+        random_images(images, {1, 8, 8}, kClasses), {{0.5f}, {0.3f}});
+    session.initialise();
+    Trainer& trainer = session.trainer();
+    REQUIRE(session.sharding().steps() == 8);
     Outcome outcome;
     const auto account = [&](const std::optional<StepResult>& result) {
         if (result) {
             outcome.losses.push_back(result->loss);
             outcome.stops.push_back(result->stop);
             CHECK(result->communication.buckets.size() ==
-                  (run.ranks == 1 ? 0 : reducer.buckets().size()));
+                  (run.ranks == 1 ? 0 : session.reducer().buckets().size()));
         }
         return result.has_value();
     };
+    const DeviceImages test_images(*backend, random_images(20 * run.ranks, {1, 8, 8}, kClasses),
+                                   {{0.5f}, {0.3f}});
     int number = 0;
     for (std::uint32_t epoch = 1; epoch <= kEpochs; ++epoch) {
         trainer.begin_epoch(epoch);
-        for (std::int64_t step = 0; step < sharding.steps(); ++step, ++number) {
+        for (std::int64_t step = 0; step < session.sharding().steps(); ++step, ++number) {
             const std::int64_t before = emulated::emulator::submission_count();
             account(trainer.step(step, run.stop_at >= 0 && number >= run.stop_at));
             if (number == 1) {
@@ -297,13 +289,10 @@ Outcome run_training(const Run& run) {
         while (account(trainer.next_result())) {
         }
         // An evaluation in between uses the same memory, and more of it.
-        Pass pass;
-        pass.n = 20;
-        images.gather(images.samples(0), pass.n, net.input(), net.labels());
-        net.forward(pass);
+        session.evaluate(test_images);
     }
-    outcome.parameters.resize(static_cast<std::size_t>(net.flat_elems()));
-    backend->download(outcome.parameters.data(), net.parameter_data(),
+    outcome.parameters.resize(static_cast<std::size_t>(session.net().flat_elems()));
+    backend->download(outcome.parameters.data(), session.net().parameter_data(),
                       outcome.parameters.size() * sizeof(float));
     outcome.tracked = twins.tracked;
     outcome.graph = trainer.graph();
@@ -338,16 +327,16 @@ std::string printed(const std::function<void()>& work) {
 
 TEST_CASE("a training with graphs has the results of one without, bit by bit", "[graph]") {
     std::vector<Run> runs(5);
-    runs[0].train.optimizer = "adam";
-    runs[1].train.momentum = 0.9f;
+    runs[0].optimizer.rule = UpdateRule::adam;
+    runs[1].optimizer.momentum = 0.9f;
     runs[1].accumulate = 2;
-    runs[2].train.optimizer = "adamw";
-    runs[2].train.max_grad_norm = 0.1f;
+    runs[2].optimizer.rule = UpdateRule::adamw;
+    runs[2].optimizer.max_grad_norm = 0.1f;
     runs[2].ranks = 2;
-    runs[3].train.optimizer = "adam";
+    runs[3].optimizer.rule = UpdateRule::adam;
     runs[3].ranks = 2;
     runs[3].accumulate = 3;
-    runs[4].train.momentum = 0.0f;
+    runs[4].optimizer.momentum = 0.0f;
     runs[4].ranks = 2;
     runs[4].type = DataType::bfloat16;
     for (Run& run : runs) {
@@ -367,7 +356,7 @@ TEST_CASE("a training with graphs has the results of one without, bit by bit", "
             } else {
                 // The samples, the graph, with ranks its end, and the result with its event; for
                 // Adam what its update reads, with an event, too.
-                const bool adam = run.train.optimizer != "sgd";
+                const bool adam = run.optimizer.rule != UpdateRule::sgd;
                 CHECK(graph.submissions[step] == (run.ranks == 1 ? 4 : 5) + (adam ? 2 : 0));
                 ++launches;
             }
@@ -392,7 +381,7 @@ TEST_CASE("a stop is seen by a captured step", "[graph]") {
 
 TEST_CASE("a step that cannot be captured runs without a graph, which is said once", "[graph]") {
     Run run;
-    run.train.optimizer = "adam";
+    run.optimizer.rule = UpdateRule::adam;
     run.ranks = 2;
     run.host_waits = true;
     const Outcome eager = run_training(run);

@@ -9,7 +9,7 @@
 #include "tests/catch.hpp"
 #include "tests/communicators.hpp"
 #include "tests/expect_error.hpp"
-#include "train/trainer.hpp"
+#include "train/session.hpp"
 
 using namespace gyre;
 using namespace gyre::train;
@@ -201,69 +201,54 @@ TEST_CASE("a reducer refuses more than the device keeps events for") {
 
 namespace {
 
-// A training of `net` on the CPU, on 6 images, whose other rank this test plays.
+// A training of `net` on the CPU, on 6 images a rank, whose other rank this test plays.
 struct Training {
     explicit Training(int accumulate)
-        : net(*backend, load_model("net"), {1, 28, 28}, 10, {6, 0, true}),
-          images(*backend, blank_images(), {{0.5f}, {0.3f}}),
-          optimizer(*backend, net, TrainOptions()),
-          reducer(comm, *backend, plan_buckets(net.layer_begins(), net.gradient_elems(), 16 << 10),
-                  net.gradient_data()),
-          trainer(*backend, net, images, optimizer, reducer, {6, 6, 0, 1}, {1, true, accumulate}) {
-        net.initialise(1);
-        comm.base = net.gradient_data();
-        trainer.begin_epoch(1);
+        : session(comm, *backend,
+                  {.model = load_model("net"), .global_batch = 12, .accumulate = accumulate},
+                  random_images(12, {1, 28, 28}, 10), {{0.5f}, {0.3f}}) {
+        comm.base = session.net().gradient_data();
+        session.initialise();
+        session.trainer().begin_epoch(1);
     }
-    static ImageSet blank_images() {
-        ImageSet set;
-        set.count = 6;
-        set.channels = 1;
-        set.height = set.width = 28;
-        set.pixels.resize(6 * 28 * 28);
-        set.labels.resize(6);
-        return set;
-    }
+    StepResult step(bool stop = false) { return *session.trainer().step(0, stop); }
 
     const std::unique_ptr<Backend> backend = make_cpu_backend(1);
     RecordingCommunicator comm;
-    Net net;
-    DeviceImages images;
-    Optimizer optimizer;
-    Reducer reducer;
-    Trainer trainer;
+    Session session;
 };
 
 }  // namespace
 
 TEST_CASE("a step in several passes reduces once") {
     Training once(1), thrice(3);
-    once.trainer.step(0, false);
-    thrice.trainer.step(0, false);
-    CHECK(once.comm.started.size() == once.reducer.buckets().size());
+    once.step();
+    thrice.step();
+    CHECK(once.comm.started.size() == once.session.reducer().buckets().size());
     CHECK(thrice.comm.started.size() == once.comm.started.size());
 }
 
 TEST_CASE("one rank that is asked to stop is enough") {
     for (const int accumulate : {1, 3}) {
         Training training(accumulate);
-        CHECK(!training.trainer.step(0, false)->stop);
-        CHECK(training.trainer.step(0, true)->stop);
+        CHECK(!training.step().stop);
+        CHECK(training.step(true).stop);
     }
 }
 
 TEST_CASE("a gradient that another rank made NaN is named by its parameter") {
     for (const char* name : {"conv1.weight", "conv2.bias", "fc1.weight", "fc2.bias"}) {
         Training training(1);
-        CHECK(training.trainer.step(0, false)->not_finite.empty());
-        for (const Parameter& parameter : training.net.parameters()) {
+        CHECK(training.step().not_finite.empty());
+        for (const Parameter& parameter : training.session.net().parameters()) {
             if (parameter.name == name) {
                 training.comm.poison = parameter.offset_elems + parameter.elems - 1;
             }
         }
-        CHECK(training.trainer.step(0, false)->not_finite == name);
+        CHECK(training.step().not_finite == name);
         // And not for ever: the net as it was has gradients as it had.
         training.comm.poison = -1;
-        training.net.initialise(1);
-        CHECK(training.trainer.step(0, false)->not_finite.empty());
+        training.session.net().initialise(1);
+        CHECK(training.step().not_finite.empty());
     }
 }

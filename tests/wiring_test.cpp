@@ -2,6 +2,7 @@
 // changes what it says. The trainings run in this process, their ranks as threads.
 #include <unistd.h>
 
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -19,8 +20,9 @@
 #include "train/cli/commands.hpp"
 #include "train/cli/flags.hpp"
 #include "train/evaluator.hpp"
+#include "train/hash.hpp"
 #include "train/optimizer.hpp"
-#include "train/setup.hpp"
+#include "train/settings_error.hpp"
 
 using namespace gyre;
 using namespace gyre::train;
@@ -181,26 +183,26 @@ TEST_CASE("every flag of gyre train reaches its option, and the comparison of th
         {"--accumulate", "7", [](O o) { return o.accumulate == 7; }, true},
         {"--limit", "7", [](O o) { return o.limit == 7; }, true},
         {"--seed", "7", [](O o) { return o.seed == 7; }, true},
-        {"--optimizer", "adamw", [](O o) { return o.optimizer == "adamw"; }, true},
-        {"--lr", "0.25", [](O o) { return o.learning_rate == 0.25f; }, true},
-        {"--momentum", "0.25", [](O o) { return o.momentum == 0.25f; }, true},
-        {"--weight-decay", "0.25", [](O o) { return o.weight_decay == 0.25f; }, true},
-        {"--nesterov", "", [](O o) { return o.nesterov; }, true},
+        {"--optimizer", "adamw", [](O o) { return o.optimizer.rule == UpdateRule::adamw; }, true},
+        {"--lr", "0.25", [](O o) { return o.optimizer.learning_rate == 0.25f; }, true},
+        {"--momentum", "0.25", [](O o) { return o.optimizer.momentum == 0.25f; }, true},
+        {"--weight-decay", "0.25", [](O o) { return o.optimizer.weight_decay == 0.25f; }, true},
+        {"--nesterov", "", [](O o) { return o.optimizer.nesterov; }, true},
         {"--betas", "0.25,0.5",
          [](O o) {
-             return o.betas == std::vector{0.25f, 0.5f};
+             return o.optimizer.betas == std::array{0.25f, 0.5f};
          },
          true},
-        {"--eps", "0.25", [](O o) { return o.epsilon == 0.25f; }, true},
-        {"--max-grad-norm", "0.25", [](O o) { return o.max_grad_norm == 0.25f; }, true},
+        {"--eps", "0.25", [](O o) { return o.optimizer.epsilon == 0.25f; }, true},
+        {"--max-grad-norm", "0.25", [](O o) { return o.optimizer.max_grad_norm == 0.25f; }, true},
         {"--no-shuffle", "", [](O o) { return !o.shuffle; }, true},
         {"--no-dropout", "", [](O o) { return !o.dropout; }, true},
         {"--no-eval", "", [](O o) { return !o.evaluate; }, true},
-        {"--bucket-kib", "7", [](O o) { return o.bucket_kib == 7; }, true},
+        {"--bucket-kib", "7", [](O o) { return o.reduction.bucket_bytes == 7 * 1024; }, true},
         {"--tune-buckets", "", [](O o) { return o.tune_buckets; }, true},
-        {"--factors", "on", [](O o) { return o.factors == FactorUse::on; }, true},
-        {"--comm-dtype", "bf16", [](O o) { return o.comm_dtype == DataType::bfloat16; }, true},
-        {"--graph", "off", [](O o) { return o.graph == "off"; }, true},
+        {"--factors", "on", [](O o) { return o.reduction.factors == FactorUse::on; }, true},
+        {"--comm-dtype", "bf16", [](O o) { return o.reduction.type == DataType::bfloat16; }, true},
+        {"--graph", "off", [](O o) { return o.graph == GraphUse::off; }, true},
         {"--check-sync", "7", [](O o) { return o.check_sync == 7; }, true},
         {"--log-interval", "7", [](O o) { return o.log_interval == 7; }, true},
         {"--save", "x", [](O o) { return o.save == "x"; }, false},
@@ -310,7 +312,7 @@ TEST_CASE("every flag of an optimiser changes its rule as PyTorch's argument doe
             }
             backend->upload(net.parameter_data(), start.data(), elems * sizeof(float));
             const Parsed parsed(flags);
-            Optimizer optimizer(*backend, net, parsed.options);
+            Optimizer optimizer(*backend, net, parsed.options.optimizer);
             const DeviceBuffer<std::int32_t> word(*backend, 1);
             const PinnedBuffer<StepScalars> scalars(*backend, kSteps);
 
@@ -501,21 +503,34 @@ TEST_CASE("every flag of a training changes what it says") {
     }
 }
 
-TEST_CASE("options that an optimiser cannot have are refused by itself") {
+TEST_CASE("settings that an optimiser cannot have are refused, in the names of who set them") {
     const auto backend = make_cpu_backend(1);
     Net net(*backend, parse_model("linear classes\n", "one"), {1, 3, 3}, 2, {1, 0, true});
-    const auto refuse = [&](std::initializer_list<std::string> parts, auto change) {
-        TrainOptions options;
-        change(options);
-        expect_error(ExitCode::usage, parts, [&] { Optimizer(*backend, net, options); });
+    const Training training;
+    const auto refuse = [&](const OptimizerSpec& spec, const std::string& what,
+                            const std::string& flags, const std::string& said) {
+        INFO(flags);
+        std::string found;
+        try {
+            Optimizer(*backend, net, spec);
+        } catch (const SettingsError& error) {
+            found = error.what();
+            CHECK(error.code() == ExitCode::usage);
+        }
+        CHECK(found == what);
+        expect_error(ExitCode::usage, {said}, [&] { training.run(1, flags); });
     };
-    using O = TrainOptions&;
-    refuse({"lion", "sgd, adam or adamw"}, [](O o) { o.optimizer = "lion"; });
-    refuse({"--nesterov"}, [](O o) { o.nesterov = true, o.momentum = 0.0f; });
-    refuse({"--nesterov"}, [](O o) { o.nesterov = true, o.optimizer = "adam"; });
-    refuse({"--momentum"}, [](O o) { o.momentum = 1.0f; });
-    refuse({"--momentum"}, [](O o) { o.momentum = std::nanf(""); });
-    refuse({"--betas"}, [](O o) { o.optimizer = "adam", o.betas = {0.9f}; });
+    const std::string nesterov = "nesterov needs rule sgd and momentum greater than 0",
+                      momentum = "momentum must be at least 0 and less than 1",
+                      nesterov_flag =
+                          "--nesterov needs --optimizer sgd and --momentum greater than 0",
+                      momentum_flag = "--momentum must be at least 0 and less than 1";
+    refuse({.momentum = 0.0f, .nesterov = true}, nesterov, "--nesterov --momentum 0",
+           nesterov_flag);
+    refuse({.rule = UpdateRule::adam, .nesterov = true}, nesterov, "--nesterov --optimizer adam",
+           nesterov_flag);
+    refuse({.momentum = 1.0f}, momentum, "--momentum 1", momentum_flag);
+    refuse({.momentum = std::nanf("")}, momentum, "--momentum 1.5", momentum_flag);
 }
 
 TEST_CASE("an evaluation counts every image once, whatever the ranks and the size of its passes") {

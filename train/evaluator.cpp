@@ -8,6 +8,10 @@
 
 namespace gyre::train {
 
+int evaluation_batch(const Communicator& comm, std::int64_t images, int most) {
+    return static_cast<int>(std::min<std::int64_t>(most, rank_share(images, 0, comm.size()).count));
+}
+
 std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch) {
     return Sharding{rank_share(images, comm.rank(), comm.size()).count, batch}.sizes();
 }

@@ -15,7 +15,9 @@ struct Evaluation {
     bool stop = false;  // some rank was asked to stop; the figures are incomplete
 };
 
-// Images of this rank's passes, as Sharding::sizes() has them.
+// The most images in a pass of any rank, at most `most`; and those of this rank's passes, as
+// Sharding::sizes() has them.
+int evaluation_batch(const Communicator& comm, std::int64_t images, int most);
 std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch);
 
 // Collective. batch: images per pass, at most what the net was made for.

@@ -8,8 +8,8 @@
 #pragma once
 
 #include <cstdint>
-#include <map>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/reducer.hpp"
@@ -18,10 +18,10 @@
 
 namespace gyre::train {
 
-// --factors: on uses them where they are fewer bytes, automatic where they are less than half as
-// many and some rank is on another host. On CPU ranks only.
+// on: they are used where they are fewer bytes; automatic: where they are less than half as many
+// and some rank is on another host. On CPU ranks only.
 enum class FactorUse { automatic, on, off };
-inline const std::map<std::string, FactorUse> kFactorUses = {
+inline const std::vector<std::pair<std::string, FactorUse>> kFactorUses = {
     {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}};
 
 struct FactoredLayer {

@@ -1,8 +1,26 @@
 #include "train/images.hpp"
 
 #include <numeric>
+#include <random>
 
 namespace gyre::train {
+
+ImageSet random_images(std::int64_t count, const Shape& shape, int classes) {
+    ImageSet set;
+    set.count = count;
+    set.channels = shape.channels;
+    set.height = shape.height;
+    set.width = shape.width;
+    std::mt19937 random(1);
+    set.pixels.resize(static_cast<std::size_t>(count * shape.elems()));
+    for (std::uint8_t& pixel : set.pixels) {
+        pixel = static_cast<std::uint8_t>(random());
+    }
+    for (std::int64_t i = 0; i < count; ++i) {
+        set.labels.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(classes)));
+    }
+    return set;
+}
 
 DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation& normalisation)
     : backend_(backend),

@@ -10,6 +10,9 @@
 
 namespace gyre::train {
 
+// Images of random pixels and labels, always the same: for measuring.
+ImageSet random_images(std::int64_t count, const Shape& shape, int classes);
+
 class DeviceImages {
  public:
     // Moves the images: the host's copy is freed. The order starts as 0, 1, 2, ...

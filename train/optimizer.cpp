@@ -1,56 +1,49 @@
 #include "train/optimizer.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/base/error.hpp"
+#include "train/settings_error.hpp"
 
 namespace gyre::train {
+namespace {
 
-Optimizer::Rule Optimizer::rule_of(const TrainOptions& options) {
-    const bool sgd = options.optimizer == "sgd";
-    if (!sgd && options.optimizer != "adam" && options.optimizer != "adamw") {
-        throw usage_error(
-            fmt::format("--optimizer {}: it must be sgd, adam or adamw", options.optimizer));
-    }
-    if (options.nesterov && (!sgd || options.momentum == 0.0f)) {
-        throw usage_error("--nesterov needs --optimizer sgd and --momentum greater than 0");
-    }
-    if (sgd && !(options.momentum >= 0.0f && options.momentum < 1.0f)) {
-        throw usage_error("--momentum must be at least 0 and less than 1");
-    }
-    if (options.betas.size() != 2) {
-        throw usage_error("--betas must be two numbers");
-    }
-    return sgd ? Rule::sgd : Rule::adam;
+OptimizerSpec complete(OptimizerSpec spec) {
+    check(spec);
+    const bool sgd = spec.rule == UpdateRule::sgd;
+    spec.learning_rate = spec.learning_rate.value_or(sgd ? 0.01f : 0.001f);
+    spec.weight_decay = spec.weight_decay.value_or(spec.rule == UpdateRule::adamw ? 0.01f : 0.0f);
+    return spec;
 }
 
-Optimizer::Optimizer(Backend& backend, Net& net, const TrainOptions& options)
-    : rule_(rule_of(options)),
-      backend_(backend),
-      net_(net),
-      max_grad_norm_(options.max_grad_norm),
-      learning_rate_(options.learning_rate.value_or(rule_ == Rule::sgd ? 0.01f : 0.001f)),
-      scalars_(backend, 1) {
-    if (rule_ == Rule::sgd) {
+}  // namespace
+
+void check(const OptimizerSpec& spec) {
+    const bool sgd = spec.rule == UpdateRule::sgd;
+    if (spec.nesterov && (!sgd || spec.momentum == 0.0f)) {
+        throw SettingsError("{nesterov} needs {rule} sgd and {momentum} greater than 0");
+    }
+    if (sgd && !(spec.momentum >= 0.0f && spec.momentum < 1.0f)) {
+        throw SettingsError("{momentum} must be at least 0 and less than 1");
+    }
+}
+
+Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec)
+    : backend_(backend), net_(net), spec_(complete(spec)), scalars_(backend, 1) {
+    if (spec_.rule == UpdateRule::sgd) {
         sgd_ = {.scalars = scalars_.get(),
-                .momentum = options.momentum,
-                .weight_decay = options.weight_decay.value_or(0.0f),
-                .nesterov = options.nesterov};
+                .momentum = spec_.momentum,
+                .weight_decay = *spec_.weight_decay,
+                .nesterov = spec_.nesterov};
         if (sgd_.momentum != 0.0f) {
             first_ = {backend, net.flat_elems()};
         }
     } else {
-        const bool adamw = options.optimizer == "adamw";
-        const float decay = options.weight_decay.value_or(adamw ? 0.01f : 0.0f);
-        decoupled_decay_ = adamw ? decay : 0.0f;
         adam_ = {.scalars = scalars_.get(),
-                 .beta1 = options.betas[0],
-                 .beta2 = options.betas[1],
-                 .epsilon = options.epsilon,
-                 .weight_decay = adamw ? 0.0f : decay};
+                 .beta1 = spec_.betas[0],
+                 .beta2 = spec_.betas[1],
+                 .epsilon = spec_.epsilon,
+                 .weight_decay = spec_.rule == UpdateRule::adam ? *spec_.weight_decay : 0.0f};
         first_ = {backend, net.flat_elems()};
         second_ = {backend, net.flat_elems()};
     }
@@ -58,15 +51,18 @@ Optimizer::Optimizer(Backend& backend, Net& net, const TrainOptions& options)
 
 // In double precision, as PyTorch does.
 StepScalars Optimizer::scalars(std::int64_t step) const {
-    StepScalars result = {.learning_rate = learning_rate_};
-    if (rule_ == Rule::adam) {
-        const double rate{learning_rate_};
-        const auto remaining = [&](float beta) {
-            return 1.0 - std::pow(double{beta}, static_cast<double>(step));
-        };
-        result.adam_step_size = static_cast<float>(rate / remaining(adam_.beta1));
-        result.adam_correction = static_cast<float>(1.0 / std::sqrt(remaining(adam_.beta2)));
-        result.adam_shrink = static_cast<float>(1.0 - rate * double{decoupled_decay_});
+    const double rate{*spec_.learning_rate};
+    StepScalars result = {.learning_rate = static_cast<float>(rate)};
+    if (spec_.rule == UpdateRule::sgd) {
+        return result;
+    }
+    const auto remaining = [&](float beta) {
+        return 1.0 - std::pow(double{beta}, static_cast<double>(step));
+    };
+    result.adam_step_size = static_cast<float>(rate / remaining(spec_.betas[0]));
+    result.adam_correction = static_cast<float>(1.0 / std::sqrt(remaining(spec_.betas[1])));
+    if (spec_.rule == UpdateRule::adamw) {
+        result.adam_shrink = static_cast<float>(1.0 - rate * double{*spec_.weight_decay});
     }
     return result;
 }
@@ -81,19 +77,19 @@ void Optimizer::next_step(StepScalars& pinned) {
 }
 
 void Optimizer::begin_step(std::int32_t* not_finite) {
-    sgd_.finite.word = adam_.finite.word = max_grad_norm_ ? nullptr : not_finite;
+    sgd_.finite.word = adam_.finite.word = spec_.max_grad_norm ? nullptr : not_finite;
     clip_.word = not_finite;
 }
 
 void Optimizer::arrived(std::int64_t begin, std::int64_t end) {
-    if (!max_grad_norm_) {
+    if (!spec_.max_grad_norm) {
         update(begin, std::min(end, net_.flat_elems()));
     }
 }
 
 void Optimizer::end_step() {
-    if (max_grad_norm_) {
-        backend_.clip_norm(net_.flat_elems(), *max_grad_norm_, net_.gradient_data(), clip_);
+    if (spec_.max_grad_norm) {
+        backend_.clip_norm(net_.flat_elems(), *spec_.max_grad_norm, net_.gradient_data(), clip_);
         update(0, net_.flat_elems());
     }
 }
@@ -104,7 +100,7 @@ void Optimizer::update(std::int64_t begin, std::int64_t end) {
     }
     float* p = net_.parameter_data() + begin;
     const float* g = net_.gradient_data() + begin;
-    if (rule_ == Rule::sgd) {
+    if (spec_.rule == UpdateRule::sgd) {
         sgd_.finite.first_elem = begin;
         backend_.sgd_step(sgd_, end - begin, p, g,
                           first_.get() == nullptr ? nullptr : first_.get() + begin);

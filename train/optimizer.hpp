@@ -1,16 +1,40 @@
 // SGD, Adam and AdamW with PyTorch's update rules, over the flat parameter buffer of a net.
 #pragma once
 
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
 #include "model/net.hpp"
-#include "train/options.hpp"
 #include "train/rooms.hpp"
 
 namespace gyre::train {
 
+enum class UpdateRule { sgd, adam, adamw };
+inline const std::vector<std::pair<std::string, UpdateRule>> kUpdateRules = {
+    {"sgd", UpdateRule::sgd}, {"adam", UpdateRule::adam}, {"adamw", UpdateRule::adamw}};
+
+// The arguments of torch.optim.SGD, Adam and AdamW.
+struct OptimizerSpec {
+    UpdateRule rule = UpdateRule::sgd;
+    std::optional<float> learning_rate = {};  // sgd 0.01, adam and adamw 0.001
+    std::optional<float> weight_decay = {};   // sgd and adam 0, adamw 0.01
+    float momentum = 0.5f;                    // sgd's, in [0, 1)
+    bool nesterov = false;                    // sgd's
+    std::array<float, 2> betas = {0.9f, 0.999f};
+    float epsilon = 1e-8f;
+    std::optional<float> max_grad_norm = {};  // empty: gradients are not clipped
+};
+// Throws SettingsError for what a rule cannot have.
+void check(const OptimizerSpec& spec);
+
 class Optimizer {
  public:
-    // Throws Error(usage) for a rule that is unknown, and for options that it cannot have.
-    Optimizer(Backend& backend, Net& net, const TrainOptions& options);
+    // Throws SettingsError as check() does.
+    Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec);
 
     // Counts a step and writes what its update reads to the device, which is asked for it before
     // the step itself, captured or not. pinned: on the way there, so it must stay as it is until
@@ -23,20 +47,15 @@ class Optimizer {
     void end_step();
 
  private:
-    enum class Rule { sgd, adam };
-    static Rule rule_of(const TrainOptions& options);
     void update(std::int64_t begin, std::int64_t end);
     StepScalars scalars(std::int64_t step) const;
 
-    const Rule rule_;
     Backend& backend_;
     Net& net_;
-    const std::optional<float> max_grad_norm_;
-    float learning_rate_;
-    float decoupled_decay_ = 0.0f;        // AdamW's
+    const OptimizerSpec spec_;            // with no optional value empty that has a default
     DeviceBuffer<StepScalars> scalars_;   // [1]
     std::optional<StepScalars> written_;  // last
-    std::int64_t steps_ = 0;
+    std::int64_t steps_ = 0;              // begun
     SgdArgs sgd_;
     AdamArgs adam_;
     FiniteCheck clip_;

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "train/setup.hpp"
+#include "train/hash.hpp"
 
 namespace gyre::train {
 

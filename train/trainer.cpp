@@ -41,13 +41,9 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
         }
         reducer_.ready(begin);
     };
-    Net::Take take;
-    if (factors_ != nullptr) {
-        take = [&](std::size_t node, const float* x, const float* dy) {
-            return factors_->take(pass, node, x, dy);
-        };
-    }
-    net_.backward(pass, ready, take);
+    net_.backward(pass, ready, [&](std::size_t node, const float* x, const float* dy) {
+        return factors_.take(pass, node, x, dy);
+    });
     if (!last) {
         backend_.add(net_.gradient_elems(), gradients, kept_.get());
     }

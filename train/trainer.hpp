@@ -35,27 +35,34 @@ struct TrainerOptions {
     bool graph = false;  // capture the step of a whole batch as a graph
 };
 
+// What a step is made of; a Session has them.
+struct StepParts {
+    Backend& backend;
+    Net& net;
+    DeviceImages& images;
+    Optimizer& optimizer;
+    Reducer& reducer;
+    Factors& factors;
+};
+
 class Trainer {
  public:
-    // factors: null where all gradients are reduced.
-    Trainer(Backend& backend, Net& net, DeviceImages& images, Optimizer& optimizer,
-            Reducer& reducer, const Sharding& sharding, const TrainerOptions& options,
-            Factors* factors = nullptr)
-        : backend_(backend),
-          net_(net),
-          images_(images),
-          optimizer_(optimizer),
-          reducer_(reducer),
+    Trainer(const StepParts& parts, const Sharding& sharding, const TrainerOptions& options)
+        : backend_(parts.backend),
+          net_(parts.net),
+          images_(parts.images),
+          optimizer_(parts.optimizer),
+          reducer_(parts.reducer),
+          factors_(parts.factors),
           sharding_(sharding),
           options_(options),
-          factors_(factors),
-          kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend, net.gradient_elems())
+          kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend_, net_.gradient_elems())
                                        : DeviceBuffer<float>()),
-          epoch_(backend, 1),
-          samples_(backend, sharding.most_local()),
-          ahead_(backend.host_memory() ? 0 : 2),
-          results_(backend, ahead_ + 1),
-          scalars_(backend, ahead_ + 1),
+          epoch_(backend_, 1),
+          samples_(backend_, sharding.most_local()),
+          ahead_(backend_.host_memory() ? 0 : 2),
+          results_(backend_, ahead_ + 1),
+          scalars_(backend_, ahead_ + 1),
           graph_(options.graph),
           captured_(static_cast<std::size_t>(ahead_ + 1)) {}
 
@@ -85,9 +92,9 @@ class Trainer {
     DeviceImages& images_;
     Optimizer& optimizer_;
     Reducer& reducer_;
+    Factors& factors_;
     const Sharding sharding_;
     const TrainerOptions options_;
-    Factors* factors_;
     DeviceBuffer<float> kept_;            // the sum of the gradients of the parts so far
     DeviceBuffer<std::uint32_t> epoch_;   // [1]
     DeviceBuffer<std::int32_t> samples_;  // of the step

@@ -8,12 +8,12 @@
 #include <optional>
 #include <sstream>
 
-#include "data/sampler.hpp"
 #include "kernels/base/printable.hpp"
 #include "train/cli/commands.hpp"
+#include "train/cli/setup.hpp"
 #include "train/evaluator.hpp"
+#include "train/hash.hpp"
 #include "train/interrupt.hpp"
-#include "train/setup.hpp"
 
 namespace gyre::train {
 namespace {
@@ -199,8 +199,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
                              data.name, text_of(own)));
         }
         data.train = {};
-        batch = static_cast<int>(std::min<std::int64_t>(
-            options.test_batch_size, rank_share(data.test.count, 0, comm.size()).count));
+        batch = evaluation_batch(comm, data.test.count, options.test_batch_size);
         net = std::make_unique<Net>(
             *backend, model, shape, data.classes,
             NetOptions{0, batch, false, {}, evaluation_sizes(comm, data.test.count, batch)});

@@ -8,7 +8,7 @@
 #include "kernels/device_info.hpp"
 #include "model/spec.hpp"
 #include "train/cli/commands.hpp"
-#include "train/setup.hpp"
+#include "train/cli/setup.hpp"
 
 namespace gyre::train {
 

@@ -3,20 +3,16 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <random>
 
-#include "comm/reducer.hpp"
 #include "kernels/base/clock.hpp"
-#include "model/net.hpp"
 #include "train/cli/commands.hpp"
+#include "train/cli/flag_values.hpp"
 #include "train/cli/report.hpp"
-#include "train/images.hpp"
-#include "train/optimizer.hpp"
+#include "train/cli/setup.hpp"
 #include "train/plan.hpp"
-#include "train/setup.hpp"
+#include "train/session.hpp"
 
 namespace gyre::train {
 namespace {
@@ -27,73 +23,60 @@ double median(std::vector<double> values) {
     return *middle;
 }
 
-// Medians over steps on random images, and the mean over the ranks, which measure at the same time
-// as they would compute. The device is waited for where a time is taken.
-ComputeTimes measure_compute(Communicator& comm, Backend& backend, Net& net,
-                             const PlanOptions& options) {
-    constexpr int kWarmUps = 2, kLeastSteps = 7;
-    constexpr double kLeastSeconds = 1.0;
-    const Shape shape = net.input_shape();
-    ImageSet set;
-    set.count = options.batch_size;
-    set.channels = shape.channels;
-    set.height = shape.height;
-    set.width = shape.width;
-    std::mt19937 random(1);
-    set.pixels.resize(static_cast<std::size_t>(set.count * shape.elems()));
-    for (std::uint8_t& pixel : set.pixels) {
-        pixel = static_cast<std::uint8_t>(random());
-    }
-    for (std::int64_t i = 0; i < set.count; ++i) {
-        set.labels.push_back(
-            static_cast<std::int32_t>(random() % static_cast<unsigned>(*options.classes)));
-    }
-    const auto channels = static_cast<std::size_t>(shape.channels);
-    const DeviceImages images(
-        backend, std::move(set),
-        {std::vector<float>(channels, 0.5f), std::vector<float>(channels, 0.3f)});
-    net.initialise(1);
-    TrainOptions train;
-    train.optimizer = options.optimizer;
-    Optimizer optimizer(backend, net, train);
-    const PinnedBuffer<StepScalars> scalars(backend, 1);
-    Pass pass;
-    pass.n = options.batch_size;
-    pass.samples = images.samples(0);
-    pass.training = true;
-
-    const std::size_t layers = net.layer_begins().size();
-    // Of every step: forward, ready[0], ..., backward, update.
-    std::vector<std::vector<double>> series(layers + 3);
+// A step of one rank, in seconds: forward, ready[0], ..., backward, update. The device is waited
+// for where a time is taken.
+std::vector<double> timed_step(Session& session, StepScalars& scalars) {
+    Backend& backend = session.backend();
+    Net& net = session.net();
+    Optimizer& optimizer = session.optimizer();
+    std::size_t layer = net.layer_begins().size();
+    std::vector<double> times(layer + 3);
     const auto finished_after = [&](Clock::time_point start) {
         backend.synchronize();
         return seconds_since(start);
     };
+    Pass pass;
+    pass.n = static_cast<int>(session.images().count());
+    pass.samples = session.images().samples(0);
+    pass.training = true;
+
+    backend.synchronize();
+    const Clock::time_point start = Clock::now();
+    session.images().gather(pass.samples, pass.n, net.input(), net.labels());
+    net.forward(pass);
+    net.loss(pass, 1.0f / static_cast<float>(pass.n));
+    times.front() = finished_after(start);
+    const Clock::time_point backward = Clock::now();
+    net.backward(pass, [&](std::int64_t begin) {
+        while (layer > 0 && net.layer_begins()[layer - 1] >= begin) {
+            times[layer--] = finished_after(backward);
+        }
+    });
+    times[times.size() - 2] = finished_after(backward);
+    const Clock::time_point update = Clock::now();
+    optimizer.next_step(scalars);
+    optimizer.begin_step(nullptr);
+    optimizer.arrived(0, net.flat_elems());
+    optimizer.end_step();
+    times.back() = finished_after(update);
+    return times;
+}
+
+// Medians over steps on random images, and the mean over the ranks, which measure at the same time
+// as they would compute.
+ComputeTimes measure_compute(Communicator& comm, Session& session) {
+    constexpr int kWarmUps = 2, kLeastSteps = 7;
+    constexpr double kLeastSeconds = 1.0;
+    session.initialise();
+    const PinnedBuffer<StepScalars> scalars(session.backend(), 1);
+    const std::size_t layers = session.net().layer_begins().size();
+    std::vector<std::vector<double>> series(layers + 3);
     // All ranks take the same number of steps, as rank 0's clock has it.
     double spent = 0.0;
     for (int step = -kWarmUps; step < kLeastSteps || spent < kLeastSeconds; ++step) {
         comm.barrier();
-        std::vector<double> times(layers + 3);
-        backend.synchronize();
         const Clock::time_point start = Clock::now();
-        images.gather(pass.samples, pass.n, net.input(), net.labels());
-        net.forward(pass);
-        net.loss(pass, 1.0f / static_cast<float>(pass.n));
-        times.front() = finished_after(start);
-        const Clock::time_point backward = Clock::now();
-        std::size_t layer = layers;
-        net.backward(pass, [&](std::int64_t begin) {
-            while (layer > 0 && net.layer_begins()[layer - 1] >= begin) {
-                times[layer--] = finished_after(backward);
-            }
-        });
-        times[layers + 1] = finished_after(backward);
-        const Clock::time_point update = Clock::now();
-        optimizer.next_step(*scalars.get());
-        optimizer.begin_step(nullptr);
-        optimizer.arrived(0, net.flat_elems());
-        optimizer.end_step();
-        times.back() = finished_after(update);
+        const std::vector<double> times = timed_step(session, *scalars.get());
         double step_seconds = seconds_since(start);
         comm.broadcast(&step_seconds, sizeof step_seconds, 0);
         if (step >= 0) {
@@ -190,34 +173,44 @@ void print(const std::string& source, const PlanOptions& options, const ComputeT
 ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
     const bool measured = options.compute_ms.empty();
     ModelSpec model;
+    // Each rank measures alone: what it would compute does not depend on the others.
+    const auto alone = make_single_communicator();
     std::unique_ptr<Backend> backend;
-    std::unique_ptr<Net> net;
+    std::unique_ptr<Session> session;
     agree(comm, [&] {
         backend = measured ? make_backend(options, comm) : make_cpu_backend(1);
         model = load_model(options.model);
-        net = std::make_unique<Net>(*backend, model, options.image, *options.classes,
-                                    NetOptions{measured ? options.batch_size : 1, 0, true});
+        const auto channels = static_cast<std::size_t>(options.image.channels);
+        const int batch = measured ? options.batch_size : 1;
+        session = std::make_unique<Session>(
+            *alone, *backend,
+            SessionSpec{.model = model,
+                        .classes = *options.classes,
+                        .global_batch = batch,
+                        .optimizer = {.rule = options.optimizer}},
+            random_images(batch, options.image, *options.classes),
+            Normalisation{std::vector<float>(channels, 0.5f), std::vector<float>(channels, 0.3f)});
     });
+    const Net& net = session->net();
     ComputeTimes compute;
     std::string source;
     if (measured) {
-        compute = measure_compute(comm, *backend, *net, options);
+        compute = measure_compute(comm, *session);
         source = fmt::format("measured here, {} rank{}, {}, on {}", comm.size(),
-                             comm.size() == 1 ? "" : "s at once", options.optimizer,
-                             backend->description());
+                             comm.size() == 1 ? "" : "s at once",
+                             word_for(options.optimizer, kUpdateRules), backend->description());
     } else {
         const std::vector<double>& given = options.compute_ms;
         compute = {given[0] / 1e3, given[1] / 1e3, given.size() > 2 ? given[2] / 1e3 : 0.0, {}};
         compute.ready = ready_by_flop(forward_flop(model, options), compute.backward);
         source = "compute times as given, the backward pass divided by operations";
     }
-    const auto buckets = plan_buckets(
-        net->layer_begins(), net->gradient_elems(),
-        options.bucket_kib ? *options.bucket_kib * 1024
-                           : auto_bucket_bytes(net->gradient_elems(), !backend->host_memory()));
+    const auto buckets = plan_buckets(net.layer_begins(), net.gradient_elems(),
+                                      options.bucket_bytes.value_or(auto_bucket_bytes(
+                                          net.gradient_elems(), !backend->host_memory())));
     std::vector<StepPlan> plans;
     for (const int ranks : options.ranks) {
-        plans.push_back(plan_step(ranks, compute, buckets, net->layer_begins(), options.algorithm,
+        plans.push_back(plan_step(ranks, compute, buckets, net.layer_begins(), options.algorithm,
                                   options.link));
     }
     agree(comm, [&] {

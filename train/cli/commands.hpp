@@ -2,7 +2,7 @@
 #pragma once
 
 #include "comm/communicator.hpp"
-#include "train/options.hpp"
+#include "train/cli/options.hpp"
 #include "train/rooms.hpp"
 
 namespace gyre::train {

@@ -6,8 +6,9 @@
 #include <fmt/ranges.h>
 
 #include <CLI/CLI.hpp>
-#include <map>
+#include <algorithm>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "train/cli/nearest.hpp"
@@ -53,20 +54,33 @@ inline void one_of(CLI::Option* option, const std::vector<std::string>& words) {
         ""));
 }
 
-// A flag whose words stand for values.
+// Words that stand for values, each for one.
 template <typename T>
-CLI::Option* add_choice(CLI::App& app, const std::string& name, T& value,
-                        const std::map<std::string, T>& values, const std::string& description) {
-    CLI::Option* option = app.add_option_function<std::string>(
-        name, [&value, values](const std::string& word) { value = values.at(word); }, description);
-    std::vector<std::string> words;
-    for (const auto& [word, meaning] : values) {
-        words.push_back(word);
-        if (meaning == value) {
-            option->default_str(word);
-        }
+using Words = std::vector<std::pair<std::string, T>>;
+
+template <typename T>
+const std::string& word_for(const T& value, const Words<T>& words) {
+    return std::find_if(words.begin(), words.end(),
+                        [&](const auto& word) { return word.second == value; })
+        ->first;
+}
+
+// A flag that takes such words.
+template <typename T>
+CLI::Option* add_choice(CLI::App& app, const std::string& name, T& value, const Words<T>& words,
+                        const std::string& description) {
+    const auto take = [&value, words](const std::string& given) {
+        value = std::find_if(words.begin(), words.end(), [&](const auto& word) {
+                    return word.first == given;
+                })->second;
+    };
+    CLI::Option* option = app.add_option_function<std::string>(name, take, description);
+    option->default_str(word_for(value, words));
+    std::vector<std::string> all;
+    for (const auto& [word, meaning] : words) {
+        all.push_back(word);
     }
-    one_of(option, words);
+    one_of(option, all);
     return option;
 }
 

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <map>
 #include <string_view>
 
 #include "train/cli/flag_values.hpp"
@@ -143,20 +142,15 @@ void add_model_flag(CLI::App& app, std::string& model) {
          "NAME|FILE");
 }
 
-void add_optimizer_flag(CLI::App& app, std::string& optimizer, const char* description) {
-    one_of(app.add_option("--optimizer", optimizer, description)->capture_default_str(),
-           {"sgd", "adam", "adamw"});
-}
-
-void add_bucket_flag(CLI::App& app, std::optional<std::int64_t>& bucket_kib) {
+void add_bucket_flag(CLI::App& app, std::optional<std::int64_t>& bucket_bytes) {
     app.add_option_function<std::string>(
            "--bucket-kib",
-           [&bucket_kib](const std::string& text) {
+           [&bucket_bytes](const std::string& text) {
                std::int64_t kib = 0;
                if (text == "auto") {
-                   bucket_kib.reset();
+                   bucket_bytes.reset();
                } else if (CLI::detail::lexical_cast(text, kib) && kib >= 1) {
-                   bucket_kib = kib;
+                   bucket_bytes = kib * 1024;
                } else {
                    throw CLI::ValidationError("--bucket-kib",
                                               fmt::format("'{}' must be auto or >= 1", text));
@@ -184,24 +178,27 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
         ->capture_default_str()
         ->check(at_least(1));
     app.add_option("--seed", o.seed, "Seed of weights, order and dropout")->capture_default_str();
-    add_optimizer_flag(app, o.optimizer, "How weights follow gradients");
-    app.add_option("--lr", o.learning_rate, "Learning rate [sgd 0.01, adam and adamw 0.001]")
+    OptimizerSpec& optimizer = o.optimizer;
+    add_choice(app, "--optimizer", optimizer.rule, kUpdateRules, "How weights follow gradients");
+    app.add_option("--lr", optimizer.learning_rate,
+                   "Learning rate [sgd 0.01, adam and adamw 0.001]")
         ->check(at_least(0.0f));
-    app.add_option("--momentum", o.momentum, "Momentum of sgd")
+    app.add_option("--momentum", optimizer.momentum, "Momentum of sgd")
         ->capture_default_str()
         ->check(at_least(0.0f));
-    app.add_option("--weight-decay", o.weight_decay, "Weight decay [sgd and adam 0, adamw 0.01]")
+    app.add_option("--weight-decay", optimizer.weight_decay,
+                   "Weight decay [sgd and adam 0, adamw 0.01]")
         ->check(at_least(0.0f));
-    app.add_flag("--nesterov", o.nesterov, "Nesterov momentum (sgd)");
-    app.add_option("--betas", o.betas, "Coefficients of adam and adamw")
+    app.add_flag("--nesterov", optimizer.nesterov, "Nesterov momentum (sgd)");
+    app.add_option("--betas", optimizer.betas, "Coefficients of adam and adamw")
+        ->type_name("B1,B2")
         ->delimiter(',')
-        ->expected(2)
         ->capture_default_str()
         ->check(between(0.0f, 0.9999999f));
-    app.add_option("--eps", o.epsilon, "Epsilon of adam and adamw")
+    app.add_option("--eps", optimizer.epsilon, "Epsilon of adam and adamw")
         ->capture_default_str()
         ->check(at_least(0.0f));
-    app.add_option("--max-grad-norm", o.max_grad_norm,
+    app.add_option("--max-grad-norm", optimizer.max_grad_norm,
                    "Scale the gradients down to this norm where theirs is larger")
         ->check(at_least(0.0f));
     app.add_flag_callback(
@@ -213,19 +210,19 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
 }
 
 void add_reduction_flags(CLI::App& app, TrainOptions& o) {  // after the ranks'
-    add_bucket_flag(app, o.bucket_kib);
+    add_bucket_flag(app, o.reduction.bucket_bytes);
     app.add_flag("--tune-buckets", o.tune_buckets,
                  "Try several sizes of buckets for 20 steps each, and train with the best")
         ->excludes("--bucket-kib");
-    add_choice(app, "--factors", o.factors, kFactorUses,
+    add_choice(app, "--factors", o.reduction.factors, kFactorUses,
                "Large linear layers gather inputs and output gradients instead of reducing "
                "weights' gradients, on CPU ranks: on (where that is less), auto (where it is less "
                "than half, across hosts), off");
-    add_choice(
-        app, "--comm-dtype", o.comm_dtype,
-        {{"fp32", DataType::float32}, {"bf16", DataType::bfloat16}, {"fp16", DataType::float16}},
-        "What gradients travel in: fp32; or bf16 or fp16, half as many bytes, each sum "
-        "rounded to 8 or 11 bits");
+    const Words<DataType> types = {
+        {"fp32", DataType::float32}, {"bf16", DataType::bfloat16}, {"fp16", DataType::float16}};
+    add_choice(app, "--comm-dtype", o.reduction.type, types,
+               "What gradients travel in: fp32; or bf16 or fp16, half as many bytes, each sum "
+               "rounded to 8 or 11 bits");
 }
 
 void add_output_flags(CLI::App& app, TrainOptions& o) {
@@ -256,11 +253,9 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
     add_threads_flag(app, o.threads);
     add_reduction_flags(app, o);
     add_gpu_flags(app, o);
-    one_of(app.add_option("--graph", o.graph,
-                          "Capture the step as a CUDA graph: on, off, or auto: on a GPU, with one "
-                          "rank or where the ranks reduce on their GPUs")
-               ->capture_default_str(),
-           {"auto", "on", "off"});
+    add_choice(app, "--graph", o.graph, kGraphUses,
+               "Capture the step as a CUDA graph: on, off, or auto: on a GPU, with one rank or "
+               "where the ranks reduce on their GPUs");
     add_output_flags(app, o);
     add_diagnosis_flags(app, o);
     app.add_option("--check-sync", o.check_sync,
@@ -346,15 +341,15 @@ void add_plan_flags(CLI::App& app, PlanOptions& o) {
         ->delimiter(',')
         ->expected(2, 3)
         ->check(CLI::PositiveNumber);
-    add_optimizer_flag(app, o.optimizer, "Whose update is measured");
+    add_choice(app, "--optimizer", o.optimizer, kUpdateRules, "Whose update is measured");
     add_device_flag(app, o.device, "What is measured");
     add_threads_flag(app, o.threads);
-    add_choice(app, "--algorithm", o.algorithm,
-               {{"ring", AllreduceAlgorithm::ring},
-                {"tree", AllreduceAlgorithm::tree},
-                {"auto", AllreduceAlgorithm::fastest}},
+    const Words<AllreduceAlgorithm> algorithms = {{"auto", AllreduceAlgorithm::fastest},
+                                                  {"ring", AllreduceAlgorithm::ring},
+                                                  {"tree", AllreduceAlgorithm::tree}};
+    add_choice(app, "--algorithm", o.algorithm, algorithms,
                "ring, tree (double binary) or auto: the faster of both for each bucket");
-    add_bucket_flag(app, o.bucket_kib);
+    add_bucket_flag(app, o.bucket_bytes);
     path(app.add_option("--json", o.json, "Write the plan to this file"));
 }
 

@@ -4,7 +4,7 @@
 #include <CLI/CLI.hpp>
 
 #include "comm/communicator.hpp"
-#include "train/options.hpp"
+#include "train/cli/options.hpp"
 #include "train/rooms.hpp"
 
 namespace gyre::train {

@@ -14,7 +14,7 @@
 #include "train/cli/commands.hpp"
 #include "train/cli/flags.hpp"
 #include "train/cli/help.hpp"
-#include "train/setup.hpp"
+#include "train/cli/setup.hpp"
 
 namespace {
 

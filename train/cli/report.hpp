@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/base/clock.hpp"
+#include "train/cli/options.hpp"
 #include "train/evaluator.hpp"
-#include "train/options.hpp"
 
 namespace gyre::train {
 

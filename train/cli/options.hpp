@@ -8,9 +8,9 @@
 
 #include "comm/launch/rendezvous.hpp"
 #include "kernels/ops/shapes.hpp"
-#include "train/factors.hpp"
+#include "train/optimizer.hpp"
 #include "train/plan.hpp"
-#include "train/rooms.hpp"
+#include "train/session.hpp"
 
 namespace gyre::train {
 
@@ -39,24 +39,13 @@ struct TrainOptions : CommonOptions {
     int accumulate = 1;               // passes whose gradients a step adds up
     std::optional<std::int64_t> limit;
     std::uint64_t seed = 1;
-
-    std::string optimizer = "sgd";       // sgd, adam, adamw
-    std::optional<float> learning_rate;  // sgd 0.01, adam and adamw 0.001
-    float momentum = 0.5f;               // sgd
-    std::optional<float> weight_decay;   // sgd and adam 0, adamw 0.01
-    bool nesterov = false;
-    std::vector<float> betas = {0.9f, 0.999f};
-    float epsilon = 1e-8f;
-    std::optional<float> max_grad_norm;  // empty: gradients are not clipped
-
+    OptimizerSpec optimizer;
     bool shuffle = true;
     bool dropout = true;
     bool evaluate = true;
-    std::optional<std::int64_t> bucket_kib;  // empty: auto
-    bool tune_buckets = false;               // tries several sizes first
-    FactorUse factors = FactorUse::automatic;
-    DataType comm_dtype = DataType::float32;  // that gradients travel in
-    std::string graph = "auto";               // the step as a CUDA graph: auto, on, off
+    ReductionSpec reduction;
+    bool tune_buckets = false;  // tries several sizes first
+    GraphUse graph = GraphUse::automatic;
     std::int64_t check_sync = 0;              // steps between comparisons of parameters; 0: none
     int log_interval = 100;                   // steps
     std::string save, save_last, init, json;  // paths; empty: none
@@ -76,9 +65,9 @@ struct PlanOptions : CommonOptions {
     Link link;
     AllreduceAlgorithm algorithm = AllreduceAlgorithm::fastest;
     std::vector<double> compute_ms;  // forward, backward, update; empty: measured
-    std::string optimizer = "sgd";
-    std::optional<std::int64_t> bucket_kib;  // empty: auto
-    std::string json;                        // path; empty: none
+    UpdateRule optimizer = UpdateRule::sgd;
+    std::optional<std::int64_t> bucket_bytes;  // empty: auto
+    std::string json;                          // path; empty: none
 };
 
 }  // namespace gyre::train

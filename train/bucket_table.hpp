@@ -1,0 +1,28 @@
+// The gradient buckets of a net, and what their reductions cost, as text.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "comm/reducer.hpp"
+#include "model/net.hpp"
+#include "train/rooms.hpp"
+
+namespace gyre::train {
+
+// What each bucket's reduction cost, added up over steps, in seconds.
+struct BucketTimes {
+    std::vector<Reducer::Times::Of> sums;
+    std::int64_t steps = 0;
+    double exposed = 0.0;
+
+    void add(const Reducer::Times& times);
+};
+
+// A line for each bucket. With times, in milliseconds and means over the steps: ready and arrived
+// since the begin of the step; exposed: how long the device waited for the bucket.
+std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, DataType type,
+                         const BucketTimes* times = nullptr);
+
+}  // namespace gyre::train

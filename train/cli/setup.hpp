@@ -1,0 +1,28 @@
+// What the subcommands make of their flags alike.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "comm/communicator.hpp"
+#include "data/dataset.hpp"
+#include "kernels/backend.hpp"
+#include "train/cli/options.hpp"
+
+namespace gyre::train {
+
+// Calls work(). A SettingsError, which all ranks have alike, becomes an AgreedError that names
+// flags.
+void with_flag_names(const std::function<void()>& work);
+
+// The backend for --device auto|cpu|cuda|emulated.
+std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm);
+
+// The user's mean and standard deviation, or those measured on the training set.
+Normalisation choose_normalisation(const CommonOptions& options, const ImageSet& train);
+
+// The version of gyre, and how it was built.
+std::string version_text();
+
+}  // namespace gyre::train

@@ -1,0 +1,17 @@
+// Hashes for telling apart what ranks have, not against an adversary.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "data/dataset.hpp"
+#include "train/rooms.hpp"
+
+namespace gyre::train {
+
+// Of everything in the set that training depends on.
+std::string hash_dataset(const Dataset& dataset);
+std::string hash_text(const std::string& text);
+std::uint64_t hash_bytes(const void* data, std::size_t bytes);
+
+}  // namespace gyre::train

@@ -1,0 +1,117 @@
+#include "train/session.hpp"
+
+#include <algorithm>
+
+#include "train/bucket_table.hpp"
+#include "train/settings_error.hpp"
+
+namespace gyre::train {
+
+Session::Session(Communicator& comm, Backend& backend, const SessionSpec& spec, ImageSet&& images,
+                 const Normalisation& normalisation)
+    : comm_(comm),
+      backend_(backend),
+      spec_(spec),
+      sharding_{images.count, spec.global_batch, comm.rank(), comm.size()},
+      train_batch_(
+          static_cast<int>(rank_share(rank_share(sharding_.global(0).count, 0, comm.size()).count,
+                                      0, spec.accumulate)
+                               .count)),
+      eval_batch_(evaluation_batch(comm, spec.eval_images, spec.eval_batch)),
+      reduces_on_gpu_(comm.use_device(backend) && !backend.host_memory()) {
+    agree(comm, [&] {
+        check(spec.optimizer);
+        make_net({images.channels, images.height, images.width});
+        images_ = std::make_unique<DeviceImages>(backend, std::move(images), normalisation);
+    });
+    // Passes that a step adds up have no factors of the whole batch.
+    factored_ = choose_factored(*net_, backend, comm, train_batch_,
+                                spec.accumulate > 1 ? FactorUse::off : spec.reduction.factors);
+    const std::vector<Bucket> buckets = plan(spec.reduction.bucket_bytes);
+    require_same_manifest(
+        comm, {{"the bucket layout", bucket_table(buckets, *net_, spec.reduction.type)}});
+    restart(buckets);
+}
+
+void Session::make_net(const Shape& shape) {
+    const bool evaluates = spec_.eval_images > 0;
+    net_ = std::make_unique<Net>(
+        backend_, spec_.model, shape, spec_.classes,
+        NetOptions{.train_batch = train_batch_,
+                   .eval_batch = eval_batch_,
+                   .dropout = spec_.dropout,
+                   .train_sizes = sharding_.sizes(spec_.accumulate),
+                   .eval_sizes = evaluates ? evaluation_sizes(comm_, spec_.eval_images, eval_batch_)
+                                           : std::vector<int>()});
+}
+
+std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) const {
+    // The step's loss and counts must arrive as they are.
+    const bool narrow = spec_.reduction.type != DataType::float32;
+    return plan_buckets(
+        net_->layer_begins(), net_->gradient_elems(),
+        bucket_bytes.value_or(auto_bucket_bytes(net_->gradient_elems(), reduces_on_gpu_)),
+        narrow ? std::optional(net_->tail_offset()) : std::nullopt, ranges_of(factored_));
+}
+
+bool Session::choose_graph() const {
+    const bool possible = backend_.can_capture() && reducer_->direct();
+    if (spec_.graph == GraphUse::on && !possible) {
+        throw SettingsError(
+            backend_.can_capture()
+                ? "{graph} on needs ranks that reduce on their GPUs, or one rank: here gradients "
+                  "travel through the host's memory; leave it at auto"
+                : "{graph} on is about GPUs, but this run uses the CPU");
+    }
+    const bool saves_time = !backend_.device_identity().emulated;
+    return possible &&
+           (spec_.graph == GraphUse::on || (spec_.graph == GraphUse::automatic && saves_time));
+}
+
+void Session::restart(std::vector<Bucket> buckets) {
+    trainer_ = nullptr;  // with the graphs of its steps
+    factors_ = nullptr;
+    reducer_ = nullptr;
+    optimizer_ = nullptr;
+    optimizer_ = std::make_unique<Optimizer>(backend_, *net_, spec_.optimizer);
+    reducer_ = std::make_unique<Reducer>(comm_, backend_, std::move(buckets), net_->gradient_data(),
+                                         spec_.reduction.type, net_->tail_offset());
+    factors_ =
+        std::make_unique<Factors>(backend_, *net_, comm_, *reducer_, factored_, train_batch_);
+    trainer_ = std::make_unique<Trainer>(StepParts{.backend = backend_,
+                                                   .net = *net_,
+                                                   .images = *images_,
+                                                   .optimizer = *optimizer_,
+                                                   .reducer = *reducer_,
+                                                   .factors = *factors_},
+                                         sharding_,
+                                         TrainerOptions{.seed = spec_.seed,
+                                                        .shuffle = spec_.shuffle,
+                                                        .accumulate = spec_.accumulate,
+                                                        .graph = choose_graph()});
+}
+
+void Session::initialise() {
+    if (comm_.is_root()) {
+        net_->initialise(spec_.seed);
+    }
+    share_parameters();
+}
+
+void Session::share_parameters() {
+    constexpr std::int64_t kChunkElems = 1 << 20;
+    std::vector<float> chunk;
+    for (std::int64_t at = 0; at < net_->flat_elems() && comm_.size() > 1; at += kChunkElems) {
+        chunk.resize(static_cast<std::size_t>(std::min(kChunkElems, net_->flat_elems() - at)));
+        const std::size_t bytes = chunk.size() * sizeof(float);
+        backend_.download(chunk.data(), net_->parameter_data() + at, bytes);
+        comm_.broadcast(chunk.data(), bytes, 0);
+        backend_.upload(net_->parameter_data() + at, chunk.data(), bytes);
+    }
+}
+
+Evaluation Session::evaluate(const DeviceImages& images) {
+    return train::evaluate(comm_, backend_, *net_, images, eval_batch_);
+}
+
+}  // namespace gyre::train
