@@ -8,7 +8,8 @@
 //
 // Forward and input gradient are the same correlation, of one block of images at a time, by the
 // register tile (conv2d_tile.cpp) or where it pays by Winograd's algorithm (winograd.cpp). Where
-// windows hang over the edge, they read a zero-padded copy of the block.
+// windows hang over the edge, they read a zero-padded copy of the block. What may be fused with a
+// convolution: conv2d_tail.hpp.
 #include <algorithm>
 
 #include "kernels/cpu/conv2d_direction.hpp"
@@ -20,60 +21,100 @@ namespace {
 
 class Conv2dOp final : public Op {
  public:
-    Conv2dOp(const Context& context, const Conv2dShape& shape, const OpSizes& sizes)
+    Conv2dOp(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes)
         : context_(context),
-          in_(shape.in),
-          out_(shape.out()),
-          forward_(winograd_pays(shape) ? make_winograd_forward(shape)
-                                        : make_tile_forward(shape, context.pool.threads())),
-          backward_(winograd_pays(shape) ? make_winograd_backward(shape)
-                                         : make_tile_backward(shape, context.pool.threads())),
-          weight_gradient_(shape, block_count(sizes.train_images)) {
+          in_(spec.shape.in),
+          out_(spec.shape.out()),
+          tail_(spec, sizes.train_images),
+          forward_(winograd_pays(spec.shape)
+                       ? make_winograd_forward(spec.shape, tail_)
+                       : make_tile_forward(spec.shape, tail_, context.pool.threads())),
+          backward_(winograd_pays(spec.shape)
+                        ? make_winograd_backward(spec.shape)
+                        : make_tile_backward(spec.shape, context.pool.threads())),
+          weight_gradient_(spec.shape, tail_, block_count(sizes.train_images)) {
         reserve(*forward_, in_);
         reserve(*backward_, out_);
-        context.workspace.reserve(weight_gradient_.shared_floats(), 0);
+        context.workspace.reserve(weight_gradient_.shared_floats(),
+                                  weight_gradient_.worker_floats());
     }
 
-    OpNeeds needs() const override { return {}; }
+    OpNeeds needs() const override {
+        return {.saved_bytes = tail_.saved_bytes(), .backward_reads_y = tail_.relu()};
+    }
 
     void forward(const Batch& batch, const OpIo& io) override {
-        run(*forward_, batch, in_, io.x.f32(), io.params[0].f32(), io.params[1].f32(), out_,
-            io.y.f32());
+        tail_.draw_factors(context_, batch, io.saved);
+        run(
+            *forward_, batch, io, io.params[1].f32(),
+            [&](int block, float* padded) {
+                return read(*forward_, in_, io.x.f32(), block, padded);
+            },
+            [&](int block) { return tail_.output(batch, io, block); });
     }
+
     void backward_params(const Batch& batch, const OpIo& io) override {
-        weight_gradient_.run(context_, block_count(batch.n), io.x.f32(), io.dy.f32(),
-                             io.grads[0].f32(), io.grads[1].f32());
+        weight_gradient_.run(context_, block_count(batch.n), io);
     }
+
     void backward_input(const Batch& batch, const OpIo& io) override {
-        run(*backward_, batch, out_, io.dy.f32(), io.params[0].f32(), nullptr, in_, io.dx.f32());
+        const auto unfused = [&](int block, float* padded) {
+            pad_block(context_.pool, out_, backward_->plane(), padded,
+                      [&](std::int64_t channel, float* first) {
+                          tail_.gradient_plane(io, block, static_cast<int>(channel), first,
+                                               backward_->plane().line_floats());
+                      });
+            return padded;
+        };
+        run(
+            *backward_, batch, io, nullptr,
+            [&](int block, float* padded) {
+                return tail_.any() ? unfused(block, padded)
+                                   : read(*backward_, out_, io.dy.f32(), block, padded);
+            },
+            [&](int block) {
+                return Conv2dTail::Output{.y = io.dx.f32() + block * in_.elems() * kLanes};
+            });
     }
 
  private:
+    static std::int64_t padded_floats(const Direction& direction, const Shape& from) {
+        return from.channels * direction.plane().plane_floats();
+    }
     void reserve(const Direction& direction, const Shape& from) const {
         context_.workspace.reserve(whole_lines(direction.weight_floats()) +
-                                       from.channels * direction.plane().plane_floats(),
+                                       whole_lines(direction.output_floats()) +
+                                       padded_floats(direction, from),
                                    direction.worker_floats());
     }
-    // One direction, block by block.
-    void run(const Direction& direction, const Batch& batch, const Shape& from, const float* x,
-             const float* w, const float* bias, const Shape& to, float* y) const {
-        const PaddedPlane& plane = direction.plane();
+    // One direction, block by block, from what source(block, memory for a padded copy) returns to
+    // target(block).
+    template <typename Source, typename Target>
+    void run(const Direction& direction, const Batch& batch, const OpIo& io, const float* bias,
+             Source&& source, Target&& target) const {
         float* const shared = context_.workspace.shared();
-        float* const padded = shared + whole_lines(direction.weight_floats());
-        const bool pads = plane.height != from.height || plane.width != from.width;
-        const float* const weights = direction.arrange(w, shared);
+        float* const outputs = shared + whole_lines(direction.weight_floats());
+        float* const padded = outputs + whole_lines(direction.output_floats());
+        const float* const weights = direction.arrange(io.params[0].f32(), shared);
         for (int block = 0; block < block_count(batch.n); ++block) {
-            const float* const x_block = x + block * from.elems() * kLanes;
-            if (pads) {
-                pad_block(context_.pool, from, plane, x_block, padded);
-            }
-            direction.run(context_, pads ? padded : x_block, weights, bias,
-                          y + block * to.elems() * kLanes);
+            direction.run(context_, {source(block, padded), weights, bias, outputs}, target(block));
         }
+    }
+    // A block of x, copied where it needs padding.
+    const float* read(const Direction& direction, const Shape& shape, const float* x, int block,
+                      float* padded) const {
+        const PaddedPlane& plane = direction.plane();
+        const float* from = x + block * shape.elems() * kLanes;
+        if (plane.height == shape.height && plane.width == shape.width) {
+            return from;
+        }
+        pad_block(context_.pool, shape, plane, from, padded);
+        return padded;
     }
 
     const Context context_;
-    const Shape in_, out_;
+    const Shape in_, out_;  // of the convolution alone
+    const Conv2dTail tail_;
     const std::unique_ptr<Direction> forward_, backward_;
     const WeightGradient weight_gradient_;
 };
@@ -81,10 +122,7 @@ class Conv2dOp final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes) {
-    if (spec.fused()) {
-        return nullptr;
-    }
-    return std::make_unique<Conv2dOp>(context, spec.shape, sizes);
+    return std::make_unique<Conv2dOp>(context, spec, sizes);
 }
 
 }  // namespace gyre::cpu

@@ -16,48 +16,133 @@ struct Window {
     int first, last;  // [first, last)
 };
 
-Window forward_window(int at, int extent, const Conv2dShape& shape) {
-    const int first = at * shape.stride - shape.padding;
-    return {std::max(0, -first), std::min(shape.kernel, extent - first)};
-}
-
 class TileForward final : public Direction {
  public:
-    TileForward(const Conv2dShape& shape, int threads)
-        : Direction(forward_plane(shape)), correlation_(plan(shape, plane(), threads)) {}
-    void run(const Context& context, const float* x, const float* w, const float* bias,
-             float* y) const override {
-        correlation_.run(context.pool, x, w, bias, y);
-    }
-
- private:
-    static Correlation plan(const Conv2dShape& shape, const PaddedPlane& plane, int threads);
-    const Correlation correlation_;
-};
-
-Correlation TileForward::plan(const Conv2dShape& shape, const PaddedPlane& plane, int threads) {
-    const Shape out = shape.out();
-    const std::ptrdiff_t window = std::ptrdiff_t{shape.kernel} * shape.kernel;
-    Correlation result(shape.in.channels, shape.out_channels,
-                       {.w_row = window * shape.in.channels,
-                        .w_channel = window,
-                        .w_line = shape.kernel,
-                        .x_channel = plane.plane_floats(),
-                        .x_line = plane.line_floats(),
-                        .y_channel = out.plane_elems() * kLanes});
-    std::vector<Pixel> pixels;
-    for (int oh = 0; oh < out.height; ++oh) {
-        const Window i = forward_window(oh, shape.in.height, shape);
-        for (int ow = 0; ow < out.width; ++ow) {
-            const Window j = forward_window(ow, shape.in.width, shape);
-            pixels.push_back({(std::ptrdiff_t{oh} * plane.width + ow) * shape.stride * kLanes,
-                              (std::ptrdiff_t{oh} * out.width + ow) * kLanes, i.first, i.last,
-                              j.first, j.last});
+    TileForward(const Conv2dShape& shape, const Conv2dTail& tail, int threads)
+        : Direction(forward_plane(shape)),
+          tail_(tail),
+          out_(shape.out()),
+          chunks_(tail.has_windows() ? window_rows(shape.out_channels, threads)
+                                     : Split(out_.height, out_.height)),
+          correlation_(shape.in.channels, shape.out_channels, steps(shape),
+                       tail.relu() && !tail.has_windows()) {
+        if (tail.has_windows()) {
+            append_chunks(shape);
+        } else {
+            append_all(shape, threads);
         }
     }
-    result.append(pixels);
-    result.share_out(threads);
-    return result;
+
+    std::int64_t worker_floats() const override {
+        return tail_.has_windows() ? kTileRows * chunk_floats() : 0;
+    }
+    void run(const Context& context, const Input& in, const Conv2dTail::Output& to) const override;
+
+ private:
+    Window window(const Conv2dShape& shape, int at, int extent) const {
+        const int first = at * shape.stride - shape.padding;
+        return {std::max(0, -first), std::min(shape.kernel, extent - first)};
+    }
+    Pixel pixel(const Conv2dShape& shape, int oh, int ow, std::ptrdiff_t y) const {
+        const Window i = window(shape, oh, shape.in.height);
+        const Window j = window(shape, ow, shape.in.width);
+        return {
+            oh * shape.stride * plane().line_floats() + std::ptrdiff_t{ow} * shape.stride * kLanes,
+            y * kLanes,
+            i.first,
+            i.last,
+            j.first,
+            j.last};
+    }
+    Correlation::Steps steps(const Conv2dShape& shape) const;
+    void append_all(const Conv2dShape& shape, int threads);
+
+    // With a tail of windows, a task computes what some rows of them see into its worker's memory,
+    // where they are taken from while it is in a cache. Outputs that no window sees are left out.
+    Split window_rows(int channels, int threads) const;
+    void append_chunks(const Conv2dShape& shape);
+    // Of one channel, from the first to the last output that windows of a row, or a chunk, see.
+    std::ptrdiff_t line_floats() const { return seen(tail_.out().width) * kLanes; }
+    std::ptrdiff_t chunk_floats() const { return seen(chunks_.largest()) * line_floats(); }
+    std::ptrdiff_t seen(int windows) const {
+        const Windows all = tail_.windows(0);
+        return std::ptrdiff_t{windows - 1} * all.stride + all.kernel;
+    }
+
+    const Conv2dTail& tail_;
+    const Shape out_;
+    const Split chunks_;  // of the rows of windows
+    Correlation correlation_;
+};
+
+Correlation::Steps TileForward::steps(const Conv2dShape& shape) const {
+    const std::ptrdiff_t window = std::ptrdiff_t{shape.kernel} * shape.kernel;
+    return {.w_row = window * shape.in.channels,
+            .w_channel = window,
+            .w_line = shape.kernel,
+            .x_channel = plane().plane_floats(),
+            .x_line = plane().line_floats(),
+            .y_channel = tail_.has_windows() ? chunk_floats() : out_.plane_elems() * kLanes};
+}
+
+void TileForward::append_all(const Conv2dShape& shape, int threads) {
+    std::vector<Pixel> pixels;
+    for (int oh = 0; oh < out_.height; ++oh) {
+        for (int ow = 0; ow < out_.width; ++ow) {
+            pixels.push_back(pixel(shape, oh, ow, std::ptrdiff_t{oh} * out_.width + ow));
+        }
+    }
+    correlation_.append(pixels);
+    correlation_.share_out(threads);
+}
+
+Split TileForward::window_rows(int channels, int threads) const {
+    const Windows all = tail_.windows(0);
+    // Rows that windows of two chunks see are computed twice: where there are such, chunks are as
+    // large as half a level-2 cache allows, else as level 1 does.
+    const std::ptrdiff_t most_floats = all.stride < all.kernel ? 64 * 1024 : 6 * 1024;
+    const std::ptrdiff_t lines = most_floats / (kTileRows * line_floats());
+    const auto fit = static_cast<int>((lines - all.kernel) / all.stride + 1);
+    const Split row_tiles(channels, kTileRows);
+    const int wanted = Correlation::wanted_tasks(threads);
+    const int shared = all.rows * row_tiles.parts / wanted;
+    return {all.rows, std::clamp(std::min(fit, shared), 1, all.rows)};
+}
+
+void TileForward::append_chunks(const Conv2dShape& shape) {
+    const Windows all = tail_.windows(0);
+    const auto is_seen = [&](int at) { return at % all.stride < all.kernel; };
+    for (int chunk = 0; chunk < chunks_.parts; ++chunk) {
+        const int first = chunks_.begin(chunk) * all.stride;
+        std::vector<Pixel> pixels;
+        for (int row = 0; row < seen(chunks_.size(chunk)); ++row) {
+            for (int ow = 0; ow < seen(all.cols); ++ow) {
+                if (is_seen(row) && is_seen(ow)) {
+                    pixels.push_back(pixel(shape, first + row, ow, row * seen(all.cols) + ow));
+                }
+            }
+        }
+        correlation_.append(pixels);
+        correlation_.end_chunk();
+    }
+}
+
+void TileForward::run(const Context& context, const Input& in, const Conv2dTail::Output& to) const {
+    if (!tail_.has_windows()) {
+        correlation_.run(context.pool, in.padded, in.weights, in.bias, to.y);
+        return;
+    }
+    context.pool.parallel_for(correlation_.tasks(), [&](std::int64_t task, int worker) {
+        const Correlation::Part part = correlation_.part(task);
+        float* outputs = context.workspace.worker(worker);
+        correlation_.run(part, in.padded, in.weights, in.bias, outputs);
+        Windows windows = tail_.windows(line_floats());
+        windows.rows = chunks_.size(part.chunk);
+        for (int r = 0; r < part.rows; ++r) {
+            tail_.finish(to, part.row + r, chunks_.begin(part.chunk), windows,
+                         outputs + r * chunk_floats());
+        }
+    });
 }
 
 // The window positions of one axis that meet input pixels of one phase (a remainder modulo the
@@ -117,10 +202,10 @@ class TileBackward final : public Direction {
     TileBackward(const Conv2dShape& shape, int threads);
     std::int64_t weight_floats() const override { return shape_.weight_elems(); }
     const float* arrange(const float* w, float* to) const override;
-    void run(const Context& context, const float* dy, const float* weights, const float*,
-             float* dx) const override {
+    void run(const Context& context, const Input& in, const Conv2dTail::Output& to) const override {
         for (const PhaseGradient& phase : phases_) {
-            phase.correlation.run(context.pool, dy, weights + phase.first_weight, nullptr, dx);
+            phase.correlation.run(context.pool, in.padded, in.weights + phase.first_weight, in.bias,
+                                  to.y);
         }
     }
 
@@ -182,8 +267,9 @@ const float* TileBackward::arrange(const float* w, float* to) const {
 
 }  // namespace
 
-std::unique_ptr<Direction> make_tile_forward(const Conv2dShape& shape, int threads) {
-    return std::make_unique<TileForward>(shape, threads);
+std::unique_ptr<Direction> make_tile_forward(const Conv2dShape& shape, const Conv2dTail& tail,
+                                             int threads) {
+    return std::make_unique<TileForward>(shape, tail, threads);
 }
 std::unique_ptr<Direction> make_tile_backward(const Conv2dShape& shape, int threads) {
     return std::make_unique<TileBackward>(shape, threads);

@@ -11,6 +11,7 @@ namespace gyre::cpu {
 namespace {
 
 constexpr std::int64_t kPaddedGroupFloats = 1 << 20;  // padded copies held at a time: 4 MiB
+constexpr std::int64_t kUnfusedFloats = 64 * 1024;    // gradients held by a worker: 256 KiB
 
 // The register tile: R output channels, T window positions, 2*R*T flops for every R + T loads.
 struct TileImages {
@@ -23,6 +24,8 @@ struct TileImages {
     const std::vector<std::ptrdiff_t>* pixels = nullptr;
     float* dw = nullptr;  // dw[r * dw_row + t] += sum
     std::ptrdiff_t dw_row = 0;
+    bool first = true, last = true;  // else the sums begin, or end, in `sums`
+    float* sums = nullptr;           // [R][T][lane]
 };
 
 float lane_sum(Vec v) {
@@ -40,6 +43,9 @@ template <int R, int T>
 void gradient_tile(const TileImages& op) {
     for (int lane = 0; lane < kLanes; lane += kVec) {
         Vec acc[R][T] = {};
+        for (int i = 0; !op.first && i < R * T; ++i) {
+            acc[i / T][i % T] = load(op.sums + i * kLanes + lane);
+        }
         for (int block = 0; block < op.blocks; ++block) {
             const float* x[T];
             for (int t = 0; t < T; ++t) {
@@ -60,10 +66,11 @@ void gradient_tile(const TileImages& op) {
                 dy += kLanes;
             }
         }
-        for (int r = 0; r < R; ++r) {
-            for (int t = 0; t < T; ++t) {
-                op.dw[r * op.dw_row + t] += lane_sum(acc[r][t]);
-            }
+        for (int i = 0; !op.last && i < R * T; ++i) {
+            store(op.sums + i * kLanes + lane, acc[i / T][i % T]);
+        }
+        for (int i = 0; op.last && i < R * T; ++i) {
+            op.dw[i / T * op.dw_row + i % T] += lane_sum(acc[i / T][i % T]);
         }
     }
 }
@@ -80,8 +87,9 @@ constexpr auto kTable = make_table(std::make_integer_sequence<int, kTile * kTile
 
 }  // namespace
 
-WeightGradient::WeightGradient(const Conv2dShape& shape, int most_blocks)
+WeightGradient::WeightGradient(const Conv2dShape& shape, const Conv2dTail& tail, int most_blocks)
     : shape_(shape),
+      tail_(tail),
       out_(shape.out()),
       plane_(forward_plane(shape)),
       rows_(shape.out_channels, kTile),
@@ -91,6 +99,8 @@ WeightGradient::WeightGradient(const Conv2dShape& shape, int most_blocks)
         shape.padding == 0
             ? blocks
             : std::clamp<std::int64_t>(kPaddedGroupFloats / padded_block_floats(), 1, blocks));
+    unfused_ = static_cast<int>(
+        std::clamp<std::int64_t>(kUnfusedFloats / (kTile * plane_floats()), 1, group_));
     for (int c = 0; c < shape.in.channels; ++c) {
         for (int kh = 0; kh < shape.kernel; ++kh) {
             for (int kw = 0; kw < shape.kernel; ++kw) {
@@ -107,14 +117,13 @@ WeightGradient::WeightGradient(const Conv2dShape& shape, int most_blocks)
     }
 }
 
-void WeightGradient::run(const Context& context, int blocks, const float* x, const float* dy,
-                         float* dw, float* db) const {
-    std::fill_n(dw, shape_.weight_elems(), 0.0f);
-    std::fill_n(db, shape_.out_channels, 0.0f);
+void WeightGradient::run(const Context& context, int blocks, const OpIo& io) const {
+    std::fill_n(io.grads[0].f32(), shape_.weight_elems(), 0.0f);
+    std::fill_n(io.grads[1].f32(), shape_.out_channels, 0.0f);
     const std::ptrdiff_t x_block = shape_.in.elems() * kLanes;
     for (int first = 0; first < blocks; first += group_) {
-        Images images{std::min(group_, blocks - first), x + first * x_block, x_block,
-                      dy + first * out_.elems() * kLanes};
+        Images images{first, std::min(group_, blocks - first), io.x.f32() + first * x_block,
+                      x_block};
         if (shape_.padding > 0) {
             float* padded = context.workspace.shared();
             for (int block = 0; block < images.blocks; ++block) {
@@ -125,38 +134,81 @@ void WeightGradient::run(const Context& context, int blocks, const float* x, con
             images.x_block = padded_block_floats();
         }
         // Each task owns whole rows of dw, so the order of the sums never depends on the threads.
-        context.pool.parallel_for(rows_.parts, [&](std::int64_t task, int) {
+        context.pool.parallel_for(rows_.parts, [&](std::int64_t task, int worker) {
             add_rows(rows_.begin(static_cast<int>(task)), rows_.size(static_cast<int>(task)),
-                     images, dw, db);
+                     images, io, context.workspace.worker(worker));
         });
     }
 }
 
-void WeightGradient::add_rows(int row, int rows, const Images& images, float* dw, float* db) const {
+// scratch: worker_floats().
+void WeightGradient::add_rows(int row, int rows, const Images& images, const OpIo& io,
+                              float* scratch) const {
+    if (!tail_.any()) {
+        const std::ptrdiff_t dy_block = out_.elems() * kLanes;
+        add_part(
+            row, rows,
+            {images.blocks, images.x, io.dy.f32() + images.first * dy_block + row * plane_floats(),
+             images.x_block, dy_block, true, true, nullptr},
+            io);
+        return;
+    }
+    const std::ptrdiff_t dy_block = rows * plane_floats();
+    for (int first = 0; first < images.blocks; first += unfused_) {
+        const int blocks = std::min(unfused_, images.blocks - first);
+        for (int block = 0; block < blocks; ++block) {
+            for (int r = 0; r < rows; ++r) {
+                tail_.gradient_plane(io, images.first + first + block, row + r,
+                                     scratch + block * dy_block + r * plane_floats(),
+                                     std::ptrdiff_t{out_.width} * kLanes);
+            }
+        }
+        add_part(row, rows,
+                 {blocks, images.x + first * images.x_block, scratch, images.x_block, dy_block,
+                  first == 0, first + blocks == images.blocks,
+                  scratch + unfused_ * kTile * plane_floats()},
+                 io);
+    }
+}
+
+void WeightGradient::add_part(int row, int rows, const Part& part, const OpIo& io) const {
     TileImages op;
-    op.blocks = images.blocks;
-    op.x = images.x;
-    op.x_block = images.x_block;
-    op.dy_block = out_.elems() * kLanes;
-    op.dy_row = out_.plane_elems() * kLanes;
-    op.dy = images.dy + row * op.dy_row;
+    op.blocks = part.blocks;
+    op.x = part.x;
+    op.x_block = part.x_block;
+    op.dy = part.dy;
+    op.dy_block = part.dy_block;
+    op.dy_row = plane_floats();
     op.pixels = &pixel_;
     op.dw_row = taps_.total;
-    for (int part = 0; part < taps_.parts; ++part) {
-        op.tap = tap_.data() + taps_.begin(part);
-        op.dw = dw + std::ptrdiff_t{row} * taps_.total + taps_.begin(part);
-        kTable[static_cast<std::size_t>((rows - 1) * kTile + taps_.size(part) - 1)](op);
+    op.first = part.first;
+    op.last = part.last;
+    float* sums = part.sums;  // of each tile, and of the bias
+    for (int i = 0; i < taps_.parts; ++i) {
+        op.tap = tap_.data() + taps_.begin(i);
+        op.dw = io.grads[0].f32() + std::ptrdiff_t{row} * taps_.total + taps_.begin(i);
+        op.sums = sums;
+        kTable[static_cast<std::size_t>((rows - 1) * kTile + taps_.size(i) - 1)](op);
+        sums += sums != nullptr ? kTile * kTile * kLanes : 0;
     }
     for (int r = 0; r < rows; ++r) {
         Vec sum[4] = {};
-        for (int block = 0; block < op.blocks; ++block) {
-            const float* d = op.dy + block * op.dy_block + r * op.dy_row;
+        for (int i = 0; !part.first && i < 4; ++i) {
+            sum[i] = load(sums + (r * 4 + i) * kLanes);
+        }
+        for (int block = 0; block < part.blocks; ++block) {
+            const float* d = part.dy + block * part.dy_block + r * op.dy_row;
             int turn = 0;  // several sums hide the latency of the additions
             for (std::ptrdiff_t i = 0; i < op.dy_row; i += kVec) {
                 sum[turn++ % 4] += load(d + i);
             }
         }
-        db[row + r] += lane_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        if (part.last) {
+            io.grads[1].f32()[row + r] += lane_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
+        }
+        for (int i = 0; !part.last && i < 4; ++i) {
+            store(sums + (r * 4 + i) * kLanes, sum[i]);
+        }
     }
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/cpu/context.hpp"
+#include "kernels/cpu/conv2d_tail.hpp"
 #include "kernels/cpu/padding.hpp"
 #include "kernels/cpu/tile.hpp"
 
@@ -19,31 +20,48 @@ class WeightGradient {
     // Its tile sums over pixels, images and lanes for so many output channels and window positions.
     static constexpr int kTile = kTileRows > 4 ? 5 : 3;  // fits 32 or 16 registers
 
-    WeightGradient(const Conv2dShape& shape, int most_blocks);
+    // Keeps a reference to the tail.
+    WeightGradient(const Conv2dShape& shape, const Conv2dTail& tail, int most_blocks);
     // Of the workspace.
     std::int64_t shared_floats() const {
         return shape_.padding > 0 ? group_ * padded_block_floats() : 0;
     }
-    // Overwrites dw and db, with zeros for no blocks.
-    void run(const Context& context, int blocks, const float* x, const float* dy, float* dw,
-             float* db) const;
+    std::int64_t worker_floats() const {
+        return tail_.any() ? kTile * (unfused_ * plane_floats() + sum_floats()) : 0;
+    }
+    // Overwrites the gradients of weight and bias, with zeros for no blocks.
+    void run(const Context& context, int blocks, const OpIo& io) const;
 
  private:
-    // Some blocks of images, x padded.
+    // Blocks of images [first, first + blocks), x padded.
     struct Images {
-        int blocks;
+        int first, blocks;
         const float* x;
         std::ptrdiff_t x_block;
-        const float* dy;
+    };
+    // The gradient of the convolution's output for some of their blocks and output channels. Where
+    // they are not all, the sums go from one part to the next.
+    struct Part {
+        int blocks;
+        const float *x, *dy;
+        std::ptrdiff_t x_block, dy_block;
+        bool first, last;
+        float* sums;
     };
     std::int64_t padded_block_floats() const { return shape_.in.channels * plane_.plane_floats(); }
-    void add_rows(int row, int rows, const Images& images, float* dw, float* db) const;
+    std::int64_t plane_floats() const { return out_.plane_elems() * kLanes; }
+    // For each of kTile rows.
+    std::int64_t sum_floats() const { return (std::int64_t{taps_.parts} * kTile + 4) * kLanes; }
+    void add_rows(int row, int rows, const Images& images, const OpIo& io, float* scratch) const;
+    void add_part(int row, int rows, const Part& part, const OpIo& io) const;
 
-    Conv2dShape shape_;
-    Shape out_;
-    PaddedPlane plane_;
-    Split rows_, taps_;
+    const Conv2dShape shape_;
+    const Conv2dTail& tail_;
+    const Shape out_;
+    const PaddedPlane plane_;
+    const Split rows_, taps_;
     int group_;                          // blocks at a time
+    int unfused_;                        // of which so many have their gradients before the tail
     std::vector<std::ptrdiff_t> tap_;    // offset of each window position, in floats
     std::vector<std::ptrdiff_t> pixel_;  // where each output pixel reads x
 };

@@ -27,9 +27,8 @@ void Correlation::append(const std::vector<Pixel>& pixels) {
 }
 
 void Correlation::share_out(int threads) {
-    const int wanted = threads == 1 ? 1 : 4 * threads;
     const auto groups = static_cast<int>(groups_.size());
-    const Split chunks(groups, std::max(1, groups * rows_.parts / wanted));
+    const Split chunks(groups, std::max(1, groups * rows_.parts / wanted_tasks(threads)));
     chunk_ends_.clear();
     for (int chunk = 0; chunk < chunks.parts; ++chunk) {
         chunk_ends_.push_back(chunks.begin(chunk + 1));
@@ -46,6 +45,7 @@ void Correlation::run(const Part& part, const float* x, const float* w, const fl
     op.w_row = steps_.w_row;
     op.y_row = steps_.y_channel;
     op.start = bias ? bias + part.row : nullptr;
+    op.relu = relu_;
     for (int i = chunk == 0 ? 0 : chunk_ends_[chunk - 1]; i < chunk_ends_[chunk]; ++i) {
         const Group& group = groups_[static_cast<std::size_t>(i)];
         for (int c = 0; c < group.count; ++c) {

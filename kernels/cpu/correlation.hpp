@@ -29,14 +29,17 @@ class Correlation {
         std::ptrdiff_t x_channel, x_line;
         std::ptrdiff_t y_channel;
     };
-    Correlation(int in_channels, int out_channels, const Steps& steps)
-        : in_channels_(in_channels), rows_(out_channels, kTileRows), steps_(steps) {}
+    // relu: y = max(y, 0) at the end.
+    Correlation(int in_channels, int out_channels, const Steps& steps, bool relu = false)
+        : in_channels_(in_channels), rows_(out_channels, kTileRows), steps_(steps), relu_(relu) {}
 
     // Pixels of which neighbours share a register tile.
     void append(const std::vector<Pixel>& pixels);
-    // Divides the pixels into tasks: row tiles first, and pixels where those are too few for the
-    // threads.
+    // A task is a row tile over a chunk of the pixels: what was appended since the last chunk, or
+    // shares of all, as many as the threads want.
+    void end_chunk() { chunk_ends_.push_back(static_cast<int>(groups_.size())); }
     void share_out(int threads);
+    static int wanted_tasks(int threads) { return threads == 1 ? 1 : 4 * threads; }
 
     // bias: of all output channels, or null.
     void run(ThreadPool& pool, const float* x, const float* w, const float* bias, float* y) const {
@@ -70,6 +73,7 @@ class Correlation {
     int in_channels_;
     Split rows_;
     Steps steps_;
+    bool relu_;
     std::vector<Group> groups_;
     std::vector<int> chunk_ends_;  // of each chunk of groups
 };

@@ -4,6 +4,8 @@
 //   data:     dx[n][f] = sum_o w[o][f] dy[n][o]
 //   weights:  dw[o][f] = sum_n dy[n][o] x[n][f],  db[o] = sum_n dy[n][o]
 //
+// with a ReLU fused: y = max(y, 0), and dy = 0 where y <= 0, as the backward pass begins.
+//
 // All three run on the register tile of tile.hpp; n stands for blocks of kLanes images. Large
 // weight matrices are read (or written) once from memory, and the smaller operand stays in the
 // level-2 cache.
@@ -34,10 +36,11 @@ void prefetch_rows(const float* first, std::ptrdiff_t row_step, int rows, int co
 
 class LinearOp final : public Op {
  public:
-    LinearOp(const Context& context, const LinearShape& shape, const OpSizes& sizes)
+    LinearOp(const Context& context, const LinearSpec& spec, const OpSizes& sizes)
         : context_(context),
-          in_(shape.in_features),
-          out_(shape.out_features),
+          in_(spec.shape.in_features),
+          out_(spec.shape.out_features),
+          relu_(spec.relu),
           rows_(out_, kTileRows),
           gradient_blocks_(std::max(1, block_count(sizes.train_images))) {
         const std::int64_t images = std::int64_t{gradient_blocks_} * kLanes;
@@ -45,8 +48,10 @@ class LinearOp final : public Op {
                                                             images * kGradientCols + kSpillFloats));
     }
 
-    OpNeeds needs() const override { return {}; }
+    OpNeeds needs() const override { return {.backward_reads_y = relu_}; }
     void forward(const Batch& batch, const OpIo& io) override;
+    // dy = 0 where y <= 0.
+    void backward_begin(const Batch& batch, const OpIo& io) override;
     void backward_params(const Batch& batch, const OpIo& io) override;
     void backward_input(const Batch& batch, const OpIo& io) override;
 
@@ -62,6 +67,7 @@ class LinearOp final : public Op {
 
     const Context context_;
     const int in_, out_;
+    const bool relu_;
     const Split rows_;           // of w, in the forward pass and the weights' gradient
     const int gradient_blocks_;  // whose x fits the workspace
 };
@@ -85,6 +91,7 @@ void LinearOp::forward(const Batch& batch, const OpIo& io) {
             op.y_row = kLanes;
             op.start = io.params[1].f32() + row;
             op.accumulate = part > 0;
+            op.relu = relu_ && part + 1 == depths.parts;
             for (int group = 0; group < cols.parts; ++group) {
                 for (int c = 0; c < cols.size(group); ++c) {
                     const std::ptrdiff_t block = cols.begin(group) + c;
@@ -94,6 +101,18 @@ void LinearOp::forward(const Batch& batch, const OpIo& io) {
                 tile_function(row_count, cols.size(group))(loops, op);
             }
         });
+    }
+}
+
+void LinearOp::backward_begin(const Batch& batch, const OpIo& io) {
+    if (relu_) {
+        context_.for_ranges(
+            std::int64_t{block_count(batch.n)} * out_ * kLanes,
+            [y = io.y.f32(), dy = io.dy.f32()](std::int64_t begin, std::int64_t end) {
+                for (std::int64_t i = begin; i < end; ++i) {
+                    dy[i] = y[i] <= 0.0f ? 0.0f : dy[i];
+                }
+            });
     }
 }
 
@@ -251,10 +270,7 @@ void LinearOp::bias_gradient(int blocks, const float* dy, float* db) const {
 }  // namespace
 
 std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes& sizes) {
-    if (spec.fused()) {
-        return nullptr;
-    }
-    return std::make_unique<LinearOp>(context, spec.shape, sizes);
+    return std::make_unique<LinearOp>(context, spec, sizes);
 }
 
 }  // namespace gyre::cpu

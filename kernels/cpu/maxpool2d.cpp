@@ -16,11 +16,9 @@ class MaxPool2dOp final : public Op {
           out_(shape.out()),
           windows_{shape.kernel, shape.stride, std::ptrdiff_t{shape.in.width} * kLanes, out_.height,
                    out_.width},
-          // Whether every input belongs to exactly one window, so that no zeros need be laid first.
-          covers_(shape.stride == shape.kernel && out_.height * shape.stride == shape.in.height &&
-                  out_.width * shape.stride == shape.in.width),
+          covers_(windows_cover(shape)),
           saved_bytes_(static_cast<std::size_t>(out_.elems() * block_count(train_images) * kLanes)),
-          pool_(pool_function(shape.kernel)),
+          pool_(pool_function<false>(shape.kernel)),
           unpool_(unpool_function(shape.kernel)) {}
 
     OpNeeds needs() const override {
@@ -30,7 +28,7 @@ class MaxPool2dOp final : public Op {
     void forward(const Batch& batch, const OpIo& io) override {
         for_planes(batch, [&, argmax = batch.training ? saved(io) : nullptr](std::int64_t plane) {
             const std::int64_t out = plane * out_plane();
-            pool_(windows_, io.x.f32() + plane * in_plane(), io.y.f32() + out,
+            pool_(windows_, io.x.f32() + plane * in_plane(), nullptr, false, io.y.f32() + out,
                   argmax == nullptr ? nullptr : argmax + out);
         });
     }
@@ -42,7 +40,7 @@ class MaxPool2dOp final : public Op {
                 std::fill_n(dx, in_plane(), 0.0f);
             }
             const std::int64_t out = plane * out_plane();
-            unpool_(windows_, io.dy.f32() + out, saved(io) + out, dx);
+            unpool_(windows_, io.dy.f32() + out, nullptr, saved(io) + out, dx);
         });
     }
 

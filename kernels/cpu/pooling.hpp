@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "kernels/cpu/simd.hpp"
+#include "kernels/ops/shapes.hpp"
 
 namespace gyre::cpu {
 
@@ -36,47 +37,78 @@ struct Windows {
     int rows, cols;
 };
 
-// kWindow: the kernel's extent where it is known to the compiler, else 0.
-template <int kWindow>
-void pool_windows(const Windows& windows, const float* x, float* y, std::uint8_t* argmax) {
+// The largest value so far of a window, and its position.
+template <typename Values, typename Positions>
+struct Largest {
+    Values value;
+    Positions where = {};
+
+    void take(Values v, int position) {
+        where = v > value ? Positions{} + position : where;
+        value = v > value ? v : value;
+        where = v != v ? Positions{} + position : where;
+        value = v != v ? v : value;
+    }
+};
+
+// kWindow: the kernel's extent where it is known to the compiler, else 0. What may be fused with
+// it: x is multiplied by factor [kLanes] first (kScaled), and y = max(y, 0) with `relu`. argmax may
+// be null.
+template <int kWindow, bool kScaled>
+void pool_windows(const Windows& windows, const float* x, const float* factor, bool relu, float* y,
+                  std::uint8_t* argmax) {
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
+    const auto scale = kScaled ? load_lanes<LaneVec>(factor) : LaneVec{};
     for (int row = 0; row < windows.rows; ++row) {
         const float* corner = x + row * windows.stride * windows.line;
         for (int col = 0; col < windows.cols; ++col) {
-            auto best = load_lanes<LaneVec>(corner);
-            IntLanes where = {};
+            const auto value = [&](int kh, int kw) {
+                const auto v =
+                    load_lanes<LaneVec>(corner + kh * windows.line + std::ptrdiff_t{kw} * kLanes);
+                return kScaled ? v * scale : v;
+            };
+            Largest<LaneVec, IntLanes> best{value(0, 0)};
             for (int kh = 0, k = 0; kh < kernel; ++kh) {
                 for (int kw = 0; kw < kernel; ++kw, ++k) {
-                    const auto v = load_lanes<LaneVec>(corner + kh * windows.line +
-                                                       std::ptrdiff_t{kw} * kLanes);
-                    where = v > best ? IntLanes{} + k : where;
-                    best = v > best ? v : best;
-                    where = v != v ? IntLanes{} + k : where;
-                    best = v != v ? v : best;
+                    best.take(value(kh, kw), k);
                 }
             }
-            store_lanes(y, best);
+            if (relu) {
+                best.value = clip_below_zero(best.value);
+            }
+            store_lanes(y, best.value);
             y += kLanes;
             if (argmax != nullptr) {
-                store_lanes(argmax, __builtin_convertvector(where, ByteLanes));
+                store_lanes(argmax, __builtin_convertvector(best.where, ByteLanes));
                 argmax += kLanes;
             }
             corner += std::ptrdiff_t{windows.stride} * kLanes;
         }
     }
 }
+using PoolFunction = decltype(&pool_windows<0, false>);
+template <bool kScaled>
+PoolFunction pool_function(int kernel) {
+    return kernel == 2   ? &pool_windows<2, kScaled>
+           : kernel == 3 ? &pool_windows<3, kScaled>
+                         : &pool_windows<0, kScaled>;
+}
 
-// dx of the windows; pixels outside all windows are left as they are, and where windows overlap dx
-// must hold zeros.
+// dx of the windows from dy, which is 0 where y <= 0 unless y is null. Pixels outside all windows
+// are left as they are, and where windows overlap dx must hold zeros.
 template <int kWindow>
-void unpool_windows(const Windows& windows, const float* dy, const std::uint8_t* argmax,
-                    float* dx) {
+void unpool_windows(const Windows& windows, const float* dy, const float* y,
+                    const std::uint8_t* argmax, float* dx) {
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
     const bool overlapping = windows.stride < kernel;
     for (int row = 0; row < windows.rows; ++row) {
         float* corner = dx + row * windows.stride * windows.line;
         for (int col = 0; col < windows.cols; ++col) {
-            const auto d = load_lanes<LaneVec>(dy);
+            auto d = load_lanes<LaneVec>(dy);
+            if (y != nullptr) {
+                d = load_lanes<LaneVec>(y) <= 0.0f ? LaneVec{} : d;
+                y += kLanes;
+            }
             const IntLanes where = __builtin_convertvector(load_lanes<ByteLanes>(argmax), IntLanes);
             for (int kh = 0, k = 0; kh < kernel; ++kh) {
                 for (int kw = 0; kw < kernel; ++kw, ++k) {
@@ -94,14 +126,16 @@ void unpool_windows(const Windows& windows, const float* dy, const std::uint8_t*
         }
     }
 }
-
-using PoolFunction = decltype(&pool_windows<0>);
-inline PoolFunction pool_function(int kernel) {
-    return kernel == 2 ? &pool_windows<2> : kernel == 3 ? &pool_windows<3> : &pool_windows<0>;
-}
 using UnpoolFunction = decltype(&unpool_windows<0>);
 inline UnpoolFunction unpool_function(int kernel) {
     return kernel == 2 ? &unpool_windows<2> : kernel == 3 ? &unpool_windows<3> : &unpool_windows<0>;
+}
+
+// Whether every input belongs to exactly one window, so that no zeros need be laid first.
+inline bool windows_cover(const MaxPool2dShape& shape) {
+    const Shape out = shape.out();
+    return shape.stride == shape.kernel && out.height * shape.stride == shape.in.height &&
+           out.width * shape.stride == shape.in.width;
 }
 
 }  // namespace gyre::cpu

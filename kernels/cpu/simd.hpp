@@ -42,5 +42,10 @@ inline void store(float* p, Vec v) {
 inline Vec broadcast(float x) {
     return x - Vec{};
 }
+// ReLU: NaN stays NaN.
+template <typename Values>
+Values clip_below_zero(Values v) {
+    return v <= 0.0f ? Values{} : v;
+}
 
 }  // namespace gyre::cpu

@@ -31,6 +31,7 @@ struct TileOperands {
     std::ptrdiff_t y_row = 0;
     const float* start = nullptr;  // [rows]: the bias; null: zeros, or y itself with `accumulate`
     bool accumulate = false;       // y += instead of y =
+    bool relu = false;             // and last y = max(y, 0)
 };
 
 template <int R, int C>
@@ -71,6 +72,11 @@ void run_tile(const TileLoops& loops, const TileOperands& op) {
                 }
             }
         }
+        for (int r = 0; op.relu && r < R; ++r) {
+            for (int c = 0; c < C; ++c) {
+                acc[r][c] = clip_below_zero(acc[r][c]);
+            }
+        }
         for (int r = 0; r < R; ++r) {
             for (int c = 0; c < C; ++c) {
                 store(op.y[c] + r * op.y_row + lane, acc[r][c]);
@@ -92,6 +98,7 @@ struct Split {
         return static_cast<int>(static_cast<std::int64_t>(total) * part / parts);
     }
     int size(int part) const { return begin(part + 1) - begin(part); }
+    int largest() const { return (total + parts - 1) / parts; }
     int total, parts;
 };
 

@@ -56,23 +56,65 @@ void transform_input(const float* tile, std::ptrdiff_t line, float* points, std:
     }
 }
 
-// y tile of rows x cols (1 or 2) = A^T points A + bias.
-void transform_output(const float* points, std::ptrdiff_t step, float bias, float* y,
-                      std::ptrdiff_t line, int rows, int cols) {
-    for (int lane = 0; lane < kLanes; lane += kVec) {
-        Vec half[2][4];
-        for (int j = 0; j < 4; ++j) {
-            const auto m = [&](int i) { return load(points + (4 * i + j) * step + lane); };
-            half[0][j] = m(0) + m(1) + m(2);
-            half[1][j] = m(1) - m(2) - m(3);
-        }
-        for (int i = 0; i < rows; ++i) {
-            const Vec left = half[i][0] + half[i][1] + half[i][2];
-            const Vec right = half[i][1] - half[i][2] - half[i][3];
-            store(y + i * line + lane, left + broadcast(bias));
-            if (cols == 2) {
-                store(y + i * line + kLanes + lane, right + broadcast(bias));
+// A tile of two lines of two outputs on its way to memory: + bias, * factor [kLanes] where there is
+// one, and with `relu` no less than 0.
+struct Outputs {
+    float bias;
+    const float* factor;
+    bool relu;
+};
+
+// v[line][column] = A^T points A + bias, * factor.
+void transform_output(const float* points, std::ptrdiff_t step, int lane, const Outputs& outputs,
+                      Vec (&v)[2][2]) {
+    Vec half[2][4];
+    for (int j = 0; j < 4; ++j) {
+        const auto m = [&](int i) { return load(points + (4 * i + j) * step + lane); };
+        half[0][j] = m(0) + m(1) + m(2);
+        half[1][j] = m(1) - m(2) - m(3);
+    }
+    for (int i = 0; i < 2; ++i) {
+        v[i][0] = half[i][0] + half[i][1] + half[i][2];
+        v[i][1] = half[i][1] - half[i][2] - half[i][3];
+        for (Vec& output : v[i]) {
+            output += broadcast(outputs.bias);
+            if (outputs.factor != nullptr) {
+                output *= load(outputs.factor + lane);
             }
+        }
+    }
+}
+
+// The tile's first rows x cols (1 or 2) outputs.
+void store_outputs(const float* points, std::ptrdiff_t step, const Outputs& outputs, float* y,
+                   std::ptrdiff_t line, int rows, int cols) {
+    for (int lane = 0; lane < kLanes; lane += kVec) {
+        Vec v[2][2];
+        transform_output(points, step, lane, outputs, v);
+        for (int i = 0; i < rows; ++i) {
+            for (int j = 0; j < cols; ++j) {
+                store(y + i * line + j * kLanes + lane,
+                      outputs.relu ? clip_below_zero(v[i][j]) : v[i][j]);
+            }
+        }
+    }
+}
+
+// The largest of the tile, of which max-pooling by 2 x 2 makes one output. argmax may be null.
+void store_largest(const float* points, std::ptrdiff_t step, const Outputs& outputs, float* y,
+                   std::uint8_t* argmax) {
+    using Positions = std::int32_t __attribute__((vector_size(sizeof(Vec))));
+    using Bytes = std::uint8_t __attribute__((vector_size(kVec)));
+    for (int lane = 0; lane < kLanes; lane += kVec) {
+        Vec v[2][2];
+        transform_output(points, step, lane, outputs, v);
+        Largest<Vec, Positions> best{v[0][0]};
+        for (int k = 0; k < 4; ++k) {
+            best.take(v[k / 2][k % 2], k);
+        }
+        store(y + lane, outputs.relu ? clip_below_zero(best.value) : best.value);
+        if (argmax != nullptr) {
+            store_lanes(argmax + lane, __builtin_convertvector(best.where, Bytes));
         }
     }
 }
@@ -86,26 +128,35 @@ class Winograd final : public Direction {
         bool flipped;
     };
     // x [in][lane] -> y [out][lane]
-    Winograd(const Shape& in, const Shape& out, int padding, const Weights& weights);
+    Winograd(const Shape& in, const Shape& out, int padding, const Weights& weights,
+             const Conv2dTail* tail);
 
     std::int64_t weight_floats() const override { return kPoints * weights_plane_; }
+    std::int64_t output_floats() const override {
+        return tail_at_ == TailAt::block ? out_.elems() * kLanes : 0;
+    }
     std::int64_t worker_floats() const override { return kPoints * (input_step() + kOutputStep); }
     const float* arrange(const float* w, float* transformed) const override;
-    void run(const Context& context, const float* padded, const float* transformed,
-             const float* bias, float* y) const override;
+    void run(const Context& context, const Input& in, const Conv2dTail::Output& to) const override;
 
  private:
+    // Where the tail is applied: to a tile, which holds one window of a pooling by 2 x 2; or, where
+    // windows lie otherwise, to all outputs of a block.
+    enum class TailAt { tile, window, block };
+    static TailAt place_of(const Conv2dTail* tail);
     static constexpr std::ptrdiff_t kGroupFloats = kTileCols * kLanes;
     static constexpr std::ptrdiff_t kOutputStep = kTileRows * kGroupFloats;
     std::ptrdiff_t input_step() const { return in_.channels * kGroupFloats; }
     void transform_inputs(int first, int count, const float* padded, float* input) const;
     void multiply(int row, int rows, int count, const float* transformed, const float* input,
                   float* output) const;
-    void transform_outputs(int row, int rows, int first, int count, const float* output,
-                           const float* bias, float* y) const;
+    void transform_outputs(int row, int rows, int first, int count, const float* points,
+                           const float* bias, const Conv2dTail::Output& to) const;
 
     const Shape in_, out_;
     const Weights weights_;
+    const Conv2dTail* const tail_;  // or null
+    const TailAt tail_at_;
     const int tiles_across_;
     const std::ptrdiff_t weights_plane_;
     // A task is a group of neighbouring tiles. Its transformed input [16][channel][tile][lane]
@@ -113,11 +164,14 @@ class Winograd final : public Direction {
     const Split groups_, rows_;
 };
 
-Winograd::Winograd(const Shape& in, const Shape& out, int padding, const Weights& weights)
+Winograd::Winograd(const Shape& in, const Shape& out, int padding, const Weights& weights,
+                   const Conv2dTail* tail)
     : Direction({(out.height + 1) / 2 * 2 + 2, (out.width + 1) / 2 * 2 + 2, padding}),
       in_(in),
       out_(out),
       weights_(weights),
+      tail_(tail),
+      tail_at_(place_of(tail)),
       tiles_across_((out.width + 1) / 2),
       weights_plane_(std::ptrdiff_t{out.channels} * in.channels),
       groups_(tiles_across_ * ((out.height + 1) / 2), kTileCols),
@@ -180,49 +234,78 @@ void Winograd::multiply(int row, int rows, int count, const float* transformed, 
     }
 }
 
-void Winograd::transform_outputs(int row, int rows, int first, int count, const float* output,
-                                 const float* bias, float* y) const {
+Winograd::TailAt Winograd::place_of(const Conv2dTail* tail) {
+    if (tail == nullptr || !tail->pools()) {
+        return TailAt::tile;
+    }
+    const Windows windows = tail->windows(0);
+    return windows.kernel == 2 && windows.stride == 2 ? TailAt::window : TailAt::block;
+}
+
+void Winograd::transform_outputs(int row, int rows, int first, int count, const float* points,
+                                 const float* bias, const Conv2dTail::Output& to) const {
+    const bool pools = tail_at_ == TailAt::window;
+    const Shape& shape = pools ? tail_->out() : out_;
+    const std::ptrdiff_t line = std::ptrdiff_t{shape.width} * kLanes;
     for (int r = 0; r < rows; ++r) {
-        float* channel = y + (row + r) * out_.plane_elems() * kLanes;
+        const int o = row + r;
+        const Outputs outputs{
+            .bias = bias ? bias[o] : 0.0f,
+            .factor = to.factors ? to.factors + o * kLanes : nullptr,
+            .relu = tail_ != nullptr && tail_->relu() && tail_at_ != TailAt::block};
+        const std::ptrdiff_t channel = o * shape.plane_elems() * kLanes;
         for (int t = 0; t < count; ++t) {
-            const int oh = 2 * ((first + t) / tiles_across_);
-            const int ow = 2 * ((first + t) % tiles_across_);
-            transform_output(output + r * kGroupFloats + t * kLanes, kOutputStep,
-                             bias ? bias[row + r] : 0.0f,
-                             channel + (std::ptrdiff_t{oh} * out_.width + ow) * kLanes,
-                             std::ptrdiff_t{out_.width} * kLanes, std::min(2, out_.height - oh),
-                             std::min(2, out_.width - ow));
+            const int down = (first + t) / tiles_across_, across = (first + t) % tiles_across_;
+            const float* at = points + r * kGroupFloats + t * kLanes;
+            if (!pools) {
+                store_outputs(
+                    at, kOutputStep, outputs,
+                    to.y + channel + 2 * down * line + std::ptrdiff_t{2} * across * kLanes, line,
+                    std::min(2, out_.height - 2 * down), std::min(2, out_.width - 2 * across));
+            } else if (down < shape.height && across < shape.width) {
+                const std::ptrdiff_t y = channel + down * line + std::ptrdiff_t{across} * kLanes;
+                store_largest(at, kOutputStep, outputs, to.y + y,
+                              to.argmax != nullptr ? to.argmax + y : nullptr);
+            }
         }
     }
 }
 
-void Winograd::run(const Context& context, const float* padded, const float* transformed,
-                   const float* bias, float* y) const {
+void Winograd::run(const Context& context, const Input& in, const Conv2dTail::Output& to) const {
+    const bool by_block = tail_at_ == TailAt::block;
+    const Conv2dTail::Output outputs = by_block ? Conv2dTail::Output{.y = in.outputs} : to;
     context.pool.parallel_for(groups_.parts, [&](std::int64_t task, int worker) {
         const int first = groups_.begin(static_cast<int>(task));
         const int count = groups_.size(static_cast<int>(task));
-        float* input = context.workspace.worker(worker);
-        float* output = input + kPoints * input_step();
-        transform_inputs(first, count, padded, input);
+        float* inputs = context.workspace.worker(worker);
+        float* points = inputs + kPoints * input_step();
+        transform_inputs(first, count, in.padded, inputs);
         for (int part = 0; part < rows_.parts; ++part) {
             const int row = rows_.begin(part), rows = rows_.size(part);
-            multiply(row, rows, count, transformed, input, output);
-            transform_outputs(row, rows, first, count, output, bias, y);
+            multiply(row, rows, count, in.weights, inputs, points);
+            transform_outputs(row, rows, first, count, points, in.bias, outputs);
         }
     });
+    if (by_block) {
+        const std::ptrdiff_t line = std::ptrdiff_t{out_.width} * kLanes;
+        context.pool.parallel_for(out_.channels, [&](std::int64_t channel, int) {
+            tail_->finish(to, static_cast<int>(channel), 0, tail_->windows(line),
+                          in.outputs + channel * out_.height * line);
+        });
+    }
 }
 
 }  // namespace
 
-std::unique_ptr<Direction> make_winograd_forward(const Conv2dShape& shape) {
+std::unique_ptr<Direction> make_winograd_forward(const Conv2dShape& shape, const Conv2dTail& tail) {
     const Winograd::Weights weights{
         .out = std::ptrdiff_t{shape.in.channels} * 9, .in = 9, .flipped = false};
-    return std::make_unique<Winograd>(shape.in, shape.out(), shape.padding, weights);
+    return std::make_unique<Winograd>(shape.in, shape.out(), shape.padding, weights, &tail);
 }
 std::unique_ptr<Direction> make_winograd_backward(const Conv2dShape& shape) {
     const Winograd::Weights weights{
         .out = 9, .in = std::ptrdiff_t{shape.in.channels} * 9, .flipped = true};
-    return std::make_unique<Winograd>(shape.out(), shape.in, 2 - shape.padding, weights);
+    return std::make_unique<Winograd>(shape.out(), shape.in, 2 - shape.padding, weights, nullptr);
 }
 
 }  // namespace gyre::cpu

@@ -1,0 +1,272 @@
+// Fused operations compute what their parts do one after another, to the last bit but for the signs
+// of zeros: of the CPU, with one and several threads.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/backends.hpp"
+#include "tests/catch.hpp"
+#include "tests/run_op.hpp"
+
+using namespace gyre;
+using namespace gyre::test;
+
+namespace {
+
+Shape in_of(const OpSpec& spec) {
+    return std::visit(
+        [](const auto& each) {
+            if constexpr (requires { each.shape.in; }) {
+                return each.shape.in;
+            } else {
+                return each.in;
+            }
+        },
+        spec);
+}
+Shape out_of(const OpSpec& spec) {
+    return std::visit([](const auto& each) { return each.out(); }, spec);
+}
+
+std::vector<OpSpec> parts_of(const Conv2dSpec& fused) {
+    std::vector<OpSpec> parts{Conv2dSpec{.shape = fused.shape}};
+    if (fused.dropout > 0.0f) {
+        parts.push_back(DropoutSpec{.in = fused.shape.out(),
+                                    .probability = fused.dropout,
+                                    .by_channel = true,
+                                    .stream = fused.dropout_stream});
+    }
+    if (fused.pool_kernel > 0) {
+        parts.push_back(MaxPool2dSpec{fused.pool()});
+    }
+    if (fused.relu) {
+        parts.push_back(ReluSpec{fused.out()});
+    }
+    return parts;
+}
+
+struct Operands {
+    int n = 0;
+    Floats x, w, b, dy;
+};
+struct Results {
+    Floats y, evaluated, dw, db, dx;
+};
+
+// A training pass forward and backward, and an evaluation pass, of operations one after another, of
+// which the first has parameters.
+Results run_chain(Bench& bench, const std::vector<OpSpec>& specs, const Operands& on) {
+    constexpr int kRoom = 1;  // operations are made for a batch that is a little larger
+    const Shape in = in_of(specs.front()), out = out_of(specs.back());
+    std::vector<std::int32_t> indices(static_cast<std::size_t>(on.n + kRoom));
+    std::iota(indices.begin(), indices.end(), 100);
+    const auto samples = bench.array(indices);
+    const auto epoch = bench.array(std::vector<std::uint32_t>{3});
+    const Guarded w = bench.vector(on.w), b = bench.vector(on.b);
+    const Guarded dw = bench.empty(static_cast<std::int64_t>(on.w.size()));
+    const Guarded db = bench.empty(static_cast<std::int64_t>(on.b.size()));
+    std::vector<std::unique_ptr<RunOp>> ops;
+    std::vector<OpIo> steps;
+    std::vector<Guarded> hold;
+    const auto keep = [&](Guarded buffer) {
+        hold.push_back(std::move(buffer));
+        return hold.back().get();
+    };
+    const auto forward = [&](bool training) {
+        steps.clear();
+        float* x = keep(bench.activation(in, on.n, on.x));
+        for (std::size_t i = 0; i < ops.size(); ++i) {
+            RunOp& op = *ops[i];
+            op.batch = {.n = on.n,
+                        .training = training,
+                        .samples = samples.get(),
+                        .seed = 7,
+                        .epoch = epoch.get()};
+            float* y =
+                op.needs().in_place ? x : keep(bench.empty_activation(out_of(specs[i]), on.n));
+            OpIo io{.x = x, .y = y};
+            if (i == 0) {
+                io.params = {w.get(), b.get()};
+                io.grads = {dw.get(), db.get()};
+            }
+            op.forward(io);
+            steps.push_back(io);
+            x = y;
+        }
+        Floats values(static_cast<std::size_t>(on.n * out.elems()));
+        bench.backend.export_activation(out, on.n, x, values.data());
+        return values;
+    };
+    for (const OpSpec& spec : specs) {
+        ops.push_back(std::make_unique<RunOp>(bench.backend, spec, on.n + kRoom));
+    }
+    hold.reserve(4 * specs.size() + 4);
+    Results results;
+    results.evaluated = forward(false);
+    results.y = forward(true);
+    float* dy = keep(bench.activation(out, on.n, on.dy));
+    for (std::size_t i = ops.size(); i-- > 0;) {
+        steps[i].dy = dy;
+        if (!ops[i]->needs().in_place) {
+            dy = keep(bench.empty_activation(in_of(specs[i]), on.n));
+        }
+        steps[i].dx = dy;
+        ops[i]->backward(steps[i]);
+    }
+    results.dx.resize(static_cast<std::size_t>(on.n * in.elems()));
+    bench.backend.export_activation(in, on.n, dy, results.dx.data());
+    results.dw = dw.download();
+    results.db = db.download();
+    return results;
+}
+
+void check_equal(const Floats& found, const Floats& expected) {
+    REQUIRE(found.size() == expected.size());
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < found.size(); ++i) {
+        const bool both_nan = std::isnan(found[i]) && std::isnan(expected[i]);
+        wrong += !both_nan && found[i] != expected[i];
+    }
+    CHECK(wrong == 0);
+}
+
+void check_fused(const OpSpec& fused, const std::vector<OpSpec>& parts, const Operands& operands) {
+    for (const int threads : {1, 3}) {
+        INFO("threads: " << threads);
+        const auto backend = make_cpu_backend(threads);
+        Bench bench(*backend);
+        const Results expected = run_chain(bench, parts, operands);
+        const Results found = run_chain(bench, {fused}, operands);
+        check_equal(found.evaluated, expected.evaluated);
+        check_equal(found.y, expected.y);
+        check_equal(found.dw, expected.dw);
+        check_equal(found.db, expected.db);
+        check_equal(found.dx, expected.dx);
+    }
+}
+
+Operands random_operands(int n, const Shape& in, const Shape& out, std::int64_t weights,
+                         int biases) {
+    return {n, random_floats(n * in.elems(), 1), random_floats(weights, 2),
+            random_floats(biases, 3), random_floats(n * out.elems(), 4)};
+}
+
+void check_conv(const Conv2dSpec& spec, int n) {
+    const Conv2dShape& s = spec.shape;
+    INFO("conv " << s.in.channels << "x" << s.in.height << "x" << s.in.width << " -> "
+                 << s.out_channels << " k" << s.kernel << " s" << s.stride << " p" << s.padding
+                 << ", dropout " << spec.dropout << ", pool " << spec.pool_kernel << " s"
+                 << spec.pool_stride << (spec.relu ? ", relu" : "") << ", n = " << n);
+    Operands operands = random_operands(n, s.in, spec.out(), s.weight_elems(), s.out_channels);
+    // Weights of a few bits: many equal outputs, of which the first must win.
+    for (Floats* values : {&operands.x, &operands.w, &operands.b}) {
+        for (float& value : *values) {
+            value = std::round(value * 2);
+        }
+    }
+    check_fused(spec, parts_of(spec), operands);
+}
+
+}  // namespace
+
+TEST_CASE("a convolution fused with dropout2d, max-pooling and ReLU does what these do") {
+    const Conv2dShape shapes[] = {
+        {{1, 12, 11}, 7, 5, 1, 0},  // planes not square
+        {{3, 9, 9}, 5, 3, 2, 1},
+        {{2, 6, 7}, 4, 3, 1, 2},
+        {{5, 4, 4}, 8, 1, 1, 0},
+        // by Winograd, even and odd extents
+        {{16, 8, 6}, 17, 3, 1, 1},
+        {{17, 9, 7}, 16, 3, 1, 0},
+    };
+    const MaxPool2dShape pools[] = {{{}, 0, 0}, {{}, 2, 2}, {{}, 3, 2}, {{}, 3, 3}, {{}, 2, 3}};
+    for (const Conv2dShape& shape : shapes) {
+        for (const MaxPool2dShape& pool : pools) {
+            for (const float dropout : {0.0f, 0.3f}) {
+                for (const bool relu : {false, true}) {
+                    const Conv2dSpec spec{.shape = shape,
+                                          .dropout = dropout,
+                                          .dropout_stream = 5,
+                                          .pool_kernel = pool.kernel,
+                                          .pool_stride = pool.stride,
+                                          .relu = relu};
+                    if (!spec.fused()) {
+                        continue;
+                    }
+                    for (const int n : {0, 1, 16, 37}) {
+                        check_conv(spec, n);
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("fused convolutions do so where a batch is more than a cache holds") {
+    // Gradients of a row tile of one block, and padded copies of one block, are as much as is held
+    // at a time.
+    for (const Conv2dShape& shape :
+         {Conv2dShape{{1, 28, 28}, 11, 5, 1, 0}, Conv2dShape{{2, 30, 30}, 6, 3, 1, 1},
+          Conv2dShape{{64, 29, 28}, 16, 3, 1, 1}}) {
+        for (const int kernel : {2, 3}) {
+            check_conv({.shape = shape,
+                        .dropout = 0.5f,
+                        .pool_kernel = kernel,
+                        .pool_stride = 2,
+                        .relu = true},
+                       70);
+        }
+        check_conv({.shape = shape, .relu = true}, 70);
+    }
+}
+
+TEST_CASE("a linear layer fused with ReLU does what these do") {
+    for (const LinearShape& shape : {LinearShape{320, 50}, {50, 10}, {7, 5}, {9000, 3}}) {
+        for (const int n : {0, 1, 16, 37}) {
+            INFO("linear " << shape.in_features << " -> " << shape.out_features << ", n = " << n);
+            const LinearSpec parts{.in = {shape.in_features, 1, 1}, .shape = shape};
+            LinearSpec fused = parts;
+            fused.relu = true;
+            check_fused(fused, {parts, ReluSpec{parts.out()}},
+                        random_operands(n, parts.in, parts.out(), shape.weight_elems(),
+                                        shape.out_features));
+        }
+    }
+}
+
+TEST_CASE("fused operations let NaN through") {
+    for (const Conv2dShape& shape :
+         {Conv2dShape{{2, 9, 8}, 3, 3, 1, 0}, Conv2dShape{{16, 9, 8}, 16, 3, 1, 1}}) {
+        const Conv2dSpec spec{
+            .shape = shape, .dropout = 0.3f, .pool_kernel = 2, .pool_stride = 2, .relu = true};
+        Operands operands =
+            random_operands(19, shape.in, spec.out(), shape.weight_elems(), shape.out_channels);
+        operands.x[40] = std::numeric_limits<float>::quiet_NaN();
+        const auto backend = make_cpu_backend(1);
+        Bench bench(*backend);
+        const Floats y = run_chain(bench, {spec}, operands).y;
+        CHECK(std::any_of(y.begin(), y.end(), [](float v) { return std::isnan(v); }));
+        check_fused(spec, parts_of(spec), operands);
+    }
+}
+
+TEST_CASE("an evaluation pass saves nothing") {
+    const auto backend = make_cpu_backend(1);
+    Bench bench(*backend);
+    const Conv2dSpec spec{.shape = {{1, 8, 8}, 3, 3, 1, 1},
+                          .dropout = 0.5f,
+                          .pool_kernel = 2,
+                          .pool_stride = 2,
+                          .relu = true};
+    const Operands on = random_operands(5, spec.shape.in, spec.out(), spec.shape.weight_elems(), 3);
+    const auto op = backend->make("conv", spec, {.eval_images = 5});
+    CHECK(op->needs().saved_bytes == 0);
+    const Guarded x = bench.activation(spec.shape.in, 5, on.x);
+    const Guarded y = bench.empty_activation(spec.out(), 5);
+    const Guarded w = bench.vector(on.w), b = bench.vector(on.b);
+    op->forward({.n = 5}, {.x = x.get(), .y = y.get(), .params = {w.get(), b.get()}});
+    check_equal(bench.read(spec.out(), 5, y), run_chain(bench, {spec}, on).evaluated);
+}
