@@ -1,8 +1,9 @@
 // Every CPU kernel: time, GFLOP/s or GB/s, and the share of the peak of fused multiply-adds
 // measured in the same run on the same core.
 //
-// One thread. "flop" counts what the formula asks for, not what an implementation does. What the
-// kernels compute is checked in tests/kernels_test.cpp, over these layers' kinds of shapes.
+// One thread. Rows such as conv1+relu1 are fused operations. "flop" counts what the formula asks
+// for, not what an implementation does. What the kernels compute is checked in
+// tests/kernels_test.cpp, over these layers' kinds of shapes.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -80,18 +81,44 @@ class Suite {
     }
 
     void operator()(const std::string& layer, const ConvWork& work, int n) {
-        const Conv2dShape& shape = work.shape;
-        const auto run = operation(Conv2dSpec{.shape = shape}, shape.in, shape.out(), n);
-        run->hold_parameters(shape.weight_elems(), shape.out_channels);
-        add_product(layer, run, shape.flop_per_image(), work.input_gradient);
+        add_product(layer, Conv2dSpec{.shape = work.shape}, n, work.input_gradient);
+    }
+    void operator()(const std::string& layer, const LinearWork& work, int n) {
+        add_product(layer, spec_of(work), n, true);
     }
 
-    void operator()(const std::string& layer, const LinearWork& work, int n) {
-        const LinearShape& shape = work.shape;
-        const LinearSpec spec{.in = {shape.in_features, 1, 1}, .shape = shape};
-        const auto run = operation(spec, spec.in, spec.out(), n);
-        run->hold_parameters(shape.weight_elems(), shape.out_features);
-        add_product(layer, run, shape.flop_per_image(), true);
+    // What can be one operation of layers [at, ...), convolutions and linear layers with what
+    // follows them; FLOPs are those of the product alone.
+    void add_fused(const Net& net, std::size_t at, int n) {
+        const auto* conv = std::get_if<ConvWork>(&net.layers[at].work);
+        const auto* linear = std::get_if<LinearWork>(&net.layers[at].work);
+        if (conv == nullptr && linear == nullptr) {
+            return;
+        }
+        std::string name = net.name + "/" + net.layers[at].name;
+        Conv2dSpec conv_spec{.shape = conv ? conv->shape : Conv2dShape{}};
+        LinearSpec linear_spec = linear ? spec_of(*linear) : LinearSpec{};
+        for (++at; at < net.layers.size(); ++at) {
+            const Work& next = net.layers[at].work;
+            const auto* pool = std::get_if<PoolWork>(&next);
+            const auto* dropout = std::get_if<DropoutWork>(&next);
+            if (std::holds_alternative<ReluWork>(next)) {
+                (conv ? conv_spec.relu : linear_spec.relu) = true;
+            } else if (conv && pool) {
+                conv_spec.pool_kernel = pool->shape.kernel;
+                conv_spec.pool_stride = pool->shape.stride;
+            } else if (conv && dropout && dropout->by_channel) {
+                conv_spec.dropout = 0.5f;
+            } else {
+                break;
+            }
+            name += "+" + net.layers[at].name;
+        }
+        if (conv_spec.fused()) {
+            add_product(name, conv_spec, n, conv->input_gradient);
+        } else if (linear_spec.fused()) {
+            add_product(name, linear_spec, n, true);
+        }
     }
 
     void operator()(const std::string& layer, const PoolWork& work, int n) {
@@ -208,6 +235,7 @@ class Suite {
                    static_cast<double>(suite.backend_.activation_elems(shape, batch.n));
         }
         void forward() const { op->forward(batch, io); }
+        void backward_begin() const { op->backward_begin(batch, io); }
         void backward_params() const { op->backward_params(batch, io); }
         void backward_input() const { op->backward_input(batch, io); }
 
@@ -230,15 +258,28 @@ class Suite {
         io.dy = in_place ? io.dx : io.y;
         return run;
     }
-    void add_product(const std::string& layer, const std::shared_ptr<Operation>& run,
-                     std::int64_t flop_per_image, bool input_gradient) {
-        const std::string n = std::to_string(run->batch.n);
-        const double flop = static_cast<double>(flop_per_image) * run->batch.n;
+    static LinearSpec spec_of(const LinearWork& work) {
+        return {.in = {work.shape.in_features, 1, 1}, .shape = work.shape};
+    }
+    static const Shape& in_of(const Conv2dSpec& spec) { return spec.shape.in; }
+    static const Shape& in_of(const LinearSpec& spec) { return spec.in; }
+    static int outputs_of(const Conv2dSpec& spec) { return spec.shape.out_channels; }
+    static int outputs_of(const LinearSpec& spec) { return spec.shape.out_features; }
+    template <typename Spec>
+    void add_product(const std::string& layer, const Spec& spec, int images, bool input_gradient) {
+        const auto run = operation(spec, in_of(spec), spec.out(), images);
+        run->hold_parameters(spec.shape.weight_elems(), outputs_of(spec));
+        const std::string n = std::to_string(images);
+        const double flop = static_cast<double>(spec.shape.flop_per_image()) * images;
         add(layer + "/forward/" + n, flop, 0, [=] { run->forward(); });
         if (input_gradient) {
             add(layer + "/backward_data/" + n, flop, 0, [=] { run->backward_input(); });
         }
-        add(layer + "/backward_weights/" + n, flop, 0, [=] { run->backward_params(); });
+        // With what the gradients of both need first.
+        add(layer + "/backward_weights/" + n, flop, 0, [=] {
+            run->backward_begin();
+            run->backward_params();
+        });
     }
     DeviceBuffer<float> activation(const Shape& shape, int n) {
         return filled(backend_.activation_elems(shape, n));
@@ -271,7 +312,9 @@ int run_on_cpu(const Options& options) {
             batches = net.name == "wide" ? std::vector{64} : std::vector{64, 256};
         }
         for (const int n : batches) {
-            for (const Layer& layer : net.layers) {
+            for (std::size_t i = 0; i < net.layers.size(); ++i) {
+                const Layer& layer = net.layers[i];
+                suite.add_fused(net, i, n);
                 if (n == batches[0] || !std::holds_alternative<ParameterWork>(layer.work)) {
                     std::visit(
                         [&](const auto& work) { suite(net.name + "/" + layer.name, work, n); },
