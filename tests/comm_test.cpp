@@ -16,6 +16,7 @@
 #include "tests/catch.hpp"
 #include "tests/communicators.hpp"
 #include "tests/expect_error.hpp"
+#include "tests/step_with_sums.hpp"
 #include "train/sync_check.hpp"
 
 using namespace gyre;
@@ -178,6 +179,19 @@ TEST_CASE("ranks that are late now and then change nothing") {
         const int n = world->size();
         CHECK(std::count(a.begin(), a.end(), static_cast<float>(n)) == 40'000);
         CHECK(b[6] == static_cast<float>(n * (n - 1) / 2));
+    }
+}
+
+TEST_CASE("sums within a pass, in the host's memory and through it") {
+    const auto cpu = make_cpu_backend(1), gpu = make_emulated_backend({});
+    for (Device* device : {static_cast<Device*>(cpu.get()), static_cast<Device*>(gpu.get())}) {
+        INFO(device->description());
+        gyre::test::StepWithSums step(*world, *device);
+        CHECK(step.reducer.direct() == (device->host_memory() || world->size() == 1));
+        for (int i = 0; i < 2; ++i) {
+            step.submit();
+            step.check();
+        }
     }
 }
 

@@ -11,6 +11,7 @@
 #include "tests/catch.hpp"
 #include "tests/communicators.hpp"
 #include "tests/expect_error.hpp"
+#include "tests/step_with_sums.hpp"
 
 using namespace gyre;
 using namespace gyre::comm;
@@ -186,6 +187,24 @@ TEST_CASE("a reducer leaves gradients on the device, registered or not") {
             }
             CHECK(wrong == 0);
         }
+    }
+}
+
+TEST_CASE("sums within a pass, step by step and in a graph") {
+    const auto comm = make_watched_communicator(make(required()), {});
+    const auto backend = gpu(world->rank());
+    gyre::test::StepWithSums step(*comm, *backend);
+    CHECK(step.reducer.direct());
+    for (int i = 0; i < 2; ++i) {
+        step.submit();
+        step.check();
+    }
+    const Reducer::Captured captured = step.reducer.capture([&] { step.submit(); });
+    CHECK(captured.collectives ==
+          (world->size() == 1 ? 0 : static_cast<std::size_t>(step.collectives())));
+    for (int i = 0; i < 2; ++i) {
+        step.reducer.launch(captured);
+        step.check();
     }
 }
 

@@ -6,9 +6,10 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <thread>
 
-#include "comm/communicator.hpp"
+#include "comm/rank_sums.hpp"
 #include "comm/watch/flight_recorder.hpp"
 #include "comm/watch/watchdog.hpp"
 #include "kernels/backend.hpp"
@@ -103,28 +104,35 @@ TEST_CASE("a rank that is stopped before MPI has started ends the job, and is na
 
 namespace {
 
-// Rank 1 of 2, whose set-up lasts.
+// Rank 1 of 2, whose set-up or collectives last so many seconds.
 class Stuck final : public gyre::test::OneOfTwo {
  public:
-    explicit Stuck(double seconds) : OneOfTwo(1), seconds_(seconds) {}
-    bool use_device(gyre::Device&) override {
-        std::this_thread::sleep_for(std::chrono::duration<double>(seconds_));
-        return false;
+    explicit Stuck(double set_up, double collective = 0.0)
+        : OneOfTwo(1), set_up_(set_up), collective_(collective) {}
+    bool use_device(gyre::Device& device) override {
+        std::this_thread::sleep_for(set_up_);
+        return device.host_memory();
+    }
+    std::unique_ptr<gyre::comm::Request> start(const gyre::comm::Collective&) override {
+        return std::make_unique<Late>(collective_);
     }
 
  private:
-    double seconds_;
+    using Seconds = std::chrono::duration<double>;
+    struct Late final : gyre::comm::Request {
+        explicit Late(Seconds after_) : after(after_) {}
+        void wait() override { std::this_thread::sleep_for(after); }
+        Seconds after;
+    };
+    Seconds set_up_, collective_;
 };
 
-// The exit code of a process in which the set-up lasts this long, and 0 where it comes to its end.
-int set_up_for(double seconds, double timeout, double setup_timeout) {
+// The exit code of a process that does this, and 0 where it comes to its end.
+int exit_code_of(const std::function<void()>& work) {
     const pid_t child = fork();
     REQUIRE(child >= 0);
     if (child == 0) {
-        const auto backend = gyre::make_cpu_backend(1);
-        const auto comm = gyre::comm::make_watched_communicator(
-            std::make_unique<Stuck>(seconds), {timeout, timeout / 2, {}, setup_timeout});
-        comm->use_device(*backend);
+        work();
         std::_Exit(0);
     }
     int status = 0;
@@ -132,11 +140,43 @@ int set_up_for(double seconds, double timeout, double setup_timeout) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
 }
 
+int set_up_for(double seconds, double timeout, double setup_timeout) {
+    return exit_code_of([&] {
+        const auto backend = gyre::make_cpu_backend(1);
+        const auto comm = gyre::comm::make_watched_communicator(
+            std::make_unique<Stuck>(seconds), {timeout, timeout / 2, {}, setup_timeout});
+        comm->use_device(*backend);
+    });
+}
+
 }  // namespace
 
 TEST_CASE("the set-up of reductions has a deadline of its own") {
     CHECK(set_up_for(1.5, 0.5, 30.0) == 0);   // longer than any other wait may last
     CHECK(set_up_for(10.0, 30.0, 0.5) == 4);  // and no longer than its own
+}
+
+TEST_CASE("a sum within a pass that does not end is named, with its step") {
+    const TempDir dir;
+    const std::string record = (dir.path() / "flight").string();
+    const int exit_code = exit_code_of([&] {
+        const auto device = gyre::make_cpu_backend(1);
+        const auto comm = gyre::comm::make_watched_communicator(
+            std::make_unique<Stuck>(0.0, 30.0),
+            {.timeout_seconds = 0.5, .warning_seconds = 0.25, .flight_record = record});
+        std::vector<float> gradients(16), values(300);
+        gyre::comm::Reducer reducer(*comm, *device, {{0, 16}}, gradients.data());
+        gyre::comm::CommunicatorSums sums(reducer, *device);
+        reducer.begin_step();
+        sums.sum(values.data(), 300);
+    });
+    CHECK(exit_code == 4);
+    const auto json = nlohmann::json::parse(std::ifstream(record + ".rank1.json"));
+    CHECK(count_of(json.at("reason"), "allreduce(fp32) of 1200 bytes (step 1, statistics 0)") == 1);
+    const auto& last = json.at("collectives").back();
+    CHECK(last.at("state") == "waiting");
+    CHECK(last.at("step") == 0);
+    CHECK(last.at("statistics") == 0);
 }
 
 TEST_CASE("a slow rank is named, and waited for") {

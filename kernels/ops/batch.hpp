@@ -3,15 +3,9 @@
 
 #include <cstdint>
 
-namespace gyre {
+#include "kernels/device/rank_sums.hpp"
 
-// Sums over all ranks for operations that need them within a pass (statistics of the global batch):
-// in place, in the order of the device's calls; the same calls on all ranks.
-class RankSums {
- public:
-    virtual ~RankSums() = default;
-    virtual void sum(float* values, std::int64_t elems) = 0;
-};
+namespace gyre {
 
 // One pass of one batch. Also a rank with n = 0 makes every call.
 struct Batch {
