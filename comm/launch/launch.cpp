@@ -44,7 +44,7 @@ constexpr Launcher kLaunchers[] = {
 };
 
 // torchrun's own store listens on MASTER_PORT; its ranks try this many ports after it.
-constexpr int kPortsBesideTorchrun = 8;
+constexpr int kPortsAfterTorchruns = 8;
 
 Error launch_error(const std::string& message) {
     return {ExitCode::communication, message};
@@ -150,7 +150,7 @@ void meet_by_environment(StartUp& start_up) {
             fmt::format("torchrun {} at port {}", environment("TORCHELASTIC_RUN_ID"), first);
         if (environment("TORCHELASTIC_USE_AGENT_STORE") == "True") {
             start_up.ports.clear();
-            for (int i = 1; i <= kPortsBesideTorchrun && first + i <= 65535; ++i) {
+            for (int i = 1; i <= kPortsAfterTorchruns && first + i <= 65535; ++i) {
                 start_up.ports.push_back(first + i);
             }
             if (start_up.ports.empty()) {
@@ -178,10 +178,6 @@ std::unique_ptr<Communicator> make_launched_mpi_communicator(const StartUp& star
     return comm;
 }
 
-}  // namespace
-
-namespace {
-
 // A launcher's variables, of which a part is missing or no number, would have each rank train
 // alone.
 void require_usable(const Launcher& launcher, std::optional<int> size, std::optional<int> rank) {
@@ -202,12 +198,17 @@ void require_usable(const Launcher& launcher, std::optional<int> size, std::opti
     }
 }
 
-}  // namespace
+// What the flags ask for.
+bool wants_mpi(const LaunchOptions& options) {
+    return options.init_method == "mpi" || options.comm == "mpi";
+}
+bool by_flags(const LaunchOptions& options) {
+    return options.rank || options.world_size ||
+           (!options.init_method.empty() && options.init_method != "mpi");
+}
 
-StartUp find_start_up(const LaunchOptions& options) {
-    StartUp start_up;
-    const Launcher* launcher = find_launcher();
-    const bool mpi = options.init_method == "mpi" || options.comm == "mpi";
+void require_consistent(const LaunchOptions& options) {
+    const bool mpi = wants_mpi(options);
     if (mpi && (options.comm == "gloo" ||
                 !(options.init_method.empty() || options.init_method == "mpi"))) {
         throw usage_error(
@@ -215,53 +216,66 @@ StartUp find_start_up(const LaunchOptions& options) {
                         "ranks itself, Gloo by env://, tcp:// or file://",
                         options.comm, options.init_method));
     }
-    const bool by_flags = options.rank || options.world_size ||
-                          (!options.init_method.empty() && options.init_method != "mpi");
     if (mpi && (options.rank || options.world_size)) {
         throw usage_error("--rank and --world-size do not go with MPI, which numbers its ranks");
     }
+}
 
-    // Who am I?
-    if (launcher != nullptr && !(options.rank && options.world_size)) {
-        const std::optional<int> size = environment_int(launcher->size);
-        const std::optional<int> rank = environment_int(launcher->rank);
-        if (!by_flags) {
-            require_usable(*launcher, size, rank);
-            if (*size == 1) {
-                return start_up;
-            }
+// This process's rank and the number of ranks, as the launcher says it unless flags do. True: and
+// that is all, as the process is alone or MPI does the rest.
+bool identify_by_launcher(StartUp& start_up, const LaunchOptions& options,
+                          const Launcher& launcher) {
+    const std::optional<int> size = environment_int(launcher.size);
+    const std::optional<int> rank = environment_int(launcher.rank);
+    if (!by_flags(options)) {
+        require_usable(launcher, size, rank);
+        if (*size == 1) {
+            return true;
         }
-        start_up.own_terminal = launcher->name == kByHand;
-        start_up.launcher =
-            start_up.own_terminal
-                ? fmt::format("{} (WORLD_SIZE={})", launcher->name, environment("WORLD_SIZE"))
-                : fmt::format("{}", launcher->name);
-        start_up.launcher_remedy = launcher->remedy;
-        start_up.world_size = options.world_size.value_or(size.value_or(0));
-        start_up.rank = options.rank.value_or(rank.value_or(-1));
-        if (!options.rank && !options.world_size) {
-            start_up.local_rank = environment_int(launcher->local_rank);
-            start_up.local_size = environment_int(launcher->local_size);
-        }
-        // Slurm's own tasks are MPI's where srun was told so.
-        const bool pmix = launcher->name == "srun" && !environment("PMIX_RANK").empty();
-        if (mpi || (!by_flags && options.comm != "gloo" && (launcher->mpi || pmix))) {
-            start_up.method = StartUp::Method::mpi;
-            return start_up;
-        }
-    } else if (!by_flags) {
-        start_up.method = mpi ? StartUp::Method::mpi : StartUp::Method::single;
-        return start_up;
-    } else {
-        start_up.launcher = "--world-size";
-        start_up.own_terminal = true;
-        start_up.world_size = options.world_size.value_or(0);
-        start_up.rank = options.rank.value_or(-1);
     }
+    start_up.own_terminal = launcher.name == kByHand;
+    start_up.launcher = start_up.own_terminal ? fmt::format("{} (WORLD_SIZE={})", launcher.name,
+                                                            environment("WORLD_SIZE"))
+                                              : fmt::format("{}", launcher.name);
+    start_up.launcher_remedy = launcher.remedy;
+    start_up.world_size = options.world_size.value_or(size.value_or(0));
+    start_up.rank = options.rank.value_or(rank.value_or(-1));
+    if (!options.rank && !options.world_size) {
+        start_up.local_rank = environment_int(launcher.local_rank);
+        start_up.local_size = environment_int(launcher.local_size);
+    }
+    // Slurm's own tasks are MPI's where srun was told so.
+    const bool pmix = launcher.name == "srun" && !environment("PMIX_RANK").empty();
+    if (wants_mpi(options) ||
+        (!by_flags(options) && options.comm != "gloo" && (launcher.mpi || pmix))) {
+        start_up.method = StartUp::Method::mpi;
+        return true;
+    }
+    return false;
+}
+
+// The same, with or without a launcher.
+bool identify(StartUp& start_up, const LaunchOptions& options) {
+    const Launcher* launcher = find_launcher();
+    if (launcher != nullptr && !(options.rank && options.world_size)) {
+        return identify_by_launcher(start_up, options, *launcher);
+    }
+    if (!by_flags(options)) {
+        start_up.method = wants_mpi(options) ? StartUp::Method::mpi : StartUp::Method::single;
+        return true;
+    }
+    start_up.launcher = "--world-size";
+    start_up.own_terminal = true;
+    start_up.world_size = options.world_size.value_or(0);
+    start_up.rank = options.rank.value_or(-1);
+    return false;
+}
+
+void require_identified(const StartUp& start_up, const LaunchOptions& options) {
     if (start_up.world_size < 1 || start_up.rank < 0) {
         const bool no_size = start_up.world_size < 1;
         throw Error(
-            by_flags ? ExitCode::usage : ExitCode::communication,
+            by_flags(options) ? ExitCode::usage : ExitCode::communication,
             fmt::format("this process does not know {}: give --rank R and --world-size N "
                         "({}), or start it with a launcher that says it (torchrun, srun, "
                         "mpirun){}{}",
@@ -273,20 +287,33 @@ StartUp find_start_up(const LaunchOptions& options) {
         throw usage_error(fmt::format("rank {} of {} ranks: ranks count from 0 to {}",
                                       start_up.rank, start_up.world_size, start_up.world_size - 1));
     }
+}
 
-    // Where do we meet?
+void meet_by_file(StartUp& start_up, const std::string& path) {
+    start_up.method = StartUp::Method::file;
+    start_up.path = std::filesystem::path(path).lexically_normal();
+    if (!start_up.path.is_absolute()) {
+        throw usage_error(
+            fmt::format("--init-method file://{}: give a full path that all ranks see, "
+                        "as in file:///tmp/job1",
+                        path));
+    }
+}
+
+}  // namespace
+
+StartUp find_start_up(const LaunchOptions& options) {
+    require_consistent(options);
+    StartUp start_up;
+    if (identify(start_up, options)) {
+        return start_up;
+    }
+    require_identified(start_up, options);
     const std::string& method = options.init_method;
     if (method.starts_with("tcp://")) {
         meet_over_tcp(start_up, method.substr(6));
     } else if (method.starts_with("file://")) {
-        start_up.method = StartUp::Method::file;
-        start_up.path = std::filesystem::path(method.substr(7)).lexically_normal();
-        if (!start_up.path.is_absolute()) {
-            throw usage_error(
-                fmt::format("--init-method {}: give a full path that all ranks see, "
-                            "as in file:///tmp/job1",
-                            method));
-        }
+        meet_by_file(start_up, method.substr(7));
     } else {
         meet_by_environment(start_up);
     }
