@@ -1,28 +1,24 @@
-// Batches of calls in a stream, and how long they take.
+// The benchmark's extents, on a GPU and on the emulator.
 // Part of bench/kernels_gpu.cpp, compiled for GPUs and for the emulator like it.
 #pragma once
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
-#include <functional>
-#include <memory>
-#include <optional>
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
-#include "kernels/base/error.hpp"
-#include "kernels/cuda/layer_kernels.hpp"
+#include "kernels/cuda/ops.hpp"
+#include "kernels/cuda/timing.hpp"
 
 #if !defined(GYRE_EMULATED)
 #include "kernels/cuda/check.hpp"
-#include "kernels/cuda/native.hpp"
-#include "kernels/cudnn/library_kernels.hpp"
+#include "kernels/cudnn/factory.hpp"
 #endif
 
 namespace gyre::SIMT_NAMESPACE {
 
 namespace own = gyre::SIMT_NAMESPACE;
-using Body = std::function<void(int call)>;
 
 constexpr std::size_t kMiB = std::size_t{1} << 20;
 #if defined(GYRE_EMULATED)
@@ -64,113 +60,10 @@ inline std::size_t free_memory() {
 #endif
 }
 
-class Stopwatch {
- public:
-    explicit Stopwatch(Stream& stream) : stream_(stream) {}
-
-    // Microseconds that `work` takes in the stream.
-    double time(const std::function<void()>& work) {
-        const auto begin = std::chrono::steady_clock::now();
-        stream_.record(start_);
-        work();
-        stream_.record(end_);
-        end_.synchronize();
-        if (kEmulated) {
-            return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count() *
-                   1e6;
-        }
-        return 1e3 * static_cast<double>(Event::milliseconds(start_, end_));
-    }
-
- private:
-    Stream& stream_;
-    Event start_, end_;
-};
-
+// Microseconds; at least the clock's step, also where time is emulated.
 inline double median(std::vector<double> values) {
     std::sort(values.begin(), values.end());
-    return values[values.size() / 2];
+    return std::max(values[values.size() / 2], 1e-3);
 }
-
-// body(0), ..., body(calls - 1) in a row, as a CUDA graph where that is wanted and possible.
-class Calls {
- public:
-    Calls(Stream& stream, Body body, int calls, bool graph)
-        : stream_(stream), body_(std::move(body)), calls_(calls) {
-        if (graph && !kEmulated) {
-            capture();
-        }
-    }
-    Calls(const Calls&) = delete;
-    Calls& operator=(const Calls&) = delete;
-
-#if defined(GYRE_EMULATED)
-    bool is_graph() const {
-        return false;
-    }
-    void run() {
-        run_plain();
-    }
-#else
-    ~Calls() {
-        drop();
-    }
-    bool is_graph() const {
-        return instance_ != nullptr;
-    }
-    void run() {
-        if (is_graph()) {
-            GYRE_CUDA_CHECK(cudaGraphLaunch(instance_, native(stream_)));
-        } else {
-            run_plain();
-        }
-    }
-#endif
-
- private:
-    void run_plain() {
-        for (int call = 0; call < calls_; ++call) {
-            body_(call);
-        }
-    }
-#if defined(GYRE_EMULATED)
-    void capture() {}
-#else
-    void drop() noexcept {
-        if (instance_ != nullptr) {
-            cudaGraphExecDestroy(instance_);
-            instance_ = nullptr;
-        }
-        if (graph_ != nullptr) {
-            cudaGraphDestroy(graph_);
-            graph_ = nullptr;
-        }
-    }
-    // What cannot be captured (an allocation, say) is timed as plain calls.
-    void capture() {
-        GYRE_CUDA_CHECK(cudaStreamBeginCapture(native(stream_), cudaStreamCaptureModeRelaxed));
-        std::string why;
-        try {
-            run_plain();
-        } catch (const Error& error) {
-            why = error.what();
-        }
-        const cudaError_t captured = cudaStreamEndCapture(native(stream_), &graph_);
-        if (why.empty() && captured == cudaSuccess &&
-            cudaGraphInstantiateWithFlags(&instance_, graph_, 0) == cudaSuccess) {
-            return;
-        }
-        instance_ = nullptr;
-        drop();
-        cudaGetLastError();  // it is not the next call's
-    }
-    cudaGraph_t graph_ = nullptr;
-    cudaGraphExec_t instance_ = nullptr;
-#endif
-
-    Stream& stream_;
-    Body body_;
-    int calls_;
-};
 
 }  // namespace gyre::SIMT_NAMESPACE

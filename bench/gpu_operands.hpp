@@ -46,6 +46,7 @@ struct Args {
     bool timed = false;  // values must then stay normal numbers, call after call
     std::vector<void*> at;
 
+    Batch batch() const { return {.n = n, .training = true}; }
     float* f(std::size_t i) const { return static_cast<float*>(at[i]); }
     std::int32_t* i32(std::size_t i) const { return static_cast<std::int32_t*>(at[i]); }
     std::uint8_t* u8(std::size_t i) const { return static_cast<std::uint8_t*>(at[i]); }

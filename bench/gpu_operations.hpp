@@ -2,30 +2,28 @@
 // Part of bench/kernels_gpu.cpp, compiled for GPUs and for the emulator like it.
 #pragma once
 
-#include <thread>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
 
-#include "bench/cpu_layers.hpp"
 #include "bench/gpu_operands.hpp"
 #include "bench/kernels.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 
-// The same names for what runs on the GPU and for the reference on the CPU.
+// The same names for what runs on the GPU and for the reference on the CPU. op: of the operation's
+// spec, where it has one.
 struct Gpu {
     const Context& context;
-    LayerKernels& layers;
+    Op* op;
 
     void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) const {
         own::gather(context, args, n, x, y);
     }
-    void relu_forward(const Shape& shape, int n, float* y) const {
-        own::relu_forward(context, shape.elems() * n, y);
-    }
-    void relu_backward(const Shape& shape, int n, const float* y, float* dy) const {
-        own::relu_backward(context, shape.elems() * n, y, dy);
-    }
-    void dropout(const DropoutArgs& args, int n, float* x) const {
-        own::dropout(context, args, n, x);
+    void cross_entropy(const CrossEntropyArgs& args, int n) const {
+        own::cross_entropy(context, args, n);
     }
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* v) const {
@@ -56,29 +54,26 @@ struct Gpu {
     }
 };
 struct Cpu {
-    bench::CpuLayers layers;
+    Backend& backend;
+    Op* op;
 
     void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) const {
-        layers->gather(args, n, x, y);
+        backend.gather(args, n, x, y);
     }
-    void relu_forward(const Shape& shape, int n, float* y) const {
-        layers.relu_forward(shape, n, y);
+    void cross_entropy(const CrossEntropyArgs& args, int n) const {
+        backend.cross_entropy(args, n);
     }
-    void relu_backward(const Shape& shape, int n, const float* y, float* dy) const {
-        layers.relu_backward(shape, n, y, dy);
-    }
-    void dropout(const DropoutArgs& args, int n, float* x) const { layers.dropout(args, n, x); }
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* v) const {
-        layers->sgd_step(args, elems, p, g, v);
+        backend.sgd_step(args, elems, p, g, v);
     }
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
                    float* v) const {
-        layers->adam_step(args, elems, p, g, m, v);
+        backend.adam_step(args, elems, p, g, m, v);
     }
     void fill(std::int64_t elems, float value, float* x) const { std::fill_n(x, elems, value); }
     void clip_norm(std::int64_t elems, float most, float* x) const {
-        layers->clip_norm(elems, most, x, {});
+        backend.clip_norm(elems, most, x, {});
     }
     void one_hot(int, int, float, const std::int32_t*, float*) const {}
 };
@@ -87,12 +82,21 @@ struct Operation {
     std::string net, layer, direction;
     std::vector<Operand> operands;
     double image_flop = 0, image_bytes = 0, fixed_bytes = 0;
-    std::function<void(LayerKernels&, int n)> prepare;  // may be empty
+    std::optional<OpSpec> spec;
+    std::optional<OpSpec> timed_spec;  // where it is another one
     std::function<void(const Gpu&, const Args&)> set_up, ours,
-        library;  // set_up, library: likewise
+        library;  // set_up, library: may be empty
     std::function<void(const Cpu&, const Args&)> cpu_set_up, reference;
     bool is_product = false;  // may round to TF32
 };
+
+// The operation's Op by one set of kernels; null where it has no spec.
+inline std::unique_ptr<Op> make(OpFactory& factory, const Operation& operation, int n,
+                                bool timed = false) {
+    const std::optional<OpSpec>& spec =
+        timed && operation.timed_spec ? operation.timed_spec : operation.spec;
+    return spec ? factory.make(operation.layer, *spec, {.train_images = n}) : nullptr;
+}
 
 template <typename Function>
 inline void set_up_with(Operation& operation, Function function) {
@@ -137,89 +141,66 @@ class Operations {
     }
 
     void operator()(const bench::ConvWork& work) {
-        const Conv2dShape s = work.shape;
-        weighted(
-            images(Role::in, s.in), images(Role::in, s.out()), s.weight_elems(), s.out_channels,
-            static_cast<double>(s.flop_per_image()), work.input_gradient,
-            [s, layer = layer_](LayerKernels& k, int n) { k.prepare_conv2d(layer, s, n, true); },
-            [s](const auto& k, const Args& a) {
-                k.layers.conv2d_forward(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
-            },
-            [s](const auto& k, const Args& a) {
-                k.layers.conv2d_backward_data(s, a.n, a.f(0), a.f(1), a.f(2));
-            },
-            [s](const auto& k, const Args& a) {
-                k.layers.conv2d_backward_weights(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
-            });
+        const Conv2dShape& s = work.shape;
+        weighted(Conv2dSpec{.shape = s}, s.in, s.out(), s.weight_elems(), s.out_channels,
+                 s.flop_per_image(), work.input_gradient);
     }
 
     void operator()(const bench::LinearWork& work) {
-        const LinearShape s = work.shape;
-        weighted(
-            images(Role::in, {s.in_features, 1, 1}), images(Role::in, {s.out_features, 1, 1}),
-            s.weight_elems(), s.out_features, static_cast<double>(s.flop_per_image()), true,
-            [s, layer = layer_](LayerKernels& k, int n) { k.prepare_linear(layer, s, n, true); },
-            [s](const auto& k, const Args& a) {
-                k.layers.linear_forward(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
-            },
-            [s](const auto& k, const Args& a) {
-                k.layers.linear_backward_data(s, a.n, a.f(0), a.f(1), a.f(2));
-            },
-            [s](const auto& k, const Args& a) {
-                k.layers.linear_backward_weights(s, a.n, a.f(0), a.f(1), a.f(2), a.f(3));
-            });
+        const LinearShape& s = work.shape;
+        const LinearSpec spec{.in = {s.in_features, 1, 1}, .shape = s};
+        weighted(spec, spec.in, spec.out(), s.weight_elems(), s.out_features, s.flop_per_image(),
+                 true);
     }
 
     // The library has no argmax: its backward pass looks for the largest values again.
     void operator()(const bench::PoolWork& work) {
-        const MaxPool2dShape s = work.shape;
+        const MaxPool2dShape& s = work.shape;
         const Operand argmax{Role::scratch, Type::u8, Values::any, s.out(), true};
         const double bytes = 4.0 * elems(s.in) + 5.0 * elems(s.out());
-        const auto prepare = [s, layer = layer_](LayerKernels& k, int n) {
-            k.prepare_maxpool2d(layer, s, n, true);
+        const auto do_forward = [](const auto& k, const Args& a) {
+            k.op->forward(a.batch(), {.x = a.f(0), .y = a.f(1), .saved = a.u8(2)});
         };
-        Operation& forward = add("forward", bytes, 0);
+        Operation& forward = add("forward", bytes, 0, MaxPool2dSpec{s});
         forward.operands = {images(Role::in, s.in), images(Role::out, s.out()), argmax};
-        forward.prepare = prepare;
-        compare_with(forward, [s](const auto& k, const Args& a) {
-            k.layers.maxpool2d_forward(s, a.n, a.f(0), a.f(1), a.u8(2));
-        });
-        Operation& backward = add("backward", bytes, 0);
+        compare_with(forward, do_forward);
+        Operation& backward = add("backward", bytes, 0, MaxPool2dSpec{s});
         backward.operands = {images(Role::in, s.in), images(Role::scratch, s.out()), argmax,
                              images(Role::in, s.out()), images(Role::out, s.in)};
-        backward.prepare = prepare;
-        set_up_with(backward, [s](const auto& k, const Args& a) {
-            k.layers.maxpool2d_forward(s, a.n, a.f(0), a.f(1), a.u8(2));
-        });
-        compare_with(backward, [s](const auto& k, const Args& a) {
-            k.layers.maxpool2d_backward(s, a.n, a.f(0), a.u8(2), a.f(3), a.f(4));
+        set_up_with(backward, do_forward);
+        compare_with(backward, [](const auto& k, const Args& a) {
+            k.op->backward_input(
+                a.batch(), {.x = a.f(0), .dy = a.f(3), .dx = a.f(4), .saved = a.u8(2)});
         });
     }
 
     void operator()(const bench::ReluWork& work) {
-        const Shape shape = work.shape;
-        Operation& forward = add("forward", 8.0 * elems(shape), 0);
+        const Shape& shape = work.shape;
+        Operation& forward = add("forward", 8.0 * elems(shape), 0, ReluSpec{shape});
         forward.operands = {images(Role::in_out, shape)};
-        do_with(forward,
-                [shape](const auto& k, const Args& a) { k.relu_forward(shape, a.n, a.f(0)); });
-        Operation& backward = add("backward", 12.0 * elems(shape), 0);
+        do_with(forward, [](const auto& k, const Args& a) {
+            k.op->forward(a.batch(), {.x = a.f(0), .y = a.f(0)});
+        });
+        Operation& backward = add("backward", 12.0 * elems(shape), 0, ReluSpec{shape});
         backward.operands = {images(Role::in, shape), images(Role::in_out, shape)};
-        do_with(backward, [shape](const auto& k, const Args& a) {
-            k.relu_backward(shape, a.n, a.f(0), a.f(1));
+        do_with(backward, [](const auto& k, const Args& a) {
+            k.op->backward_input(a.batch(), {.y = a.f(0), .dy = a.f(1), .dx = a.f(1)});
         });
     }
 
     void operator()(const bench::DropoutWork& work) {
-        Operation& op = add("both", 8.0 * elems(work.shape) + 4.0, 0);
+        const DropoutSpec spec{
+            .in = work.shape, .probability = 0.5f, .by_channel = work.by_channel};
+        Operation& op = add("both", 8.0 * elems(work.shape) + 4.0, 0, spec);
+        DropoutSpec timed = spec;
+        timed.probability = 1e-6f;  // values stay normal numbers, call after call
+        op.timed_spec = timed;
         op.operands = {images(Role::in_out, work.shape), indices(Values::samples)};
-        do_with(op, [work](const auto& k, const Args& a) {
-            DropoutArgs args;
-            args.stream = {1, RandomPurpose::dropout, 0, 0};
-            args.samples = a.i32(1);
-            args.shape = work.shape;
-            args.by_channel = work.by_channel;
-            args.probability = a.timed ? 1e-6f : 0.5f;
-            k.dropout(args, a.n, a.f(0));
+        do_with(op, [](const auto& k, const Args& a) {
+            Batch batch = a.batch();
+            batch.samples = a.i32(1);
+            batch.seed = 1;
+            k.op->forward(batch, {.x = a.f(0), .y = a.f(0)});
         });
     }
 
@@ -239,7 +220,7 @@ class Operations {
             k.one_hot(a.n, classes, kScale, a.i32(1), a.f(5));
         });
         do_with(op, [=](const auto& k, const Args& a) {
-            k.layers.cross_entropy({classes, a.f(0), a.i32(1), kScale, a.f(2), a.f(3)}, a.n);
+            k.cross_entropy({classes, a.f(0), a.i32(1), kScale, a.f(2), a.f(3)}, a.n);
         });
 #if defined(GYRE_EMULATED)
         op.library = op.ours;
@@ -291,44 +272,54 @@ class Operations {
     }
 
     // The reference is valid until the next call.
-    Operation& add(const char* direction, double image_bytes, double fixed_bytes) {
+    Operation& add(const char* direction, double image_bytes, double fixed_bytes,
+                   const std::optional<OpSpec>& spec = {}) {
         Operation& op = all_.emplace_back();
         op.net = net_;
         op.layer = layer_;
         op.direction = direction;
         op.image_bytes = image_bytes;
         op.fixed_bytes = fixed_bytes;
+        op.spec = spec;
         return op;
     }
 
     // The three directions of a layer with weights.
-    template <typename Prepare, typename Forward, typename Data, typename Weights>
-    void weighted(const Operand& x, const Operand& y, std::int64_t weights, std::int64_t bias,
-                  double flop, bool input_gradient, Prepare prepare, Forward forward, Data data,
-                  Weights gradient) {
-        const double image_bytes = 4.0 * (elems(x.shape) + elems(y.shape));
+    void weighted(const OpSpec& spec, const Shape& in, const Shape& out, std::int64_t weights,
+                  std::int64_t bias, std::int64_t flop, bool input_gradient) {
+        const double image_bytes = 4.0 * (elems(in) + elems(out));
         const double w_bytes = 4.0 * static_cast<double>(weights);
         const double b_bytes = 4.0 * static_cast<double>(bias);
-        const auto as_output = [](Operand operand) {
-            operand.role = Role::out;
-            return operand;
-        };
-        const auto product = [&](const char* direction, double fixed_bytes, auto body,
-                                 std::vector<Operand> operands) {
-            Operation& op = add(direction, image_bytes, fixed_bytes);
+        const auto product = [&](const char* direction, double fixed_bytes,
+                                 std::vector<Operand> operands, auto body) {
+            Operation& op = add(direction, image_bytes, fixed_bytes, spec);
             op.operands = std::move(operands);
-            op.image_flop = flop;
+            op.image_flop = static_cast<double>(flop);
             op.is_product = true;
-            op.prepare = prepare;
             compare_with(op, body);
         };
-        product("forward", w_bytes + b_bytes, forward,
-                {x, vector(Role::in, weights), vector(Role::in, bias), as_output(y)});
+        product("forward", w_bytes + b_bytes,
+                {images(Role::in, in), vector(Role::in, weights), vector(Role::in, bias),
+                 images(Role::out, out)},
+                [](const auto& k, const Args& a) {
+                    k.op->forward(a.batch(),
+                                  {.x = a.f(0), .y = a.f(3), .params = {a.f(1), a.f(2)}});
+                });
         if (input_gradient) {
-            product("backward_data", w_bytes, data, {y, vector(Role::in, weights), as_output(x)});
+            product("backward_data", w_bytes,
+                    {images(Role::in, out), vector(Role::in, weights), images(Role::out, in)},
+                    [](const auto& k, const Args& a) {
+                        k.op->backward_input(
+                            a.batch(), {.dy = a.f(0), .dx = a.f(2), .params = {a.f(1)}});
+                    });
         }
-        product("backward_weights", w_bytes + b_bytes, gradient,
-                {x, y, vector(Role::out, weights), vector(Role::out, bias)});
+        product("backward_weights", w_bytes + b_bytes,
+                {images(Role::in, in), images(Role::in, out), vector(Role::out, weights),
+                 vector(Role::out, bias)},
+                [](const auto& k, const Args& a) {
+                    k.op->backward_params(
+                        a.batch(), {.x = a.f(0), .dy = a.f(1), .grads = {a.f(2), a.f(3)}});
+                });
     }
 
     const std::string net_, layer_;

@@ -19,7 +19,9 @@
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
-#include "bench/ceilings.hpp"
+#include <thread>
+
+#include "bench/gpu_ceilings.hpp"
 #include "bench/gpu_verify.hpp"
 #include "bench/report.hpp"
 
@@ -30,25 +32,25 @@ using bench::Row;
 
 // ---- the suite ----------------------------------------------------------------------------------
 
-struct Ceilings {
-    double copy_gbs = 0, fma_tflops = 0, gemm_tflops = 0, gemm_tf32_tflops = 0;
-    double call_us = 0;  // of a kernel that does next to nothing
-};
-
 class Suite {
  public:
     explicit Suite(const bench::Options& options)
         : options_(options),
           device_(select_device(0, false)),
           context_{stream_, workspace_, device_.multiprocessors, options.tf32},
-          ours_(make_own_kernels(context_)),
+          ours_(make_own_factory(context_)),
           library_(make_library(options.tf32)),
           cpu_(make_cpu_backend(
               std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, 16))),
           pool_(stream_) {}
 
     int run() {
-        measure_ceilings();
+        ceilings_ =
+            CeilingMeter(context_, pool_, [this](bool tf32) { return make_library(tf32); })
+                .measure(options_.graph);
+        for (const auto& [name, text] : facts()) {
+            benchmark::AddCustomContext(name, text);
+        }
         add_benchmarks();
         const bool any = benchmark::RunSpecifiedBenchmarks() > 0;
         operands_.reset();
@@ -57,16 +59,17 @@ class Suite {
     }
 
  private:
-    std::unique_ptr<LayerKernels> make_library([[maybe_unused]] bool tf32) {
+    // With arithmetic of its own.
+    std::unique_ptr<KernelFactory> make_library(bool tf32) {
+        const Context context{stream_, workspace_, device_.multiprocessors, tf32};
 #if defined(GYRE_EMULATED)
-        return make_own_kernels(context_);
+        return make_own_factory(context);
 #else
         try {
             GpuOptions options;
             options.kernels = KernelSet::library;
             options.tf32 = tf32;
-            const Context context{stream_, workspace_, device_.multiprocessors, tf32};
-            return make_library_kernels(context, options);
+            return make_library_factory(context, options);
         } catch (const Error& error) {
             if (error.code() != ExitCode::usage) {
                 throw;
@@ -77,78 +80,13 @@ class Suite {
 #endif
     }
 
-    // ---- ceilings
-
-    // Microseconds of a call: the median over kSamples.
-    double time_calls(const Body& body, int calls) {
-        Calls batch(stream_, body, calls, false);
-        batch.run();
-        std::vector<double> samples;
-        for (int i = 0; i < kSamples; ++i) {
-            samples.push_back(watch_.time([&] { batch.run(); }) / calls);
-        }
-        return std::max(median(samples), 1e-3);
-    }
-    double gemm_tflops(bool tf32) {
-        const auto kernels = make_library(tf32);
-        if (!kernels) {
-            return 0.0;
-        }
-        const LinearShape shape{kGemm, kGemm};
-        const Operand square = vector(Role::in, shape.weight_elems());
-        OperandSets operands(pool_, {square, square, vector(Role::in, kGemm), square}, 1, 1);
-        kernels->prepare_linear("ceiling", shape, kGemm, true);
-        const Args& a = operands.sets()[0];
-        const double us = time_calls(
-            [&](int) { kernels->linear_forward(shape, kGemm, a.f(0), a.f(1), a.f(2), a.f(3)); }, 2);
-        stream_.synchronize();
-        return static_cast<double>(shape.flop_per_image()) * kGemm / us / 1e6;
-    }
-    void measure_ceilings() {
-        {
-            const auto blocks = static_cast<unsigned>(8 * device_.multiprocessors);
-            OperandSets operands(pool_, {vector(Role::out, std::int64_t{blocks} * kFmaBlock)}, 1,
-                                 1);
-            float* const out = operands.sets()[0].f(0);
-            // An idle GPU needs a while to reach its clock; and the first start of a kernel, which
-            // loads it, must not be captured.
-            const auto begin = std::chrono::steady_clock::now();
-            do {
-                fma_chains(context_, kFmaRounds, blocks, out);
-                own::fill(context_, 4, 1.0f, out);
-                stream_.synchronize();
-            } while (std::chrono::steady_clock::now() - begin < kClockWarmUp);
-            const double us =
-                time_calls([&](int) { fma_chains(context_, kFmaRounds, blocks, out); }, 2);
-            ceilings_.fma_tflops = fma_flop(kFmaRounds, blocks) / us / 1e6;
-            Calls calls(
-                stream_, [&](int) { own::fill(context_, 4, 1.0f, out); }, kMostCalls,
-                options_.graph);
-            calls.run();
-            ceilings_.call_us = watch_.time([&] { calls.run(); }) / kMostCalls;
-            graphs_work_ = calls.is_graph();
-        }
-        {
-            const Operand large = vector(Role::in, kCopyBytes / sizeof(float));
-            OperandSets operands(pool_, {large, large}, 1, 1);
-            const Args& a = operands.sets()[0];
-            const double us =
-                time_calls([&](int) { stream_.copy(a.at[1], a.at[0], kCopyBytes); }, 4);
-            ceilings_.copy_gbs = 2.0 * kCopyBytes / us / 1e3;
-        }
-        ceilings_.gemm_tflops = gemm_tflops(false);
-        ceilings_.gemm_tf32_tflops = gemm_tflops(true);
-        for (const auto& [name, text] : facts()) {
-            benchmark::AddCustomContext(name, text);
-        }
-    }
     std::vector<std::pair<std::string, std::string>> facts() const {
         const auto number = [](double value) { return fmt::format("{:.2f}", value); };
         return {{"device", device_.name},
-                {"ours", ours_->implementation()},
+                {"ours", ours_->description()},
                 {"library",
-                 library_ ? kEmulated ? "ours again" : library_->implementation() : no_library_},
-                {"timed", graphs_work_ ? "CUDA graphs" : "plain calls"},
+                 library_ ? kEmulated ? "ours again" : library_->description() : no_library_},
+                {"timed", ceilings_.graphs_work ? "CUDA graphs" : "plain calls"},
                 {"tf32", options_.tf32 ? "on" : "off"},
                 {"copy GB/s", number(ceilings_.copy_gbs)},
                 {"FMA TFLOP/s", number(ceilings_.fma_tflops)},
@@ -156,23 +94,6 @@ class Suite {
                 {"TF32 product TFLOP/s", number(ceilings_.gemm_tf32_tflops)},
                 {"smallest kernel us", number(ceilings_.call_us)}};
     }
-    // Of an operation: bytes, FLOPs, and the floor they make.
-    void set_floor(const Operation& op, Row& row) const {
-        const int n = std::max(row.n, 1);
-        row.bytes = op.image_bytes * n + op.fixed_bytes;
-        row.flop = op.image_flop * n;
-        const bool tensor_cores = options_.tf32 && ceilings_.gemm_tf32_tflops > 0;
-        const double fp32 = std::max(ceilings_.fma_tflops, ceilings_.gemm_tflops);
-        const double tflops = tensor_cores ? ceilings_.gemm_tf32_tflops : fp32;
-        const double memory_us = row.bytes / ceilings_.copy_gbs / 1e3;
-        const double arithmetic_us = row.flop / tflops / 1e6;
-        row.floor_us = std::max(memory_us, arithmetic_us);
-        row.bound = memory_us >= arithmetic_us    ? "copy"
-                    : tensor_cores                ? "TF32 product"
-                    : fp32 > ceilings_.fma_tflops ? "fp32 product"
-                                                  : "FMA";
-    }
-
     // ---- one operation at one batch
 
     struct Case {
@@ -228,13 +149,14 @@ class Suite {
         const Operation& op = the_case->operation;
         Row& row = report_.row(op.net, op.layer, op.direction, the_case->n);
         row.has_library = static_cast<bool>(op.library);
-        set_floor(op, row);
+        set_floor(op, ceilings_, options_.tf32, row);
         try {
             if (operands_of_ != the_case.get()) {
                 operands_.reset();
                 operands_of_ = nullptr;
-                row.skipped = prepare(*the_case);
+                row.skipped = lacks_memory(*the_case);
                 if (row.skipped.empty()) {
+                    make_ops(*the_case);
                     operands_ = std::make_unique<OperandSets>(
                         pool_, op.operands, images_of(*the_case), sets_of(*the_case));
                     operands_of_ = the_case.get();
@@ -283,9 +205,8 @@ class Suite {
         return std::clamp<std::size_t>((kRotate + bytes - 1) / bytes, 1, kMostSets);
     }
     // Returns why it cannot be timed, or nothing.
-    std::string prepare(const Case& c) {
-        const int n = images_of(c);
-        const std::size_t set = OperandSets::set_bytes(c.operation.operands, n);
+    static std::string lacks_memory(const Case& c) {
+        const std::size_t set = OperandSets::set_bytes(c.operation.operands, images_of(c));
         // Libraries choose their algorithms on operands of their own, and with room to work in.
         constexpr std::size_t kRoom = (kEmulated ? 64 : 768) * kMiB;
         const std::size_t needed = std::max(set * sets_of(c), set) + kRoom, free = free_memory();
@@ -293,24 +214,30 @@ class Suite {
             return fmt::format("needs {} MiB of GPU memory, {} MiB are free", needed / kMiB,
                                free / kMiB);
         }
-        if (c.operation.prepare) {
-            c.operation.prepare(*ours_, n);
-            if (library_) {
-                c.operation.prepare(*library_, n);
-            }
-        }
         return {};
     }
+    void make_ops(const Case& c) {
+        const int n = images_of(c);
+        for (const bool timed : {false, true}) {
+            if (timed && !c.operation.timed_spec) {
+                ops_[timed] = ops_[!timed];
+                continue;
+            }
+            ops_[timed].ours = make(*ours_, c.operation, n, timed);
+            ops_[timed].library = library_ ? make(*library_, c.operation, n, timed) : nullptr;
+        }
+    }
 
-    Gpu gpu(bool ours) {
-        return {context_, ours ? *ours_ : *library_};
+    Gpu gpu(bool ours, const Args& args) {
+        const Ops& ops = ops_[args.timed];
+        return {context_, (ours ? ops.ours : ops.library).get()};
     }
     void call(const Operation& op, bool ours, const Args& args) {
-        (ours ? op.ours : op.library)(gpu(ours), args);
+        (ours ? op.ours : op.library)(gpu(ours, args), args);
     }
     void set_up(const Operation& op, bool ours, const Args& args) {
         if (op.set_up) {
-            op.set_up(gpu(ours), args);
+            op.set_up(gpu(ours, args), args);
         }
     }
 
@@ -320,17 +247,14 @@ class Suite {
             args.timed = true;
             set_up(op, ours, args);
         }
-        const Body body = [&](int i) {
+        const Calls::Body body = [&](int i) {
             call(op, ours, sets[static_cast<std::size_t>(i) % sets.size()]);
         };
         for (int i = 0; i < kWarmUps; ++i) {
             body(i);
         }
-        const double once = std::max(watch_.time([&] {
-            body(0);
-            body(1);
-        }) / 2.0,
-                                     0.1);
+        Calls few(stream_, body, 2, false);
+        const double once = std::max(watch_.microseconds(few), 0.1);
         const double wanted =
             std::max(std::ceil(kBatchUs / once), static_cast<double>(sets.size()));
         const int calls = static_cast<int>(std::clamp(wanted, 1.0, double{kMostCalls}));
@@ -339,14 +263,14 @@ class Suite {
         stream_.synchronize();
         std::vector<double> samples;
         for (auto _ : state) {
-            samples.push_back(watch_.time([&] { batch.run(); }) / calls);
+            samples.push_back(std::max(watch_.microseconds(batch), 1e-3));
             state.SetIterationTime(samples.back() * 1e-6);
         }
         stream_.synchronize();
-        if (options_.graph && !kEmulated && !batch.is_graph()) {
+        if (options_.graph && !batch.is_graph()) {
             state.SetLabel("plain calls: it could not be captured");
         }
-        return std::max(median(samples), 1e-3);
+        return median(samples);
     }
 
     // ---- verification
@@ -402,10 +326,12 @@ class Suite {
                 op.operands[i].is_input() ? download(args.at[i], op.operands[i].bytes(n)) : Host{});
         }
         CpuOperands expected(*cpu_, op.operands, n, inputs);
+        const std::unique_ptr<Op> cpu_op = make(*cpu_, op, n);
+        const Cpu cpu{*cpu_, cpu_op.get()};
         if (op.cpu_set_up) {
-            op.cpu_set_up({*cpu_}, expected.args());
+            op.cpu_set_up(cpu, expected.args());
         }
-        op.reference({*cpu_}, expected.args());
+        op.reference(cpu, expected.args());
         for (const bool ours : {true, false}) {
             if (!ours && (!op.library || !library_)) {
                 continue;
@@ -507,11 +433,14 @@ class Suite {
     const Context context_;
     Stopwatch watch_{stream_};
     std::string no_library_;
-    std::unique_ptr<LayerKernels> ours_, library_;
+    std::unique_ptr<KernelFactory> ours_, library_;
     std::unique_ptr<Backend> cpu_;
     ValuePool pool_;
     Ceilings ceilings_;
-    bool graphs_work_ = false;
+    struct Ops {
+        std::shared_ptr<Op> ours, library;
+    };
+    Ops ops_[2];  // of the case: what is verified, what is timed
     const Case* operands_of_ = nullptr;
     std::unique_ptr<OperandSets> operands_;
     bench::Report report_;
