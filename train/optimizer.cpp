@@ -1,8 +1,14 @@
 #include "train/optimizer.hpp"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
+#include <map>
 
+#include "kernels/base/error.hpp"
+#include "kernels/base/printable.hpp"
 #include "train/settings_error.hpp"
 
 namespace gyre::train {
@@ -91,6 +97,80 @@ void Optimizer::end_step() {
     if (spec_.max_grad_norm) {
         backend_.clip_norm(net_.flat_elems(), *spec_.max_grad_norm, net_.gradient_data(), clip_);
         update(0, net_.flat_elems());
+    }
+}
+
+std::vector<Optimizer::Moment> Optimizer::moments() const {
+    if (spec_.rule != UpdateRule::sgd) {
+        return {{"exp_avg", first_.get()}, {"exp_avg_sq", second_.get()}};
+    }
+    if (first_.get() != nullptr) {
+        return {{"momentum_buffer", first_.get()}};
+    }
+    return {};
+}
+
+std::vector<HostTensor> Optimizer::export_state() const {
+    std::vector<HostTensor> tensors = {{"step", {}, {static_cast<float>(steps_)}}};
+    for (const Parameter& parameter : net_.parameters()) {
+        for (const Moment& moment : moments()) {
+            HostTensor& tensor = tensors.emplace_back();
+            tensor.name = fmt::format("{}.{}", parameter.name, moment.name);
+            tensor.shape = parameter.shape;
+            tensor.values.resize(static_cast<std::size_t>(parameter.elems));
+            backend_.download(tensor.values.data(), moment.values + parameter.offset_elems,
+                              tensor.values.size() * sizeof(float));
+        }
+    }
+    return tensors;
+}
+
+void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::string& source) {
+    std::map<std::string, const HostTensor*> given;
+    for (const HostTensor& tensor : tensors) {
+        given[tensor.name] = &tensor;
+    }
+    const auto take = [&](const std::string& name, const std::vector<std::int64_t>& shape) {
+        const auto found = given.find(name);
+        if (found == given.end()) {
+            throw input_error(
+                fmt::format("{}: the optimiser's state lacks {}; take the rule it was saved with",
+                            source, name));
+        }
+        const HostTensor& tensor = *found->second;
+        if (tensor.shape != shape) {
+            throw input_error(
+                fmt::format("{}: {} of the optimiser's state has the shape [{}], "
+                            "expected [{}]; take the model it was saved with",
+                            source, name, fmt::join(tensor.shape, ", "), fmt::join(shape, ", ")));
+        }
+        given.erase(found);
+        return &tensor.values;
+    };
+    const std::vector<float>& step = *take("step", {});
+    // All are looked at before any is taken.
+    std::vector<std::pair<float*, const std::vector<float>*>> copies;
+    for (const Parameter& parameter : net_.parameters()) {
+        for (const Moment& moment : moments()) {
+            copies.emplace_back(
+                moment.values + parameter.offset_elems,
+                take(fmt::format("{}.{}", parameter.name, moment.name), parameter.shape));
+        }
+    }
+    if (!given.empty()) {
+        throw input_error(fmt::format(
+            "{}: the optimiser's state has {}, for which there is no place here; take the rule and "
+            "the model it was saved with",
+            source, printable(given.begin()->first)));
+    }
+    if (!(step[0] >= 0.0f && step[0] < 0x1p62f && step[0] == std::floor(step[0]))) {
+        throw input_error(
+            fmt::format("{}: step of the optimiser's state is {}, expected a number of steps",
+                        source, step[0]));
+    }
+    steps_ = static_cast<std::int64_t>(step[0]);
+    for (const auto& [to, values] : copies) {
+        backend_.upload(to, values->data(), values->size() * sizeof(float));
     }
 }
 

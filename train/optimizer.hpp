@@ -46,7 +46,23 @@ class Optimizer {
     void arrived(std::int64_t begin, std::int64_t end);  // elements of the gradient buffer
     void end_step();
 
+    // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
+    // steps done so far (exact up to 2^24, as PyTorch's), and for each parameter, in its shape,
+    // what PyTorch calls NAME.momentum_buffer (sgd with momentum) or NAME.exp_avg and
+    // NAME.exp_avg_sq (adam and adamw).
+    std::vector<HostTensor> export_state() const;
+    // Goes on from such a state, which all ranks must be given alike. Throws Error(bad_input)
+    // unless it has these tensors, in these shapes, and no others; `source` says where they come
+    // from.
+    void import_state(const std::vector<HostTensor>& tensors, const std::string& source);
+
  private:
+    // What there is for each parameter, over the flat buffer.
+    struct Moment {
+        const char* name;
+        float* values;
+    };
+    std::vector<Moment> moments() const;
     void update(std::int64_t begin, std::int64_t end);
     StepScalars scalars(std::int64_t step) const;
 

@@ -1,0 +1,155 @@
+// A session as a whole: what it keeps, and that another can go on from it.
+#include "train/session.hpp"
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "kernels/base/error.hpp"
+#include "tests/catch.hpp"
+#include "tests/expect_error.hpp"
+
+using namespace gyre;
+using namespace gyre::train;
+using namespace gyre::test;
+
+namespace {
+
+constexpr int kClasses = 5, kSteps = 10;
+
+// One rank's, of 10 steps an epoch.
+struct Trained {
+    Trained(bool emulated, const OptimizerSpec& optimizer, GraphUse graph = GraphUse::off)
+        : backend(emulated ? make_emulated_backend({}) : make_cpu_backend(1)),
+          session(*comm, *backend,
+                  {.model = parse_model("conv 3 k3\nrelu\nmaxpool 2\ndropout 0.5\nlinear classes\n",
+                                        "small"),
+                   .classes = kClasses,
+                   .global_batch = 6,
+                   .optimizer = optimizer,
+                   .graph = graph},
+                  random_images(6 * kSteps, {1, 8, 8}, kClasses), {{0.5f}, {0.3f}}) {
+        session.initialise();
+        session.trainer().begin_epoch(1);
+    }
+    // Steps [begin, end) of the epoch.
+    void train(int begin, int end) {
+        const auto account = [&](const std::optional<StepResult>& result) {
+            if (result) {
+                losses.push_back(result->loss);
+            }
+            return result.has_value();
+        };
+        for (int step = begin; step < end; ++step) {
+            account(session.trainer().step(step, false));
+        }
+        while (account(session.trainer().next_result())) {
+        }
+    }
+
+    const std::unique_ptr<Communicator> comm = make_single_communicator();
+    const std::unique_ptr<Backend> backend;
+    Session session;
+    std::vector<double> losses;
+};
+
+std::set<std::string> names_of(const std::vector<HostTensor>& tensors) {
+    std::set<std::string> names;
+    for (const HostTensor& tensor : tensors) {
+        names.insert(tensor.name);
+    }
+    return names;
+}
+
+bool same(const std::vector<HostTensor>& a, const std::vector<HostTensor>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const HostTensor& x, const HostTensor& y) {
+                          return x.name == y.name && x.shape == y.shape && x.values == y.values;
+                      });
+}
+
+const std::vector<OptimizerSpec> kRules = {
+    {.momentum = 0.0f},
+    {.momentum = 0.9f, .nesterov = true},
+    {.rule = UpdateRule::adam},
+    {.rule = UpdateRule::adamw, .weight_decay = 0.1f, .max_grad_norm = 0.5f},
+};
+
+}  // namespace
+
+TEST_CASE("a session goes on from exported weights and optimiser's state, to the last bit") {
+    for (const bool emulated : {false, true}) {
+        for (const OptimizerSpec& rule : kRules) {
+            INFO("rule " << &rule - kRules.data() << (emulated ? ", as a graph" : ""));
+            const GraphUse graph = emulated ? GraphUse::on : GraphUse::off;
+            Trained whole(emulated, rule, graph), first(emulated, rule, graph),
+                second(emulated, rule, graph);
+            whole.train(0, kSteps);
+            first.train(0, kSteps / 2);
+            second.session.net().import_parameters(first.session.net().export_parameters(), "");
+            second.session.optimizer().import_state(first.session.optimizer().export_state(), "");
+            CHECK(same(second.session.optimizer().export_state(),
+                       first.session.optimizer().export_state()));
+            second.train(kSteps / 2, kSteps);
+            CHECK(whole.losses.size() == kSteps);
+            first.losses.insert(first.losses.end(), second.losses.begin(), second.losses.end());
+            CHECK(first.losses == whole.losses);
+            CHECK(same(second.session.net().export_parameters(),
+                       whole.session.net().export_parameters()));
+            CHECK(same(second.session.optimizer().export_state(),
+                       whole.session.optimizer().export_state()));
+            // Without the state it would have gone another way, if there is one.
+            Trained forgetful(emulated, rule, graph);
+            forgetful.session.net().import_parameters(first.session.net().export_parameters(), "");
+            forgetful.train(kSteps / 2, kSteps);
+            CHECK((forgetful.losses == second.losses) == (rule.momentum == 0.0f));
+        }
+    }
+}
+
+TEST_CASE("an optimiser's state has PyTorch's names, and no other is taken") {
+    const auto state = [](const OptimizerSpec& rule) {
+        Trained trained(false, rule);
+        trained.train(0, 3);
+        return trained.session.optimizer().export_state();
+    };
+    const std::vector<HostTensor> sgd = state({.momentum = 0.0f}), momentum = state({}),
+                                  adam = state({.rule = UpdateRule::adam});
+    CHECK(names_of(sgd) == std::set<std::string>{"step"});
+    CHECK(names_of(momentum) == std::set<std::string>{"step", "conv1.weight.momentum_buffer",
+                                                      "conv1.bias.momentum_buffer",
+                                                      "fc1.weight.momentum_buffer",
+                                                      "fc1.bias.momentum_buffer"});
+    CHECK(names_of(adam).count("conv1.weight.exp_avg") == 1);
+    CHECK(names_of(adam).count("fc1.bias.exp_avg_sq") == 1);
+    CHECK(adam.size() == 9);
+    CHECK(adam.front().shape.empty());
+    CHECK(adam.front().values == std::vector<float>{3.0f});
+    for (const HostTensor& tensor : adam) {
+        if (tensor.name == "conv1.weight.exp_avg") {
+            CHECK(tensor.shape == std::vector<std::int64_t>{3, 1, 3, 3});
+        }
+    }
+
+    Trained trained(false, {.rule = UpdateRule::adam});
+    const std::vector<HostTensor> before = trained.session.optimizer().export_state();
+    const auto refuse = [&](std::vector<HostTensor> tensors,
+                            std::initializer_list<std::string> parts,
+                            const std::function<void(std::vector<HostTensor>&)>& change) {
+        change(tensors);
+        expect_error(ExitCode::bad_input, parts,
+                     [&] { trained.session.optimizer().import_state(tensors, "x.safetensors"); });
+        CHECK(same(trained.session.optimizer().export_state(), before));
+    };
+    using Tensors = std::vector<HostTensor>&;
+    refuse(momentum, {"x.safetensors", "lacks conv1.weight.exp_avg"}, [](Tensors) {});
+    refuse(adam, {"x.safetensors", "lacks step"}, [](Tensors t) { t.erase(t.begin()); });
+    refuse(adam, {"conv1.weight.exp_avg_sq", "[3, 9]", "[3, 1, 3, 3]"}, [](Tensors t) {
+        t.at(2).shape = {3, 9};
+    });
+    refuse(adam, {"fc9.weight.exp_avg"}, [](Tensors t) {
+        t.push_back({"fc9.weight.exp_avg", {1}, {0.0f}});
+    });
+    refuse(adam, {"step", "-1"}, [](Tensors t) { t.front().values = {-1.0f}; });
+    refuse(adam, {"step", "0.5"}, [](Tensors t) { t.front().values = {0.5f}; });
+}
