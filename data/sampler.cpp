@@ -45,6 +45,14 @@ Range Sharding::local(std::int64_t step) const {
     return {all.first + mine.first, mine.count};
 }
 
+std::int64_t Sharding::part_images(std::int64_t step_images, int part, int parts) const {
+    std::int64_t sum = 0;
+    for (int r = 0; r < ranks; ++r) {
+        sum += rank_share(rank_share(step_images, r, ranks).count, part, parts).count;
+    }
+    return sum;
+}
+
 std::vector<int> Sharding::sizes(int parts) const {
     std::map<std::int64_t, std::int64_t, std::greater<>> passes;  // by images
     const std::int64_t whole = images / global_batch;

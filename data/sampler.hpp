@@ -33,6 +33,8 @@ struct Sharding {
     Range global(std::int64_t step) const;  // positions in the order, of all ranks
     Range local(std::int64_t step) const;   // of this rank
     std::int64_t most_local() const { return rank_share(global_batch, 0, ranks).count; }
+    // Images of all ranks' passes number `part` of `parts`, where a step has so many.
+    std::int64_t part_images(std::int64_t step_images, int part, int parts) const;
     // Images of this rank's passes, `parts` to a step: the largest size, and those that at least
     // every tenth pass of an epoch has; descending.
     std::vector<int> sizes(int parts = 1) const;

@@ -26,8 +26,6 @@ struct NetOptions {
     bool fuse = true;  // operations that the backend offers as one
 };
 
-using Pass = Batch;
-
 // Memory. Parameters lie in one flat buffer, each beginning at a multiple of kAlignElems; gradients
 // in another with the same offsets, followed by the StepTail, which travels with them through the
 // reduction: the step's loss and other sums. The padding is always zero. Activations, what

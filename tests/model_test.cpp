@@ -178,7 +178,7 @@ TEST_CASE("dropout layers draw masks of their own; dropout2d drops whole channel
         net.labels()[0] = 1;
         const std::int32_t sample = 5;
         const std::uint32_t epoch = 1;
-        Pass pass;
+        Batch pass;
         pass.n = 1;
         pass.samples = &sample;
         pass.seed = 2;
@@ -245,7 +245,7 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
         std::vector<std::int32_t> samples(n);
         std::iota(samples.begin(), samples.end(), 100);
         const std::uint32_t epoch = 2;
-        Pass pass;
+        Batch pass;
         pass.n = n;
         pass.samples = samples.data();
         pass.seed = 5;
@@ -303,7 +303,7 @@ TEST_CASE("a step on a GPU allocates nothing") {
     std::int64_t before = 0;
     for (const int n : {33, 1, 33, 20}) {
         before = before == 0 ? emulated::emulator::allocation_count() : before;
-        Pass pass;
+        Batch pass;
         pass.n = n;
         pass.samples = samples.get();
         pass.training = true;
@@ -314,7 +314,7 @@ TEST_CASE("a step on a GPU allocates nothing") {
                           net.gradient_data(), nullptr);
         backend->clip_norm(net.flat_elems(), 1.0f, net.gradient_data(), {});
     }
-    Pass evaluation;
+    Batch evaluation;
     evaluation.n = 50;
     net.forward(evaluation);
     backend->synchronize();

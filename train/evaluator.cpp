@@ -23,7 +23,7 @@ Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const Device
     enum Total { kLoss, kCorrect, kImages, kStop, kTotalCount };
     std::array<double, kTotalCount> totals{};
     for (std::int64_t done = 0; done < mine.count && !interrupt_requested(); done += batch) {
-        Pass pass;
+        Batch pass;
         pass.n = static_cast<int>(std::min<std::int64_t>(batch, mine.count - done));
         images.gather(images.samples(mine.first + done), pass.n, net.input(), net.labels());
         net.forward(pass);

@@ -99,18 +99,24 @@ void Session::initialise() {
 }
 
 void Session::share_parameters() {
+    share(net_->parameter_data(), net_->flat_elems());
+    share(net_->state_data(), net_->state_elems());
+}
+
+void Session::share(float* data, std::int64_t elems) {
     constexpr std::int64_t kChunkElems = 1 << 20;
     std::vector<float> chunk;
-    for (std::int64_t at = 0; at < net_->flat_elems() && comm_.size() > 1; at += kChunkElems) {
-        chunk.resize(static_cast<std::size_t>(std::min(kChunkElems, net_->flat_elems() - at)));
+    for (std::int64_t at = 0; at < elems && comm_.size() > 1; at += kChunkElems) {
+        chunk.resize(static_cast<std::size_t>(std::min(kChunkElems, elems - at)));
         const std::size_t bytes = chunk.size() * sizeof(float);
-        backend_.download(chunk.data(), net_->parameter_data() + at, bytes);
+        backend_.download(chunk.data(), data + at, bytes);
         comm_.broadcast(chunk.data(), bytes, 0);
-        backend_.upload(net_->parameter_data() + at, chunk.data(), bytes);
+        backend_.upload(data + at, chunk.data(), bytes);
     }
 }
 
 Evaluation Session::evaluate(const DeviceImages& images) {
+    share(net_->state_data(), net_->state_elems());
     return train::evaluate(comm_, backend_, *net_, images, eval_batch_);
 }
 

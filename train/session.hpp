@@ -60,11 +60,13 @@ class Session {
     Session(Communicator& comm, Backend& backend, const SessionSpec& spec, ImageSet&& images,
             const Normalisation& normalisation);
 
-    // Collective. All ranks take rank 0's parameters; initialise(): which it draws from the seed.
+    // Collective. All ranks take rank 0's parameters and state; initialise(): which it draws from
+    // the seed.
     void share_parameters();
     void initialise();
 
-    // Collective. Loss and accuracy on the images that spec.eval_images announced.
+    // Collective. Loss and accuracy on the images that spec.eval_images announced. All ranks take
+    // rank 0's state first, as statistics of a rank's own share differ.
     Evaluation evaluate(const DeviceImages& images);
 
     // Collective. Begins anew with these buckets, as plan() makes them, and an optimiser that has
@@ -86,6 +88,7 @@ class Session {
 
  private:
     void make_net(const Shape& shape);
+    void share(float* data, std::int64_t elems);
     bool choose_graph() const;
 
     Communicator& comm_;

@@ -17,8 +17,10 @@ void Trainer::begin_epoch(std::uint32_t epoch) {
 void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int part) {
     const Range range = rank_share(local_count, part, options_.accumulate);
     const bool last = part + 1 == options_.accumulate;
-    Pass pass;
+    Batch pass;
     pass.n = static_cast<int>(range.count);
+    pass.global_n = sharding_.part_images(global_count, part, options_.accumulate);
+    pass.ranks = sharding_.ranks > 1 ? &sums_ : nullptr;
     pass.samples = samples_.get() + range.first;
     pass.seed = options_.seed;
     pass.epoch = epoch_.get();

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "comm/rank_sums.hpp"
 #include "comm/reducer.hpp"
 #include "data/sampler.hpp"
 #include "model/net.hpp"
@@ -54,6 +55,7 @@ class Trainer {
           optimizer_(parts.optimizer),
           reducer_(parts.reducer),
           factors_(parts.factors),
+          sums_(reducer_, backend_),
           sharding_(sharding),
           options_(options),
           kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend_, net_.gradient_elems())
@@ -93,6 +95,7 @@ class Trainer {
     Optimizer& optimizer_;
     Reducer& reducer_;
     Factors& factors_;
+    CommunicatorSums sums_;  // for statistics of the global batch
     const Sharding sharding_;
     const TrainerOptions options_;
     DeviceBuffer<float> kept_;            // the sum of the gradients of the parts so far

@@ -35,7 +35,7 @@ std::vector<double> timed_step(Session& session, StepScalars& scalars) {
         backend.synchronize();
         return seconds_since(start);
     };
-    Pass pass;
+    Batch pass;
     pass.n = static_cast<int>(session.images().count());
     pass.samples = session.images().samples(0);
     pass.training = true;
