@@ -87,8 +87,7 @@ class CeilingMeter {
         const Args& a = operands.sets()[0];
         const double us = time_calls(
             [&](int) {
-                op->forward({.n = kGemm},
-                            {.x = a.f(0), .y = a.f(3), .params = {a.f(1), a.f(2)}});
+                op->forward({.n = kGemm}, {.x = a.f(0), .y = a.f(3), .params = {a.f(1), a.f(2)}});
             },
             2);
         context_.stream.synchronize();

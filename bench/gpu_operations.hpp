@@ -169,8 +169,8 @@ class Operations {
                              images(Role::in, s.out()), images(Role::out, s.in)};
         set_up_with(backward, do_forward);
         compare_with(backward, [](const auto& k, const Args& a) {
-            k.op->backward_input(
-                a.batch(), {.x = a.f(0), .dy = a.f(3), .dx = a.f(4), .saved = a.u8(2)});
+            k.op->backward_input(a.batch(),
+                                 {.x = a.f(0), .dy = a.f(3), .dx = a.f(4), .saved = a.u8(2)});
         });
     }
 
@@ -298,27 +298,27 @@ class Operations {
             op.is_product = true;
             compare_with(op, body);
         };
-        product("forward", w_bytes + b_bytes,
-                {images(Role::in, in), vector(Role::in, weights), vector(Role::in, bias),
-                 images(Role::out, out)},
-                [](const auto& k, const Args& a) {
-                    k.op->forward(a.batch(),
-                                  {.x = a.f(0), .y = a.f(3), .params = {a.f(1), a.f(2)}});
-                });
+        product(
+            "forward", w_bytes + b_bytes,
+            {images(Role::in, in), vector(Role::in, weights), vector(Role::in, bias),
+             images(Role::out, out)},
+            [](const auto& k, const Args& a) {
+                k.op->forward(a.batch(), {.x = a.f(0), .y = a.f(3), .params = {a.f(1), a.f(2)}});
+            });
         if (input_gradient) {
             product("backward_data", w_bytes,
                     {images(Role::in, out), vector(Role::in, weights), images(Role::out, in)},
                     [](const auto& k, const Args& a) {
-                        k.op->backward_input(
-                            a.batch(), {.dy = a.f(0), .dx = a.f(2), .params = {a.f(1)}});
+                        k.op->backward_input(a.batch(),
+                                             {.dy = a.f(0), .dx = a.f(2), .params = {a.f(1)}});
                     });
         }
         product("backward_weights", w_bytes + b_bytes,
                 {images(Role::in, in), images(Role::in, out), vector(Role::out, weights),
                  vector(Role::out, bias)},
                 [](const auto& k, const Args& a) {
-                    k.op->backward_params(
-                        a.batch(), {.x = a.f(0), .dy = a.f(1), .grads = {a.f(2), a.f(3)}});
+                    k.op->backward_params(a.batch(),
+                                          {.x = a.f(0), .dy = a.f(1), .grads = {a.f(2), a.f(3)}});
                 });
     }
 

@@ -24,6 +24,7 @@
 #include "bench/gpu_ceilings.hpp"
 #include "bench/gpu_verify.hpp"
 #include "bench/report.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -45,9 +46,9 @@ class Suite {
           pool_(stream_) {}
 
     int run() {
-        ceilings_ =
-            CeilingMeter(context_, pool_, [this](bool tf32) { return make_library(tf32); })
-                .measure(options_.graph);
+        ceilings_ = CeilingMeter(context_, pool_, [this](bool tf32) {
+                        return make_library(tf32);
+                    }).measure(options_.graph);
         for (const auto& [name, text] : facts()) {
             benchmark::AddCustomContext(name, text);
         }

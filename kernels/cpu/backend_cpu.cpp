@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/add_op.hpp"
 #include "kernels/cpu/ops.hpp"
 
 namespace gyre::cpu {
@@ -17,9 +16,6 @@ std::string CpuBackend::description() const {
 }
 
 std::unique_ptr<Op> CpuBackend::make(const std::string&, const OpSpec& spec, const OpSizes& sizes) {
-    if (const auto* sum = std::get_if<AddSpec>(&spec)) {
-        return std::make_unique<AddOp>(*this, *sum);
-    }
     return std::visit([&](const auto& which) { return make_op(context_, which, sizes); }, spec);
 }
 

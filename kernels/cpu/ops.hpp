@@ -16,6 +16,7 @@ std::unique_ptr<Op> make_op(const Context&, const AvgPool2dSpec&, const OpSizes&
 std::unique_ptr<Op> make_op(const Context&, const ReluSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const BatchNorm2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const DropoutSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const AddSpec&, const OpSizes&);
 
 // Any other: the CPU has none.
 template <typename Spec>

@@ -9,7 +9,6 @@
 #include <optional>
 #include <vector>
 
-#include "kernels/add_op.hpp"
 #include "kernels/base/error.hpp"
 #include "kernels/cuda/ops.hpp"
 #if !defined(GYRE_EMULATED)
@@ -136,9 +135,6 @@ class GpuBackend final : public Backend {
 
     std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
                              const OpSizes& sizes) override {
-        if (const auto* add_spec = std::get_if<AddSpec>(&spec)) {
-            return std::make_unique<AddOp>(*this, *add_spec);
-        }
         for (const auto& factory : factories_) {
             if (std::unique_ptr<Op> op = factory->make(name, spec, sizes)) {
                 return op;

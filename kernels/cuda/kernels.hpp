@@ -65,9 +65,11 @@ void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, f
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v);
 
+// add.cu
+void add(const Context& context, std::int64_t elems, const float* x, float* y);
+
 // vector.cu; elems floats
 void fill(const Context& context, std::int64_t elems, float value, float* x);
-void add(const Context& context, std::int64_t elems, const float* x, float* y);
 void narrow(const Context& context, DataType type, std::int64_t elems, const float* x,
             std::uint16_t* y);
 void widen(const Context& context, DataType type, std::int64_t elems, const std::uint16_t* x,

@@ -22,6 +22,7 @@ std::unique_ptr<Op> make_op(const Context& context, const ReluSpec& spec, const 
 std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec,
                             const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const DropoutSpec& spec, const OpSizes& sizes);
+std::unique_ptr<Op> make_op(const Context& context, const AddSpec& spec, const OpSizes& sizes);
 
 // One set of kernels. Its operations refer to it and to the context it was made with.
 class KernelFactory : public OpFactory {

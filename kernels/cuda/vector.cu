@@ -1,8 +1,8 @@
-// Vectors: x = value; y += x; floats to 16 bits and back; ||x||^2 in double precision; x *= min(1,
+// Vectors: x = value; floats to 16 bits and back; ||x||^2 in double precision; x *= min(1,
 // most / (||x|| + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with the norm read on the
 // device.
 //
-// Memory-bound: 4, 12, 6, 6, 4 and 8 bytes an element. One thread to 4 elements (16-byte accesses).
+// Memory-bound: 4, 6, 6, 4 and 8 bytes an element. One thread to 4 elements (16-byte accesses).
 // The sum has a fixed order: the elements of a thread, the threads of a block, then one block adds
 // the blocks.
 #include <cmath>
@@ -17,16 +17,6 @@ __global__ void fill_kernel(std::int64_t elems, float value, float* x) {
     for_my_quad(
         elems, [=](std::int64_t i) { store4(x + i, make_float4(value, value, value, value)); },
         [=](std::int64_t i) { x[i] = value; });
-}
-
-__global__ void add_kernel(std::int64_t elems, const float* x, float* y) {
-    for_my_quad(
-        elems,
-        [=](std::int64_t i) {
-            const float4 a = load4(x + i), b = load4(y + i);
-            store4(y + i, make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w));
-        },
-        [=](std::int64_t i) { y[i] += x[i]; });
 }
 
 template <DataType type>
@@ -115,10 +105,6 @@ __global__ void sum_kernel(int elems, const double* x, double* result) {
 
 void fill(const Context& context, std::int64_t elems, float value, float* x) {
     launch_elementwise("fill", fill_kernel, context, elems, value, x);
-}
-
-void add(const Context& context, std::int64_t elems, const float* x, float* y) {
-    launch_elementwise("add", add_kernel, context, elems, x, y);
 }
 
 void narrow(const Context& context, DataType type, std::int64_t elems, const float* x,
