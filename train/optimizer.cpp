@@ -73,13 +73,14 @@ StepScalars Optimizer::scalars(std::int64_t step) const {
     return result;
 }
 
-void Optimizer::next_step(StepScalars& pinned) {
+float Optimizer::next_step(StepScalars& pinned) {
     const StepScalars now = scalars(++steps_);
     if (written_ != now) {  // SGD at a constant rate has written them once
         pinned = now;
         backend_.upload_async(Device::Stream::compute, scalars_.get(), &pinned, sizeof pinned);
         written_ = now;
     }
+    return now.learning_rate;
 }
 
 void Optimizer::begin_step(std::int32_t* not_finite) {

@@ -38,8 +38,8 @@ class Optimizer {
 
     // Counts a step and writes what its update reads to the device, which is asked for it before
     // the step itself, captured or not. pinned: on the way there, so it must stay as it is until
-    // the device has done the step.
-    void next_step(StepScalars& pinned);
+    // the device has done the step. Returns the step's learning rate.
+    float next_step(StepScalars& pinned);
     // The step: updates each parameter from its reduced gradient, as soon as that has arrived, or
     // at the end where gradients are clipped. not_finite: FiniteCheck's word, on the device.
     void begin_step(std::int32_t* not_finite);

@@ -98,7 +98,7 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
         backend_.upload(&tail->stop, &one, sizeof one);
     }
     const auto slot = static_cast<std::size_t>(submitted_++ % (ahead_ + 1));
-    optimizer_.next_step(scalars_.get()[slot]);
+    const float learning_rate = optimizer_.next_step(scalars_.get()[slot]);
     const bool whole = graph_ && global.count == sharding_.global(0).count;
     if (whole && captured_[slot].graph == nullptr && warm_ups_++ >= kWarmUps) {
         capture(captured_[slot], local.count, global.count);
@@ -112,6 +112,7 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
     pending_.push_back(
         {.step = step,
          .images = global.count,
+         .learning_rate = learning_rate,
          .result = result,
          .transfer = backend_.download_async(Device::Stream::compute, result, tail, sizeof *tail)});
     return std::int64_t(pending_.size()) > ahead_ ? next_result() : std::nullopt;
@@ -129,6 +130,7 @@ std::optional<StepResult> Trainer::next_result() {
     const StepTail& tail = *done.result;
     result.step = done.step;
     result.loss = double{tail.loss};
+    result.learning_rate = done.learning_rate;
     result.images = done.images;
     result.correct = static_cast<std::int64_t>(tail.correct);
     result.stop = tail.stop > 0.0f;

@@ -19,7 +19,8 @@ namespace gyre::train {
 
 struct StepResult {
     std::int64_t step = 0;
-    double loss = 0.0;         // mean over the global batch, before the update
+    double loss = 0.0;  // mean over the global batch, before the update
+    float learning_rate = 0.0f;
     std::int64_t images = 0;   // in the global batch
     std::int64_t correct = 0;  // of them, before the update
     bool stop = false;         // some rank was asked to stop; the same on all ranks
@@ -107,6 +108,7 @@ class Trainer {
     PinnedBuffer<StepScalars> scalars_;
     struct Pending {
         std::int64_t step, images;
+        float learning_rate;
         const StepTail* result;
         Device::Event transfer;
     };

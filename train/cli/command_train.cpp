@@ -193,8 +193,7 @@ void TrainCommand::account(const StepResult& done, EpochFacts& epoch) {
     epoch.train_correct += done.correct;
     times_.add(done.communication);
     require_finite(done, epoch.epoch, options_.reduction.type);
-    report_->step(epoch.epoch, done.step + 1, epoch.images, done.loss,
-                  loss_sum_ / static_cast<double>(epoch.images));
+    report_->step(epoch.epoch, done, epoch.images, loss_sum_ / static_cast<double>(epoch.images));
 }
 
 void TrainCommand::train_steps(EpochFacts& epoch) {

@@ -105,17 +105,18 @@ void Report::start(const RunFacts& facts) {
                    .dump());
 }
 
-void Report::step(int epoch, std::int64_t step, std::int64_t images_done, double loss,
-                  double mean_loss) {
+void Report::step(int epoch, const StepResult& done, std::int64_t images_done, double mean_loss) {
     if (!reports_) {
         return;
     }
+    const std::int64_t step = done.step + 1;
     const bool logged = step % options_.log_interval == 0 || step == facts_.steps_per_epoch;
     if (logged && json_.is_open()) {
         write_json(nlohmann::ordered_json({{"event", "step"},
                                            {"epoch", epoch},
                                            {"step", (epoch - 1) * facts_.steps_per_epoch + step},
-                                           {"loss", loss}})
+                                           {"loss", done.loss},
+                                           {"learning_rate", done.learning_rate}})
                        .dump());
     }
     if (columns_ > 0) {
@@ -126,7 +127,7 @@ void Report::step(int epoch, std::int64_t step, std::int64_t images_done, double
     } else if (logged) {
         say({fmt::format("epoch {}/{}", epoch, options_.epochs),
              fmt::format("step {}/{}", step, facts_.steps_per_epoch),
-             fmt::format("loss {:.6f}", loss)});
+             fmt::format("loss {:.6f}", done.loss)});
     }
 }
 

@@ -12,6 +12,7 @@
 #include "kernels/base/clock.hpp"
 #include "train/cli/options.hpp"
 #include "train/evaluator.hpp"
+#include "train/trainer.hpp"
 
 namespace gyre::train {
 
@@ -47,9 +48,8 @@ class Report {
     Report(const TrainOptions& options, bool reports);
 
     void start(const RunFacts& facts);
-    // After step `step` (from 1, of this epoch) with this loss, of the global batch.
-    void step(int epoch, std::int64_t step, std::int64_t images_done, double loss,
-              double mean_loss);
+    // After a step of this epoch.
+    void step(int epoch, const StepResult& done, std::int64_t images_done, double mean_loss);
     void epoch(const EpochFacts& facts);
     void end(double seconds, double best_accuracy, std::int64_t peak_memory_bytes,
              bool interrupted);
