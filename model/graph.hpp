@@ -14,7 +14,9 @@ namespace gyre::model {
 
 // How a parameter begins, from the stream (seed, init, index of the parameter).
 enum class Init {
-    fan_in_uniform,  // U(-1/sqrt(fan_in), 1/sqrt(fan_in)): PyTorch's default for Conv2d and Linear
+    fan_in_uniform,   // U(-1/sqrt(fan_in), 1/sqrt(fan_in)): PyTorch's default for Conv2d and Linear
+    kaiming_normal,   // N(0, 2 / fan_in): He et al., ICCV 2015, for layers before a ReLU
+    kaiming_uniform,  // U(-sqrt(6 / fan_in), sqrt(6 / fan_in)), of the same variance
     zeros,
     ones
 };

@@ -16,13 +16,45 @@ void fill_uniform(const RandomStream& stream, float bound, std::vector<float>& v
     }
 }
 
+// N(0, deviation^2), by pairs (Box and Muller 1958).
+void fill_normal(const RandomStream& stream, float deviation, std::vector<float>& values) {
+    constexpr double kTwoPi = 6.283185307179586;
+    for (std::size_t i = 0; i < values.size(); i += 4) {
+        const Philox4 random = stream.group(0, static_cast<std::uint32_t>(i / 4));
+        for (std::size_t j = 0; j < std::min<std::size_t>(4, values.size() - i); ++j) {
+            const std::uint32_t* pair = random.word + j / 2 * 2;
+            // 1 - u lies in (0, 1].
+            const double radius = std::sqrt(-2.0 * std::log(1.0 - double{uniform01(pair[0])}));
+            const double angle = kTwoPi * double{uniform01(pair[1])};
+            values[i + j] = deviation * static_cast<float>(radius * (j % 2 == 0 ? std::cos(angle)
+                                                                                : std::sin(angle)));
+        }
+    }
+}
+
 }  // namespace
+
+Init init_of(const Parameter& parameter, WeightInit weights) {
+    if (weights == WeightInit::automatic || parameter.init != Init::fan_in_uniform) {
+        return parameter.init;
+    }
+    const bool bias = parameter.shape.size() == 1;
+    return bias                                    ? Init::zeros
+           : weights == WeightInit::kaiming_normal ? Init::kaiming_normal
+                                                   : Init::kaiming_uniform;
+}
 
 std::vector<float> initial_values(const Parameter& parameter, const RandomStream& stream) {
     std::vector<float> values(static_cast<std::size_t>(parameter.elems));
     switch (parameter.init) {
         case Init::fan_in_uniform:
             fill_uniform(stream, 1.0f / std::sqrt(static_cast<float>(parameter.fan_in)), values);
+            break;
+        case Init::kaiming_normal:
+            fill_normal(stream, std::sqrt(2.0f / static_cast<float>(parameter.fan_in)), values);
+            break;
+        case Init::kaiming_uniform:
+            fill_uniform(stream, std::sqrt(6.0f / static_cast<float>(parameter.fan_in)), values);
             break;
         case Init::zeros:
             break;

@@ -8,7 +8,6 @@
 #include "kernels/base/error.hpp"
 #include "model/fuse.hpp"
 #include "model/import.hpp"
-#include "model/init.hpp"
 
 namespace gyre::model {
 
@@ -22,7 +21,7 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
         graph_ = fuse(graph_);
     }
     make_operations(options);
-    place_parameters();
+    place_parameters(options);
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
     input_ = {backend, backend.activation_elems(input, largest_batch)};
     labels_ = {backend, largest_batch};
@@ -47,7 +46,7 @@ void Net::make_operations(const NetOptions& options) {
     }
 }
 
-void Net::place_parameters() {
+void Net::place_parameters(const NetOptions& options) {
     const auto place = [](Parameter& tensor, std::int64_t& end, std::vector<Parameter>& list) {
         tensor.offset_elems = end;
         end += (tensor.elems + kAlignElems - 1) / kAlignElems * kAlignElems;
@@ -59,6 +58,7 @@ void Net::place_parameters() {
             layer_begins_.push_back(flat_elems_);
         }
         for (Parameter& parameter : node.parameters) {
+            parameter.init = init_of(parameter, options.init);
             place(parameter, flat_elems_, parameters_);
         }
         for (Parameter& tensor : node.state) {

@@ -9,6 +9,7 @@
 
 #include "kernels/backend.hpp"
 #include "model/graph.hpp"
+#include "model/init.hpp"
 #include "model/memory_plan.hpp"
 #include "model/safetensors.hpp"
 #include "model/spec.hpp"
@@ -23,6 +24,7 @@ struct NetOptions {
     // The numbers of images for which kernels are chosen, as passes have them (Sharding::sizes());
     // empty: the most images.
     std::vector<int> train_sizes = {}, eval_sizes = {};
+    WeightInit init = WeightInit::automatic;
     bool fuse = true;  // operations that the backend offers as one
 };
 
@@ -107,7 +109,7 @@ class Net {
     // Gives dy to a node's second input.
     void pass_on(const Batch& batch, const Step& step, const Node& node);
     void make_operations(const NetOptions& options);
-    void place_parameters();
+    void place_parameters(const NetOptions& options);
     // Of parameters and state, with where they lie.
     struct Placed {
         const Parameter& tensor;

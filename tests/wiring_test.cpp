@@ -196,6 +196,8 @@ TEST_CASE("every flag of gyre train reaches its option, and the comparison of th
         {"--eps", "0.25", [](O o) { return o.optimizer.epsilon == 0.25f; }, true},
         {"--max-grad-norm", "0.25", [](O o) { return o.optimizer.max_grad_norm == 0.25f; }, true},
         {"--no-shuffle", "", [](O o) { return !o.shuffle; }, true},
+        {"--weight-init", "kaiming-normal",
+         [](O o) { return o.init_weights == WeightInit::kaiming_normal; }, true},
         {"--no-dropout", "", [](O o) { return !o.dropout; }, true},
         {"--no-eval", "", [](O o) { return !o.evaluate; }, true},
         {"--bucket-kib", "7", [](O o) { return o.reduction.bucket_bytes == 7 * 1024; }, true},

@@ -41,6 +41,7 @@ struct SessionSpec {
     std::int64_t global_batch = 64;  // images of a step, over all ranks
     int accumulate = 1;              // passes that a rank divides its share of a step into
     std::uint64_t seed = 1;          // of weights, order and dropout
+    WeightInit init = WeightInit::automatic;
     bool shuffle = true;
     bool dropout = true;
     std::int64_t eval_images = 0;  // of the set that evaluate() is for, over all ranks; 0: none

@@ -129,6 +129,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .global_batch = options_.global_batch.value_or(batches),
             .accumulate = options_.accumulate,
             .seed = options_.seed,
+            .init = options_.init_weights,
             .shuffle = options_.shuffle,
             .dropout = options_.dropout,
             .eval_images = options_.evaluate ? data.test.count : 0,
@@ -245,8 +246,8 @@ ExitCode TrainCommand::run() {
     report_->start(facts_);
     if (options_.verbose && comm_.is_root()) {
         fmt::print(
-            "communicator: {}\nCUDA graph: {}\n{}{}{}", facts_.communicator,
-            session_->trainer().graph() ? "a step of a whole batch" : "none",
+            "{}communicator: {}\nCUDA graph: {}\n{}{}{}", session_->net().description(),
+            facts_.communicator, session_->trainer().graph() ? "a step of a whole batch" : "none",
             bucket_table(session_->reducer().buckets(), session_->net(), options_.reduction.type),
             session_->factors().summary(), backend_->choices());
     }

@@ -137,7 +137,7 @@ void add_diagnosis_flags(CLI::App& app, CommonOptions& o) {
 }
 
 void add_model_flag(CLI::App& app, std::string& model) {
-    path(app.add_option("--model", model, "A built-in net (net, wide) or a model file")
+    path(app.add_option("--model", model, "A built-in net (net, wide, resnet) or a model file")
              ->capture_default_str(),
          "NAME|FILE");
 }
@@ -178,6 +178,9 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
         ->capture_default_str()
         ->check(at_least(1));
     app.add_option("--seed", o.seed, "Seed of weights, order and dropout")->capture_default_str();
+    add_choice(app, "--weight-init", o.init_weights, kWeightInits,
+               "How weights of convolutions and linear layers begin: as PyTorch's layers do, or as "
+               "torch.nn.init.kaiming_*_ with ReLU's gain (He), biases 0");
     OptimizerSpec& optimizer = o.optimizer;
     add_choice(app, "--optimizer", optimizer.rule, kUpdateRules, "How weights follow gradients");
     app.add_option("--lr", optimizer.learning_rate,

@@ -39,6 +39,7 @@ struct TrainOptions : CommonOptions {
     int accumulate = 1;               // passes whose gradients a step adds up
     std::optional<std::int64_t> limit;
     std::uint64_t seed = 1;
+    WeightInit init_weights = WeightInit::automatic;
     OptimizerSpec optimizer;
     bool shuffle = true;
     bool dropout = true;
