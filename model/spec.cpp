@@ -41,6 +41,37 @@ constexpr Builtin kBuiltins[] = {
      "relu\n"
      "dropout 0.5\n"
      "linear classes\n"},
+    // ResNet-9, half as wide; He et al., CVPR 2016, in the form of DAWNBench's entries.
+    {"resnet",
+     "conv 32 k3 p1\n"
+     "batchnorm\n"
+     "relu\n"
+     "conv 64 k3 p1\n"
+     "batchnorm\n"
+     "relu\n"
+     "maxpool 2\n"
+     "as a\n"
+     "conv 64 k3 p1\n"
+     "batchnorm\n"
+     "relu\n"
+     "conv 64 k3 p1\n"
+     "batchnorm\n"
+     "relu\n"
+     "add a\n"
+     "conv 128 k3 p1\n"
+     "batchnorm\n"
+     "relu\n"
+     "maxpool 2\n"
+     "as b\n"
+     "conv 128 k3 p1\n"
+     "batchnorm\n"
+     "relu\n"
+     "conv 128 k3 p1\n"
+     "batchnorm\n"
+     "relu\n"
+     "add b\n"
+     "avgpool global\n"
+     "linear classes\n"},
 };
 
 const LayerType& type_of(const std::string& word, const std::string& where) {

@@ -106,7 +106,7 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("linear many\n", {"'many'"});
     expect_bad_model("relu 3\n", {"'3' was not expected"});
     expect_bad_model("log-softmax\nlinear 3\n", {"line 2", "nothing may follow"});
-    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide", "--model"},
+    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide, resnet", "--model"},
                  [] { load_model("no/such/model"); });
 }
 
@@ -150,6 +150,38 @@ TEST_CASE("initial weights are uniform within PyTorch's bounds and follow the se
     CHECK(net.export_parameters()[0].values != first[0].values);
     net.initialise(1);
     CHECK(net.export_parameters()[0].values == first[0].values);
+}
+
+TEST_CASE("Kaiming's weights have variance 2 / fan_in, and biases of 0") {
+    const auto backend = make_cpu_backend(1);
+    for (const WeightInit init : {WeightInit::kaiming_normal, WeightInit::kaiming_uniform}) {
+        Net net(*backend, parse_model("linear 100\nbatchnorm\nlinear classes\n", "mine"),
+                {1, 20, 20}, 10, {.train_batch = 1, .eval_batch = 1, .init = init});
+        net.initialise(3);
+        const std::vector<HostTensor> tensors = net.export_parameters();
+        const std::vector<float>& weights = tensors[0].values;
+        REQUIRE(weights.size() == 40000);
+        double sum = 0.0, squares = 0.0, largest = 0.0;
+        for (const float w : weights) {
+            sum += double{w};
+            squares += double{w} * double{w};
+            largest = std::max(largest, std::abs(double{w}));
+        }
+        // Five standard errors of a mean of 40,000 and of their variance.
+        const double deviation = std::sqrt(2.0 / 400.0);
+        CHECK(std::abs(sum / 40000) < 5 * deviation / 200);
+        CHECK(squares / 40000 == Approx(2.0 / 400.0).epsilon(5 * std::sqrt(2.0) / 200));
+        const bool normal = init == WeightInit::kaiming_normal;
+        CHECK((largest > std::sqrt(6.0 / 400.0)) == normal);
+        for (const std::size_t zeros : {1, 3, 5}) {  // the biases
+            for (const float b : tensors[zeros].values) {
+                CHECK(b == 0.0f);
+            }
+        }
+        for (const float w : tensors[2].values) {
+            CHECK(w == 1.0f);
+        }
+    }
 }
 
 TEST_CASE("no two initial weights come from the same random number") {
