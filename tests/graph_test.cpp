@@ -326,7 +326,7 @@ std::string printed(const std::function<void()>& work) {
 }  // namespace
 
 TEST_CASE("a training with graphs has the results of one without, bit by bit", "[graph]") {
-    std::vector<Run> runs(5);
+    std::vector<Run> runs(7);
     runs[0].optimizer.rule = UpdateRule::adam;
     runs[1].optimizer.momentum = 0.9f;
     runs[1].accumulate = 2;
@@ -339,6 +339,10 @@ TEST_CASE("a training with graphs has the results of one without, bit by bit", "
     runs[4].optimizer.momentum = 0.0f;
     runs[4].ranks = 2;
     runs[4].type = DataType::bfloat16;
+    runs[5].optimizer.schedule = {
+        .kind = ScheduleKind::cosine, .warmup_steps = 3, .total_steps = 24};
+    runs[6].optimizer.rule = UpdateRule::adamw;
+    runs[6].optimizer.schedule = {.kind = ScheduleKind::one_cycle, .total_steps = 24};
     for (Run& run : runs) {
         INFO("case " << &run - runs.data());
         const Outcome eager = run_training(run);
@@ -354,10 +358,11 @@ TEST_CASE("a training with graphs has the results of one without, bit by bit", "
             if (step < 2 || step % 8 == 7) {
                 CHECK(graph.submissions[step] == eager.submissions[step]);
             } else {
-                // The samples, the graph, with ranks its end, and the result with its event; for
-                // Adam what its update reads, with an event, too.
-                const bool adam = run.optimizer.rule != UpdateRule::sgd;
-                CHECK(graph.submissions[step] == (run.ranks == 1 ? 4 : 5) + (adam ? 2 : 0));
+                // The samples, the graph, with ranks its end, and the result with its event; what
+                // the update reads, with an event, too, where it changes.
+                const bool changes = run.optimizer.rule != UpdateRule::sgd ||
+                                     run.optimizer.schedule.kind != ScheduleKind::constant;
+                CHECK(graph.submissions[step] == (run.ranks == 1 ? 4 : 5) + (changes ? 2 : 0));
                 ++launches;
             }
             CHECK(eager.submissions[step] > 25);

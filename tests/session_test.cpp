@@ -73,6 +73,7 @@ const std::vector<OptimizerSpec> kRules = {
     {.momentum = 0.9f, .nesterov = true},
     {.rule = UpdateRule::adam},
     {.rule = UpdateRule::adamw, .weight_decay = 0.1f, .max_grad_norm = 0.5f},
+    {.schedule = {.kind = ScheduleKind::one_cycle, .total_steps = kSteps}},
 };
 
 }  // namespace

@@ -185,6 +185,13 @@ TEST_CASE("every flag of gyre train reaches its option, and the comparison of th
         {"--seed", "7", [](O o) { return o.seed == 7; }, true},
         {"--optimizer", "adamw", [](O o) { return o.optimizer.rule == UpdateRule::adamw; }, true},
         {"--lr", "0.25", [](O o) { return o.optimizer.learning_rate == 0.25f; }, true},
+        {"--lr-schedule", "cosine",
+         [](O o) { return o.optimizer.schedule.kind == ScheduleKind::cosine; }, true},
+        {"--lr-step-size", "7", [](O o) { return o.lr_step_size == 7; }, true},
+        {"--lr-gamma", "0.25", [](O o) { return o.optimizer.schedule.gamma == 0.25; }, true},
+        {"--lr-min", "0.25", [](O o) { return o.optimizer.schedule.min_rate == 0.25; }, true},
+        {"--warmup-steps", "7", [](O o) { return o.optimizer.schedule.warmup_steps == 7; }, true},
+        {"--warmup-epochs", "7", [](O o) { return o.warmup_epochs == 7; }, true},
         {"--momentum", "0.25", [](O o) { return o.optimizer.momentum == 0.25f; }, true},
         {"--weight-decay", "0.25", [](O o) { return o.optimizer.weight_decay == 0.25f; }, true},
         {"--nesterov", "", [](O o) { return o.optimizer.nesterov; }, true},
@@ -419,7 +426,10 @@ TEST_CASE("every flag of a training changes what it says") {
         for (const char* flags :
              {"--seed 2", "--lr 0.02", "--momentum 0.6", "--weight-decay 0.5", "--nesterov",
               "--max-grad-norm 0.01", "--optimizer adam", "--optimizer adamw", "--no-shuffle",
-              "--no-dropout", "--mean 0.1 --std 0.5", "--accumulate 2", "--limit 50"}) {
+              "--no-dropout", "--mean 0.1 --std 0.5", "--accumulate 2", "--limit 50",
+              "--warmup-steps 3", "--warmup-epochs 1", "--lr-schedule cosine",
+              "--lr-schedule cosine --lr-min 0.005", "--lr-schedule one-cycle",
+              "--lr-schedule step --lr-step-size 1"}) {
             INFO(flags);
             const auto other = training.run(1, std::string("--epochs 2 --batch-size 10 ") + flags);
             CHECK(other.epochs.at(1).at("train_loss") != plain.epochs.at(1).at("train_loss"));
@@ -527,6 +537,19 @@ TEST_CASE("settings that an optimiser cannot have are refused, in the names of w
                       nesterov_flag =
                           "--nesterov needs --optimizer sgd and --momentum greater than 0",
                       momentum_flag = "--momentum must be at least 0 and less than 1";
+    using Kind = ScheduleKind;
+    refuse({.schedule = {.kind = Kind::step}},
+           "schedule step needs step_size, after which the rate falls", "--lr-schedule step",
+           "--lr-schedule step needs --lr-step-size, after which the rate falls");
+    refuse({.schedule = {.gamma = 0.5}}, "step_size and gamma are for schedule step",
+           "--lr-gamma 0.5", "--lr-step-size and --lr-gamma are for --lr-schedule step");
+    refuse({.schedule = {.kind = Kind::one_cycle, .total_steps = 9, .min_rate = 0.5}},
+           "min_rate is for schedule cosine", "--lr-schedule one-cycle --lr-min 0.5",
+           "--lr-min is for --lr-schedule cosine");
+    refuse({.schedule = {.kind = Kind::one_cycle, .warmup_steps = 1, .total_steps = 9}},
+           "schedule one-cycle has its own warm-up: it goes without warmup_steps",
+           "--lr-schedule one-cycle --warmup-epochs 1",
+           "it goes without --warmup-steps and --warmup-epochs");
     refuse({.momentum = 0.0f, .nesterov = true}, nesterov, "--nesterov --momentum 0",
            nesterov_flag);
     refuse({.rule = UpdateRule::adam, .nesterov = true}, nesterov, "--nesterov --optimizer adam",

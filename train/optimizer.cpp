@@ -32,6 +32,7 @@ void check(const OptimizerSpec& spec) {
     if (sgd && !(spec.momentum >= 0.0f && spec.momentum < 1.0f)) {
         throw SettingsError("{momentum} must be at least 0 and less than 1");
     }
+    check(spec.schedule);
 }
 
 Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec)
@@ -57,7 +58,7 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec)
 
 // In double precision, as PyTorch does.
 StepScalars Optimizer::scalars(std::int64_t step) const {
-    const double rate{*spec_.learning_rate};
+    const double rate = scheduled_rate(spec_.schedule, double{*spec_.learning_rate}, step - 1);
     StepScalars result = {.learning_rate = static_cast<float>(rate)};
     if (spec_.rule == UpdateRule::sgd) {
         return result;

@@ -10,6 +10,7 @@
 
 #include "model/net.hpp"
 #include "train/rooms.hpp"
+#include "train/schedule.hpp"
 
 namespace gyre::train {
 
@@ -27,8 +28,9 @@ struct OptimizerSpec {
     std::array<float, 2> betas = {0.9f, 0.999f};
     float epsilon = 1e-8f;
     std::optional<float> max_grad_norm = {};  // empty: gradients are not clipped
+    ScheduleSpec schedule = {};               // of the learning rate
 };
-// Throws SettingsError for what a rule cannot have.
+// Throws SettingsError for what a rule or a schedule cannot have.
 void check(const OptimizerSpec& spec);
 
 class Optimizer {

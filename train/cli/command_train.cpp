@@ -88,6 +88,7 @@ class TrainCommand {
     std::unique_ptr<WeightFiles> files_;
     std::unique_ptr<Backend> backend_;
     WeightFacts weight_facts_;
+    SessionSpec spec_;
     RunFacts facts_;
     std::unique_ptr<Session> session_;
     std::unique_ptr<DeviceImages> test_images_;
@@ -104,12 +105,13 @@ Dataset TrainCommand::load() {
     Dataset data;
     agree(comm_, [&] {
         files_ = std::make_unique<WeightFiles>(options_, comm_.is_root());
-        with_flag_names([&] { check(options_.optimizer); });
         backend_ = make_backend(options_, comm_);
         WeightFacts& facts = weight_facts_;
         facts.model = load_model(options_.model);
         data = load_dataset({options_.data, options_.limit, options_.classes});
         facts.classes = data.classes;
+        spec_ = session_spec(data);
+        with_flag_names([&] { check(spec_.optimizer); });
         facts.normalisation = choose_normalisation(options_, data.train);
         if (files_->writes()) {
             facts.measured =
@@ -124,9 +126,19 @@ Dataset TrainCommand::load() {
 SessionSpec TrainCommand::session_spec(const Dataset& data) const {
     const std::int64_t batches =
         std::int64_t{options_.batch_size} * options_.accumulate * comm_.size();
+    const std::int64_t global_batch = options_.global_batch.value_or(batches);
+    const std::int64_t epoch_steps = Sharding{data.train.count, global_batch}.steps();
+    OptimizerSpec optimizer = options_.optimizer;
+    optimizer.schedule.total_steps = options_.epochs * epoch_steps;
+    if (options_.lr_step_size) {
+        optimizer.schedule.step_size = *options_.lr_step_size * epoch_steps;
+    }
+    if (options_.warmup_epochs) {
+        optimizer.schedule.warmup_steps = *options_.warmup_epochs * epoch_steps;
+    }
     return {.model = weight_facts_.model,
             .classes = data.classes,
-            .global_batch = options_.global_batch.value_or(batches),
+            .global_batch = global_batch,
             .accumulate = options_.accumulate,
             .seed = options_.seed,
             .init = options_.init_weights,
@@ -134,7 +146,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .dropout = options_.dropout,
             .eval_images = options_.evaluate ? data.test.count : 0,
             .eval_batch = options_.test_batch_size,
-            .optimizer = options_.optimizer,
+            .optimizer = optimizer,
             .reduction = options_.reduction,
             .graph = options_.graph};
 }
@@ -165,15 +177,14 @@ TrainCommand::TrainCommand(Communicator& comm, const TrainOptions& options)
     facts_.test_images = data.test.count;
     facts_.classes = data.classes;
     facts_.ranks = comm.size();
-    const SessionSpec spec = session_spec(data);
     with_flag_names([&] {
-        session_ = std::make_unique<Session>(comm, *backend_, spec, std::move(data.train),
+        session_ = std::make_unique<Session>(comm, *backend_, spec_, std::move(data.train),
                                              weight_facts_.normalisation);
     });
     facts_.device = backend_->description();
     facts_.communicator = comm.description();
     facts_.parameters = session_->net().parameter_count();
-    facts_.global_batch = spec.global_batch;
+    facts_.global_batch = spec_.global_batch;
     facts_.batch_size = static_cast<int>(session_->sharding().most_local());
     facts_.steps_per_epoch = session_->sharding().steps();
     start_weights();

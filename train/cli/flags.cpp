@@ -161,6 +161,28 @@ void add_bucket_flag(CLI::App& app, std::optional<std::int64_t>& bucket_bytes) {
         ->default_str("auto");
 }
 
+void add_schedule_flags(CLI::App& app, TrainOptions& o) {
+    ScheduleSpec& schedule = o.optimizer.schedule;
+    add_choice(
+        app, "--lr-schedule", schedule.kind, kScheduleKinds,
+        "How the learning rate changes, with every step of the training: step (by --lr-gamma "
+        "every --lr-step-size epochs), cosine (down to --lr-min at the end), one-cycle (from "
+        "1/25 up to --lr, and down to almost 0)");
+    app.add_option("--lr-step-size", o.lr_step_size, "Epochs between two falls of schedule step")
+        ->check(at_least(1));
+    app.add_option("--lr-gamma", schedule.gamma, "What the rate falls by, in schedule step [0.1]")
+        ->check(at_least(0.0));
+    app.add_option("--lr-min", schedule.min_rate, "Where schedule cosine ends [0]")
+        ->check(at_least(0.0));
+    auto* steps = app.add_option("--warmup-steps", schedule.warmup_steps,
+                                 "Steps in which the rate rises from a hundredth to --lr first")
+                      ->capture_default_str()
+                      ->check(at_least<std::int64_t>(0));
+    app.add_option("--warmup-epochs", o.warmup_epochs, "The same, in epochs")
+        ->check(at_least(0))
+        ->excludes(steps);
+}
+
 void add_training_flags(CLI::App& app, TrainOptions& o) {
     heading(app, "Training");
     app.add_option("--epochs", o.epochs, "Epochs to train")
@@ -186,6 +208,7 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
     app.add_option("--lr", optimizer.learning_rate,
                    "Learning rate [sgd 0.01, adam and adamw 0.001]")
         ->check(at_least(0.0f));
+    add_schedule_flags(app, o);
     app.add_option("--momentum", optimizer.momentum, "Momentum of sgd")
         ->capture_default_str()
         ->check(at_least(0.0f));

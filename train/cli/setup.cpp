@@ -2,7 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
+#include <utility>
 
 #include "train/settings_error.hpp"
 #include "train/threads.hpp"
@@ -11,12 +11,19 @@ namespace gyre::train {
 
 void with_flag_names(const std::function<void()>& work) {
     const auto flag_of = [](std::string_view setting) {
-        if (setting == "rule") {
-            return std::string("--optimizer");
+        static constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
+            {"rule", "--optimizer"},
+            {"schedule", "--lr-schedule"},
+            {"step_size", "--lr-step-size"},
+            {"gamma", "--lr-gamma"},
+            {"min_rate", "--lr-min"},
+            {"warmup_steps", "--warmup-steps and --warmup-epochs"}};
+        for (const auto& [name, flag] : kOthers) {
+            if (name == setting) {
+                return std::string(flag);
+            }
         }
-        std::string flag = "--" + std::string(setting);
-        std::replace(flag.begin(), flag.end(), '_', '-');
-        return flag;
+        return "--" + std::string(setting);
     };
     try {
         work();

@@ -14,7 +14,10 @@ constexpr std::string_view kGpu =
     "each rank takes the GPU of its number on its host; CUDA_VISIBLE_DEVICES=N chooses others";
 constexpr std::string_view kWorkers =
     "leave it out: the data set is in memory; --threads sets the threads of a rank";
-constexpr std::string_view kConstantRate = "leave it out: the learning rate stays --lr";
+constexpr std::string_view kStepSchedule =
+    "--lr-schedule step --lr-step-size 1 --lr-gamma G : times G after every epoch";
+constexpr std::string_view kSchedules =
+    "--lr-schedule constant, step, cosine or one-cycle; it follows every step, not every epoch";
 constexpr std::string_view kResume = "--init FILE starts from saved weights";
 constexpr std::string_view kNarrow =
     "weights are fp32; --tf32 is for GPUs' tensor cores, --comm-dtype bf16 for slow links";
@@ -27,6 +30,7 @@ constexpr TutorialFlag kTutorialFlags[] = {
     {"--total-epochs", "--epochs", ""},
     {"-b", "--batch-size", ""},
     {"--learning-rate", "--lr", ""},
+    {"--lr-warmup-epochs", "--warmup-epochs", ""},
     {"--wd", "--weight-decay", ""},
     {"--opt", "--optimizer", ""},
     {"--optim", "--optimizer", ""},
@@ -73,8 +77,11 @@ constexpr TutorialFlag kTutorialFlags[] = {
     {"-j", "", kWorkers},
     {"--workers", "", kWorkers},
     {"--num-workers", "", kWorkers},
-    {"--gamma", "", kConstantRate},
-    {"--step-size", "", kConstantRate},
+    {"--gamma", "", kStepSchedule},
+    {"--step-size", "", kStepSchedule},
+    {"--lr-scheduler", "", kSchedules},
+    {"--scheduler", "", kSchedules},
+    {"--one-cycle", "", "--lr-schedule one-cycle"},
     {"--resume", "", kResume},
     {"--pretrained", "", kResume},
     {"--start-epoch", "", kResume},

@@ -1,0 +1,75 @@
+#include "train/schedule.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+
+#include "train/settings_error.hpp"
+
+namespace gyre::train {
+namespace {
+
+// From begin, at part 0, to end, at part 1, along half a cosine.
+double anneal(double begin, double end, double part) {
+    return end + (begin - end) * (1.0 + std::cos(std::numbers::pi * part)) / 2.0;
+}
+
+double one_cycle(double highest, double step, double total_steps) {
+    constexpr double kRising = 0.3, kFirst = 25.0, kLast = 1e4;
+    const double first = highest / kFirst, last = first / kLast;
+    const double turn = kRising * total_steps - 1.0, end = total_steps - 1.0;
+    return step <= turn ? anneal(first, highest, step / turn)
+                        : anneal(highest, last, std::min(1.0, (step - turn) / (end - turn)));
+}
+
+}  // namespace
+
+void check(const ScheduleSpec& spec) {
+    const bool steps = spec.kind == ScheduleKind::step, cosine = spec.kind == ScheduleKind::cosine,
+               one_cycle = spec.kind == ScheduleKind::one_cycle;
+    if (steps && !spec.step_size) {
+        throw SettingsError("{schedule} step needs {step_size}, after which the rate falls");
+    }
+    if (spec.step_size && *spec.step_size < 1) {
+        throw SettingsError("{step_size} must be at least 1");
+    }
+    if (!steps && (spec.step_size || spec.gamma)) {
+        throw SettingsError("{step_size} and {gamma} are for {schedule} step");
+    }
+    if (!cosine && spec.min_rate) {
+        throw SettingsError("{min_rate} is for {schedule} cosine");
+    }
+    if (one_cycle && spec.warmup_steps > 0) {
+        throw SettingsError(
+            "{schedule} one-cycle has its own warm-up: it goes without "
+            "{warmup_steps}");
+    }
+    if ((cosine || one_cycle) && spec.total_steps < 1) {
+        throw SettingsError("{schedule} cosine and one-cycle need {total_steps}");
+    }
+}
+
+double scheduled_rate(const ScheduleSpec& spec, double rate, std::int64_t step) {
+    constexpr double kWarmUpFrom = 0.01;
+    if (step < spec.warmup_steps) {
+        const double part = static_cast<double>(step) / static_cast<double>(spec.warmup_steps);
+        return rate * (kWarmUpFrom + (1.0 - kWarmUpFrom) * part);
+    }
+    const auto after = static_cast<double>(step - spec.warmup_steps);
+    switch (spec.kind) {
+        case ScheduleKind::constant:
+            break;
+        case ScheduleKind::step:
+            return rate * std::pow(spec.gamma.value_or(0.1),
+                                   std::floor(after / static_cast<double>(*spec.step_size)));
+        case ScheduleKind::cosine: {
+            const auto all = static_cast<double>(spec.total_steps - spec.warmup_steps);
+            return anneal(rate, spec.min_rate.value_or(0.0), after < all ? after / all : 1.0);
+        }
+        case ScheduleKind::one_cycle:
+            return one_cycle(rate, after, static_cast<double>(spec.total_steps));
+    }
+    return rate;
+}
+
+}  // namespace gyre::train

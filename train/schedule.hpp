@@ -1,0 +1,44 @@
+// Learning rates that follow the steps of a training, by the formulas of torch.optim.lr_scheduler.
+//
+// A schedule is evaluated for every step of the optimiser, as if scheduler.step() followed every
+// optimizer.step(): all its lengths are in steps.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace gyre::train {
+
+enum class ScheduleKind { constant, step, cosine, one_cycle };
+inline const std::vector<std::pair<std::string, ScheduleKind>> kScheduleKinds = {
+    {"constant", ScheduleKind::constant},
+    {"step", ScheduleKind::step},
+    {"cosine", ScheduleKind::cosine},
+    {"one-cycle", ScheduleKind::one_cycle}};
+
+// With the rate r, and t steps after the warm-up:
+//   constant   r
+//   step       r * gamma^floor(t / step_size)                                           StepLR
+//   cosine     min_rate + (r - min_rate) (1 + cos(pi t / T)) / 2, T: all steps after the warm-up;
+//              min_rate from then on                                         CosineAnnealingLR
+//   one_cycle  from r / 25 up to r in the first 30 % of total_steps, then down to r / 250000, both
+//              along half a cosine            OneCycleLR's defaults, without cycling momentum
+// During the warm-up of W steps, at step t: r (f + (1 - f) t / W), f = 0.01      LinearLR
+struct ScheduleSpec {
+    ScheduleKind kind = ScheduleKind::constant;
+    std::int64_t warmup_steps = 0;               // one_cycle: none, as it has its own
+    std::int64_t total_steps = 0;                // of the training: for cosine and one_cycle
+    std::optional<std::int64_t> step_size = {};  // step's
+    std::optional<double> gamma = {};            // step's; 0.1
+    std::optional<double> min_rate = {};         // cosine's; 0
+};
+// Throws SettingsError for what does not go together.
+void check(const ScheduleSpec& spec);
+
+// The rate of a step, from 0; `rate` is that of a constant schedule.
+double scheduled_rate(const ScheduleSpec& spec, double rate, std::int64_t step);
+
+}  // namespace gyre::train
