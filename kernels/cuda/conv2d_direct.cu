@@ -91,6 +91,15 @@ __device__ __forceinline__ void read_padded(const Window& window, const float* f
     }
 }
 
+// What a row of the kernel needs of an input row for kPixels outputs.
+template <int kKernel>
+__device__ __forceinline__ void read_pixels(const float* from, float (&pixel)[2 * kPixels]) {
+    read4(from, pixel);
+    if constexpr (kKernel > 1) {
+        read4(from + kPixels, pixel + kPixels);
+    }
+}
+
 // Where the weight of (output channel, input channel, tap) lies.
 struct WeightLayout {
     int out_stride, in_stride;
@@ -103,6 +112,20 @@ struct ForwardPlan {
     int images;        // of a block
     int out_channels;  // of a block, a multiple of kOut
 };
+
+// Reads the weights of a block's output channels into `to` [channel][tap][output channel].
+template <int kTaps>
+__device__ __forceinline__ void read_weights(const ForwardPlan& plan, int first_out, const float* w,
+                                             float* to) {
+    for (int i = static_cast<int>(threadIdx.x);
+         i < plan.window.channels * kTaps * plan.out_channels; i += kBlock) {
+        const int out = i % plan.out_channels, at = i / plan.out_channels;
+        const int in = at / kTaps, tap = at % kTaps;
+        const int from = (first_out + out) * plan.layout.out_stride + in * plan.layout.in_stride +
+                         (plan.layout.turned ? kTaps - 1 - tap : tap);
+        to[i] = first_out + out < plan.window.out_channels ? w[from] : 0.0f;
+    }
+}
 
 template <int kKernel, int kOut>
 __global__ void __launch_bounds__(kBlock)
@@ -117,14 +140,7 @@ __global__ void __launch_bounds__(kBlock)
     const int first_out = static_cast<int>(blockIdx.y) * plan.out_channels;
 
     read_padded(window, x, first_image, images, input);
-    for (int i = static_cast<int>(threadIdx.x); i < window.channels * kTaps * plan.out_channels;
-         i += kBlock) {
-        const int out = i % plan.out_channels, at = i / plan.out_channels;
-        const int in = at / kTaps, tap = at % kTaps;
-        const int from = (first_out + out) * plan.layout.out_stride + in * plan.layout.in_stride +
-                         (plan.layout.turned ? kTaps - 1 - tap : tap);
-        weights[i] = first_out + out < window.out_channels ? w[from] : 0.0f;
-    }
+    read_weights<kTaps>(plan, first_out, w, weights);
     __syncthreads();
 
     const int rows = window.height + 2 * window.padding;
@@ -143,10 +159,7 @@ __global__ void __launch_bounds__(kBlock)
                     input + ((image * window.channels + in) * rows + row + kh) * window.pitch +
                     quad * kPixels;
                 float pixel[2 * kPixels];
-                read4(from, pixel);
-                if constexpr (kKernel > 1) {
-                    read4(from + kPixels, pixel + kPixels);
-                }
+                read_pixels<kKernel>(from, pixel);
                 const float* tap =
                     weights + (in * kTaps + kh * kKernel) * plan.out_channels + group * kOut;
                 SIMT_UNROLL
@@ -245,6 +258,37 @@ struct WeightsPlan {
 
 constexpr int kPair = 2;  // output channels of a thread
 
+// sum[kw] += the products of dy and the pixels under column kw of the kernel.
+template <int kKernel>
+__device__ __forceinline__ void add_products(const float (&d)[kPixels],
+                                             const float (&pixel)[2 * kPixels],
+                                             float (&sum)[kKernel]) {
+    SIMT_UNROLL
+    for (int p = 0; p < kPixels; ++p) {
+        SIMT_UNROLL
+        for (int kw = 0; kw < kKernel; ++kw) {
+            sum[kw] += d[p] * pixel[kw + p];
+        }
+    }
+}
+
+__device__ __forceinline__ float add_strips(const float* first, int strips, int distance) {
+    float total = 0.0f;
+    for (int s = 0; s < strips; ++s) {
+        total += first[s * distance];
+    }
+    return total;
+}
+
+// What a thread sums.
+struct WeightsItem {
+    int kh, in, pair, strip;
+};
+__device__ __forceinline__ WeightsItem weights_item(int item, int kernel, int channels, int pairs) {
+    return {item % kernel, item / kernel % channels, item / kernel / channels % pairs,
+            item / kernel / channels / pairs};
+}
+
 template <int kKernel>
 __global__ void __launch_bounds__(kBlock)
     direct_weights_kernel(WeightsPlan plan, int n, const float* x, const float* dy,
@@ -259,9 +303,7 @@ __global__ void __launch_bounds__(kBlock)
     // Neighbouring threads have the same strip and output channels, so that they read the same dy.
     const int item = static_cast<int>(threadIdx.x);
     const int pairs = plan.out_channels / kPair;
-    const int kh = item % kKernel, in = item / kKernel % window.channels;
-    const int pair = item / kKernel / window.channels % pairs;
-    const int strip = item / kKernel / window.channels / pairs;
+    const auto [kh, in, pair, strip] = weights_item(item, kKernel, window.channels, pairs);
     const bool active = strip < plan.strips;
     const int strip_rows = (window.out_height + plan.strips - 1) / plan.strips;
     const int first_row = strip * strip_rows;
@@ -286,21 +328,12 @@ __global__ void __launch_bounds__(kBlock)
                 gradient + (pair * kPair * window.out_height + row) * plan.dy_pitch;
             for (int w = 0; w < plan.dy_pitch; w += kPixels) {
                 float pixel[2 * kPixels];
-                read4(pixels + w, pixel);
-                if constexpr (kKernel > 1) {
-                    read4(pixels + w + kPixels, pixel + kPixels);
-                }
+                read_pixels<kKernel>(pixels + w, pixel);
                 SIMT_UNROLL
                 for (int o = 0; o < kPair; ++o) {
                     float d[kPixels];
                     read4(gradients + o * window.out_height * plan.dy_pitch + w, d);
-                    SIMT_UNROLL
-                    for (int p = 0; p < kPixels; ++p) {
-                        SIMT_UNROLL
-                        for (int kw = 0; kw < kKernel; ++kw) {
-                            sum[o][kw] += d[p] * pixel[kw + p];
-                        }
-                    }
+                    add_products(d, pixel, sum[o]);
                     if (in == 0 && kh == 0) {
                         bias[o] += (d[0] + d[1]) + (d[2] + d[3]);
                     }
@@ -327,10 +360,7 @@ __global__ void __launch_bounds__(kBlock)
         if (strip == 0 && out < window.out_channels) {
             SIMT_UNROLL
             for (int kw = 0; kw <= kKernel; ++kw) {
-                float total = 0.0f;
-                for (int s = 0; s < plan.strips; ++s) {
-                    total += input[kw * kBlock + item + s * threads];
-                }
+                const float total = add_strips(input + kw * kBlock + item, plan.strips, threads);
                 if (kw < kKernel) {
                     to[out * taps + (in * kKernel + kh) * kKernel + kw] = total;
                 } else if (in == 0 && kh == 0) {

@@ -1,22 +1,21 @@
 #include "kernels/emulation/emulator.hpp"
 
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <boost/context/detail/fcontext.hpp>
 #include <cstdio>
 #include <cstring>
-#include <memory>
 #include <numeric>
 #include <random>
 #include <vector>
 
 #include "kernels/base/error.hpp"
+#include "kernels/emulation/fibers.hpp"
 #include "kernels/emulation/sanitizer.hpp"
+#include "kernels/emulation/warp.hpp"
 
 // Without a string of its own, which a fiber that is abandoned would never free.
 template <>
@@ -35,26 +34,6 @@ uint3 block_index;
 dim3 block_extent, grid_extent;
 Listener* listener = nullptr;
 
-namespace {
-
-namespace context = boost::context::detail;
-
-constexpr unsigned kWarp = 32;
-constexpr unsigned kMostThreads = 1024;
-constexpr std::size_t kSharedBytes = 48 << 10;  // what a kernel may declare without asking
-constexpr std::size_t kRedzone = 64;
-constexpr std::size_t kSlack = 4096;  // beyond the shared memory, for redzones
-constexpr std::size_t kStackBytes = GYRE_ASAN ? 256 << 10 : 64 << 10;
-constexpr std::uint64_t kAllLanes = 0xffffffffu;
-
-// A stack and what runs on it. The host's own is one, too.
-struct Fiber {
-    context::fcontext_t at = nullptr;
-    std::byte* stack = nullptr;
-    struct Lane* lane = nullptr;  // the thread that started on it, until that has ended
-    SanitizerFiber sanitizer;
-};
-
 // What a thread waits for.
 struct Lane : Thread {
     Fiber* fiber = nullptr;
@@ -62,13 +41,21 @@ struct Lane : Thread {
     bool at_barrier = false;
     bool at_warp_operation = false;
     bool done = false;
-    void* operand = nullptr;
 };
+
+namespace {
+
+constexpr unsigned kMostThreads = 1024;
+constexpr std::size_t kSharedBytes = 48 << 10;  // what a kernel may declare without asking
+constexpr std::size_t kRedzone = 64;
+constexpr std::size_t kSlack = 4096;  // beyond the shared memory, for redzones
+constexpr std::uint64_t kAllLanes = 0xffffffffu;
 
 struct Warp {
     std::uint32_t ready = 0;    // lanes that may run
     std::uint32_t arrived = 0;  // lanes that wait in a warp operation
     WarpOperation operation = WarpOperation::sync;
+    WarpOperands operands{};
     Place place;
 };
 
@@ -81,7 +68,7 @@ class Machine {
  public:
     Machine() {
         const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-        shared_ = static_cast<std::byte*>(map(kSharedBytes + 2 * page));
+        shared_ = static_cast<std::byte*>(map_memory(kSharedBytes + 2 * page));
         for (unsigned i = 0; i < kMostThreads; ++i) {
             lanes_[i].linear = i;
         }
@@ -137,12 +124,14 @@ class Machine {
         random_.seed(seed);
     }
 
-    bool in_kernel() const { return running_ != nullptr && running_ != &host_; }
+    bool in_kernel() const {
+        return fibers_.running != nullptr && fibers_.running != &fibers_.host;
+    }
     Range shared() const { return {shared_, shared_ + kSharedBytes + kSlack}; }
 
     // --- the threads' side -----------------------------------------------------------------------
     void sync_block(const Place& place) {
-        Lane& lane = *running_->lane;
+        Lane& lane = *fibers_.running->lane;
         if (done_ > 0) {
             report(
                 fmt::format("the barrier at {} is reached after {} of {} threads have left the "
@@ -171,7 +160,7 @@ class Machine {
     }
 
     void warp_operation(WarpOperation operation, void* operand, const Place& place) {
-        Lane& lane = *running_->lane;
+        Lane& lane = *fibers_.running->lane;
         Warp& warp = warps_[lane.linear / kWarp];
         if (warp.arrived == 0) {
             warp.operation = operation;
@@ -181,12 +170,12 @@ class Machine {
                                warp.place));
         }
         lane.place = place;
-        lane.operand = operand;
+        warp.operands[lane.linear % kWarp] = operand;
         lane.at_warp_operation = true;
         warp.arrived |= 1u << (lane.linear % kWarp);
         if (warp.arrived == kAllLanes) {
             Lane* lanes = &lanes_[lane.linear / kWarp * kWarp];
-            compute(operation, lanes);
+            compute(operation, warp.operands);
             for (unsigned i = 0; i < kWarp; ++i) {
                 lanes[i].at_warp_operation = false;
             }
@@ -228,14 +217,14 @@ class Machine {
         if (!in_kernel()) {
             throw Error(ExitCode::internal, "emulated GPU: host code: " + what);
         }
-        const Lane& lane = *running_->lane;
+        const Lane& lane = *fibers_.running->lane;
         report_ =
             fmt::format("emulated GPU: kernel {}, block ({}, {}, {}), thread ({}, {}, {}): {}",
                         kernel_, block_index.x, block_index.y, block_index.z, lane.index.x,
                         lane.index.y, lane.index.z, what);
         std::string().swap(what);  // nobody comes back to free it
-        Fiber& from = *running_;
-        jump(from, host_, true);
+        Fiber& from = *fibers_.running;
+        jump(from, fibers_.host, true);
         std::abort();  // the host never comes back to an abandoned fiber
     }
 
@@ -245,16 +234,6 @@ class Machine {
         void* at;
         std::size_t bytes;
     };
-
-    static void* map(std::size_t bytes) {
-        void* memory =
-            mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (memory == MAP_FAILED) {
-            throw Error(ExitCode::internal,
-                        fmt::format("the emulator could not map {} bytes", bytes));
-        }
-        return memory;
-    }
 
     void all_ready() {
         for (unsigned w = 0; w < threads_ / kWarp; ++w) {
@@ -287,14 +266,14 @@ class Machine {
         if (listener != nullptr) {
             listener->block_begins();
         }
-        running_ = &host_;
+        fibers_.running = &fibers_.host;
         Lane* first = pick();
-        Fiber& fiber = free_fiber();
+        Fiber& fiber = fibers_.take();
         fiber.lane = first;
-        jump(host_, fiber, false);
-        running_ = nullptr;
+        jump(fibers_.host, fiber, false);
+        fibers_.running = nullptr;
         if (!report_.empty()) {
-            abandon_fibers();
+            fibers_.abandon_all();
         }
     }
 
@@ -337,10 +316,10 @@ class Machine {
         if (next == &lane) {
             return;
         }
-        Fiber& self = *running_;
+        Fiber& self = *fibers_.running;
         Fiber* target = next->fiber;
         if (target == nullptr) {
-            target = &free_fiber();
+            target = &fibers_.take();
             target->lane = next;
         }
         jump(self, *target, false);
@@ -364,8 +343,8 @@ class Machine {
     // The loop of a fiber: runs one thread after another, as long as they do not wait.
     static void fiber_main(context::transfer_t from) {
         Machine& machine = instance();
-        machine.arrived(from);
-        Fiber& self = *machine.running_;
+        machine.fibers_.arrived(from);
+        Fiber& self = *machine.fibers_.running;
         for (;;) {
             Lane& lane = *self.lane;
             lane.fiber = &self;
@@ -380,8 +359,8 @@ class Machine {
             if (next == nullptr && machine.done_ < machine.threads_) {
                 machine.report_deadlock();
             }
-            machine.free_.push_back(&self);
-            machine.jump(self, next == nullptr ? machine.host_ : *next->fiber, false);
+            machine.fibers_.give_back(self);
+            machine.jump(self, next == nullptr ? machine.fibers_.host : *next->fiber, false);
         }
     }
 
@@ -404,122 +383,9 @@ class Machine {
         }
     }
 
-    Fiber& free_fiber() {
-        if (free_.empty()) {
-            auto fiber = std::make_unique<Fiber>();
-            const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-            auto* memory = static_cast<std::byte*>(map(kStackBytes + page));
-            mprotect(memory, page, PROT_NONE);  // an overflow meets it
-            fiber->stack = memory + page;
-            fibers_.push_back(std::move(fiber));
-            prepare(*fibers_.back(), fibers_.size() - 1);
-            free_.push_back(fibers_.back().get());
-        }
-        Fiber& fiber = *free_.back();
-        free_.pop_back();
-        return fiber;
-    }
-
-    static void prepare(Fiber& fiber, std::size_t i) {
-        unpoison(fiber.stack, kStackBytes);
-        // Stacks that begin at different places of a page do not fight for the same cache lines.
-        const std::size_t offset = i % 61 * 192;
-        fiber.at = context::make_fcontext(fiber.stack + kStackBytes - offset, kStackBytes - offset,
-                                          fiber_main);
-        fiber.sanitizer.set_stack(fiber.stack, kStackBytes);
-    }
-
-    // After a report: what the fibers were doing is forgotten.
-    void abandon_fibers() {
-        free_.clear();
-        for (std::size_t i = 0; i < fibers_.size(); ++i) {
-            prepare(*fibers_[i], i);
-            free_.push_back(fibers_[i].get());
-        }
-    }
-
     void jump(Fiber& from, Fiber& to, bool for_good) {
-        running_ = &to;
-        from.sanitizer.leave(to.sanitizer, for_good);
-        arrived(context::jump_fcontext(to.at, &from));
-        thread = running_->lane;
-    }
-    void arrived(context::transfer_t from) {
-        auto* source = static_cast<Fiber*>(from.data);
-        source->at = from.fctx;
-        running_->sanitizer.enter(source->sanitizer);
-    }
-
-    static void compute(WarpOperation operation, Lane* lanes) {
-        switch (operation) {
-            case WarpOperation::sync:
-                return;
-            case WarpOperation::sum_float:
-                return butterfly_sum<float>(lanes);
-            case WarpOperation::sum_double:
-                return butterfly_sum<double>(lanes);
-            case WarpOperation::argmax:
-                return argmax(lanes);
-            case WarpOperation::mma_tf32:
-                return mma(lanes);
-        }
-    }
-    template <typename T>
-    static void butterfly_sum(Lane* lanes) {
-        std::array<T, kWarp> value, next;
-        for (unsigned i = 0; i < kWarp; ++i) {
-            value[i] = *static_cast<T*>(lanes[i].operand);
-        }
-        for (unsigned distance = kWarp / 2; distance > 0; distance /= 2) {
-            for (unsigned i = 0; i < kWarp; ++i) {
-                next[i] = value[i] + value[i ^ distance];
-            }
-            value = next;
-        }
-        for (unsigned i = 0; i < kWarp; ++i) {
-            *static_cast<T*>(lanes[i].operand) = value[i];
-        }
-    }
-    static void argmax(Lane* lanes) {
-        ArgMax best = *static_cast<ArgMax*>(lanes[0].operand);
-        for (unsigned i = 1; i < kWarp; ++i) {
-            const ArgMax& other = *static_cast<ArgMax*>(lanes[i].operand);
-            if (other.value > best.value ||
-                (other.value == best.value && other.index < best.index)) {
-                best = other;
-            }
-        }
-        for (unsigned i = 0; i < kWarp; ++i) {
-            *static_cast<ArgMax*>(lanes[i].operand) = best;
-        }
-    }
-    // The layout of the fragments: kernels/cuda/simt.hpp. The hardware ignores the 13 low bits.
-    static void mma(Lane* lanes) {
-        const auto number = [](std::uint32_t bits) {
-            return std::bit_cast<float>(bits & ~0x1fffu);
-        };
-        float a[16][8], b[8][8];
-        for (unsigned i = 0; i < kWarp; ++i) {
-            const Mma& m = *static_cast<Mma*>(lanes[i].operand);
-            const unsigned group = i / 4, at = i % 4;
-            a[group][at] = number(m.a[0]);
-            a[group + 8][at] = number(m.a[1]);
-            a[group][at + 4] = number(m.a[2]);
-            a[group + 8][at + 4] = number(m.a[3]);
-            b[at][group] = number(m.b[0]);
-            b[at + 4][group] = number(m.b[1]);
-        }
-        for (unsigned i = 0; i < kWarp; ++i) {
-            const Mma& m = *static_cast<Mma*>(lanes[i].operand);
-            for (unsigned j = 0; j < 4; ++j) {
-                const unsigned row = i / 4 + (j / 2) * 8, column = i % 4 * 2 + j % 2;
-                float sum = 0.0f;
-                for (unsigned k = 0; k < 8; ++k) {
-                    sum += a[row][k] * b[k][column];
-                }
-                m.d[j] += sum;
-            }
-        }
+        fibers_.jump(from, to, for_good);
+        thread = fibers_.running->lane;
     }
 
  public:
@@ -536,10 +402,7 @@ class Machine {
     Place barrier_;
     std::array<Lane, kMostThreads> lanes_;
     std::array<Warp, kMostThreads / kWarp> warps_;
-    Fiber host_;
-    Fiber* running_ = nullptr;
-    std::vector<std::unique_ptr<Fiber>> fibers_;
-    std::vector<Fiber*> free_;
+    Fibers fibers_{fiber_main};
     std::string report_;
     std::byte* shared_ = nullptr;
     std::size_t shared_used_ = 0, declared_ = 0;
