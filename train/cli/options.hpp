@@ -40,7 +40,6 @@ struct TrainOptions : CommonOptions {
     std::optional<std::int64_t> limit;
     std::uint64_t seed = 1;
     WeightInit init_weights = WeightInit::automatic;
-    OptimizerSpec optimizer;
     OptimizerSpec optimizer;          // its schedule's lengths as far as they are given in steps,
     std::optional<int> lr_step_size;  // and these two in epochs
     std::optional<int> warmup_epochs;
