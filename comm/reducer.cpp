@@ -102,7 +102,7 @@ void Reducer::run(Collective collective, const char* part) {
     }
 }
 
-void Reducer::finish_step(const std::function<void(const Bucket&)>& arrived) {
+void Reducer::finish_step(FunctionRef<void(const Bucket&)> arrived) {
     if (comm_.size() == 1) {
         arrived({0, buckets_.front().end});
         return;
@@ -180,7 +180,7 @@ void Reducer::launch(const Captured& captured) {
 
 Reducer::Times Reducer::synchronize_step() {
     const Step step = std::move(steps_.front());
-    steps_.pop_front();
+    steps_.erase(steps_.begin());
     if (step.graph != nullptr) {
         step.graph->wait();  // before that, its events may still be those of an earlier launch
     }

@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -16,6 +15,7 @@
 #include "comm/communicator.hpp"
 #include "comm/gradient_transport.hpp"
 #include "comm/step_times.hpp"
+#include "kernels/base/function_ref.hpp"
 #include "kernels/device/device.hpp"
 
 namespace gyre::comm {
@@ -46,7 +46,7 @@ class Reducer {
     bool direct() const { return transport_.direct(); }
     // Calls arrived(bucket) for each bucket and each gathered range, in the order in which they
     // became ready, as soon as the device's next calls see its sum; all buckets must be ready.
-    void finish_step(const std::function<void(const Bucket&)>& arrived);
+    void finish_step(FunctionRef<void(const Bucket&)> arrived);
 
     struct Captured {
         std::unique_ptr<Device::Graph> graph;
@@ -92,8 +92,8 @@ class Reducer {
     Device& device_;
     const std::vector<Bucket> buckets_;
     GradientTransport transport_;
-    std::deque<Step> steps_;  // not synchronized; the last is the current one
-    std::int64_t step_ = -1;  // since the reducer was made
+    std::vector<Step> steps_;  // not synchronized; the last is the current one
+    std::int64_t step_ = -1;   // since the reducer was made
 };
 
 }  // namespace gyre::comm

@@ -149,8 +149,7 @@ void Net::backward_params(std::size_t node, const Batch& batch, const float* x, 
     ops_[node]->backward_params(batch, io);
 }
 
-void Net::backward(const Batch& batch, const std::function<void(std::int64_t)>& ready,
-                   const Take& take) {
+void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take) {
     for (std::size_t i = ops_.size(); i-- > 0;) {
         const Step& step = steps_[i];
         if (!step.backward) {

@@ -2,12 +2,12 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "kernels/backend.hpp"
+#include "kernels/base/function_ref.hpp"
 #include "model/graph.hpp"
 #include "model/init.hpp"
 #include "model/memory_plan.hpp"
@@ -86,9 +86,8 @@ class Net {
     // After loss() in a training pass. Calls ready(offset) when all gradients at and after offset
     // are final. take (may be empty) is offered each node with parameters, x [n][in] and dy
     // [n][out] first, and returns whether it sees to their gradients itself.
-    using Take = std::function<bool(std::size_t node, const float* x, const float* dy)>;
-    void backward(const Batch& batch, const std::function<void(std::int64_t)>& ready,
-                  const Take& take = {});
+    using Take = FunctionRef<bool(std::size_t node, const float* x, const float* dy)>;
+    void backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take = {});
     // Writes the gradients of a node's parameters, from x and dy of batch.n images.
     void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
 

@@ -9,6 +9,7 @@
 #include "kernels/backend.hpp"
 #include "tests/catch.hpp"
 #include "tests/run_op.hpp"
+#include "train/session.hpp"
 
 namespace {
 std::atomic<std::int64_t> allocations{0};
@@ -46,6 +47,7 @@ int posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
 }
 
 using namespace gyre;
+using namespace gyre::comm;
 using namespace gyre::test;
 
 namespace {
@@ -177,5 +179,26 @@ TEST_CASE("what a step calls beside operations allocates in the first at most") 
         };
         step();
         CHECK(allocations_of(step) == 0);
+    }
+}
+
+TEST_CASE("a training step on one CPU rank allocates nothing") {
+    const auto comm = make_single_communicator();
+    const auto backend = make_cpu_backend(2);
+    for (const auto rule : {train::UpdateRule::sgd, train::UpdateRule::adam}) {
+        train::SessionSpec spec{.model = model::load_model("net"), .global_batch = 20};
+        spec.optimizer.rule = rule;
+        train::Session session(*comm, *backend, spec, train::random_images(200, {1, 28, 28}, 10),
+                               {{0.5f}, {0.3f}});
+        session.initialise();
+        session.trainer().begin_epoch(1);
+        for (int step = 0; step < 3; ++step) {
+            session.trainer().step(step, false);
+        }
+        CHECK(allocations_of([&] {
+                  for (int step = 3; step < 10; ++step) {
+                      session.trainer().step(step, false);
+                  }
+              }) == 0);
     }
 }

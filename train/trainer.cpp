@@ -123,7 +123,7 @@ std::optional<StepResult> Trainer::next_result() {
         return std::nullopt;
     }
     const Pending done = pending_.front();
-    pending_.pop_front();
+    pending_.erase(pending_.begin());
     StepResult result;
     result.communication = reducer_.synchronize_step();
     backend_.synchronize(done.transfer);

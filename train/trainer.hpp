@@ -2,9 +2,9 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "comm/rank_sums.hpp"
 #include "comm/reducer.hpp"
@@ -112,8 +112,8 @@ class Trainer {
         const StepTail* result;
         Device::Event transfer;
     };
-    std::deque<Pending> pending_;
-    std::int64_t submitted_ = 0;  // steps
+    std::vector<Pending> pending_;  // at most ahead_ + 1, the oldest first
+    std::int64_t submitted_ = 0;    // steps
     bool graph_;
     int warm_ups_ = 0;  // steps of a whole batch so far, up to what is enough
     // [ahead_ + 1], used in turn, as a graph's events are read before it is launched again.
