@@ -70,17 +70,20 @@ void Conv2dTail::gradient_plane(const OpIo& io, int block, int channel, float* t
     } else {
         for (int row = 0; row < pool_.in.height; ++row) {
             const std::ptrdiff_t at = row * row_floats;
-            for (std::ptrdiff_t i = 0; i < row_floats; ++i) {
-                to[row * line + i] = y != nullptr && y[at + i] <= 0.0f ? 0.0f : dy[at + i];
+            for (std::ptrdiff_t i = 0; i < row_floats; i += kVec) {
+                Vec d = load(dy + at + i);
+                if (y != nullptr) {
+                    d = load(y + at + i) <= 0.0f ? Vec{} : d;
+                }
+                store(to + row * line + i, d);
             }
         }
     }
-    if (dropout_) {
-        const auto factor = load_lanes<LaneVec>(factors(io) + plane * kLanes);
-        for (int row = 0; row < pool_.in.height; ++row) {
-            for (std::ptrdiff_t i = row * line; i < row * line + row_floats; i += kLanes) {
-                store_lanes(to + i, load_lanes<LaneVec>(to + i) * factor);
-            }
+    const float* factor = factors(io) + plane * kLanes;
+    for (int row = 0; dropout_ && row < pool_.in.height; ++row) {
+        for (std::ptrdiff_t i = 0; i < row_floats; i += kVec) {
+            float* at = to + row * line + i;
+            store(at, load(at) * load(factor + i % kLanes));
         }
     }
 }

@@ -57,8 +57,10 @@ class TileForward final : public Direction {
     Correlation::Steps steps(const Conv2dShape& shape) const;
     void append_all(const Conv2dShape& shape, int threads);
 
-    // With a tail of windows, a task computes what some rows of them see into its worker's memory,
+    // With a tail of windows, a part computes what some rows of them see into a worker's memory,
     // where they are taken from while it is in a cache. Outputs that no window sees are left out.
+    void run_part(const Correlation::Part& part, const Input& in, const Conv2dTail::Output& to,
+                  float* outputs) const;
     Split window_rows(int channels, int threads) const;
     void append_chunks(const Conv2dShape& shape);
     // Of one channel, from the first to the last output that windows of a row, or a chunk, see.
@@ -132,17 +134,27 @@ void TileForward::run(const Context& context, const Input& in, const Conv2dTail:
         correlation_.run(context.pool, in.padded, in.weights, in.bias, to.y);
         return;
     }
-    context.pool.parallel_for(correlation_.tasks(), [&](std::int64_t task, int worker) {
-        const Correlation::Part part = correlation_.part(task);
-        float* outputs = context.workspace.worker(worker);
-        correlation_.run(part, in.padded, in.weights, in.bias, outputs);
-        Windows windows = tail_.windows(line_floats());
-        windows.rows = chunks_.size(part.chunk);
-        for (int r = 0; r < part.rows; ++r) {
-            tail_.finish(to, part.row + r, chunks_.begin(part.chunk), windows,
-                         outputs + r * chunk_floats());
+    // Parts are small; as many at a time as leave enough for each thread.
+    const auto parts = static_cast<int>(correlation_.tasks());
+    const Split shares(parts,
+                       std::max(1, parts / Correlation::wanted_tasks(context.pool.threads())));
+    context.pool.parallel_for(shares.parts, [&](std::int64_t task, int worker) {
+        const auto share = static_cast<int>(task);
+        for (int i = shares.begin(share); i < shares.begin(share + 1); ++i) {
+            run_part(correlation_.part(i), in, to, context.workspace.worker(worker));
         }
     });
+}
+
+void TileForward::run_part(const Correlation::Part& part, const Input& in,
+                           const Conv2dTail::Output& to, float* outputs) const {
+    correlation_.run(part, in.padded, in.weights, in.bias, outputs);
+    Windows windows = tail_.windows(line_floats());
+    windows.rows = chunks_.size(part.chunk);
+    for (int r = 0; r < part.rows; ++r) {
+        tail_.finish(to, part.row + r, chunks_.begin(part.chunk), windows,
+                     outputs + r * chunk_floats());
+    }
 }
 
 // The window positions of one axis that meet input pixels of one phase (a remainder modulo the

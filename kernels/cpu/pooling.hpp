@@ -16,7 +16,8 @@
 namespace gyre::cpu {
 
 using IntLanes = std::int32_t __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
-using ByteLanes = std::uint8_t __attribute__((vector_size(kLanes)));
+using IntVec = std::int32_t __attribute__((vector_size(sizeof(Vec))));
+using ByteVec = std::uint8_t __attribute__((vector_size(kVec)));
 
 template <typename Lanes, typename T>
 Lanes load_lanes(const T* p) {
@@ -38,16 +39,22 @@ struct Windows {
 };
 
 // The largest value so far of a window, and its position.
-template <typename Values, typename Positions>
 struct Largest {
-    Values value;
-    Positions where = {};
+    Vec value;  // at first that of position 0
+    IntVec where = {};
 
-    void take(Values v, int position) {
-        where = v > value ? Positions{} + position : where;
+    void take(Vec v, int position) {
+        where = v > value ? IntVec{} + position : where;
         value = v > value ? v : value;
-        where = v != v ? Positions{} + position : where;
+        where = v != v ? IntVec{} + position : where;
         value = v != v ? v : value;
+    }
+    // argmax may be null.
+    void store_to(float* y, std::uint8_t* argmax, bool relu) const {
+        store(y, relu ? clip_below_zero(value) : value);
+        if (argmax != nullptr) {
+            store_lanes(argmax, __builtin_convertvector(where, ByteVec));
+        }
     }
 };
 
@@ -58,30 +65,23 @@ template <int kWindow, bool kScaled>
 void pool_windows(const Windows& windows, const float* x, const float* factor, bool relu, float* y,
                   std::uint8_t* argmax) {
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
-    const auto scale = kScaled ? load_lanes<LaneVec>(factor) : LaneVec{};
     for (int row = 0; row < windows.rows; ++row) {
         const float* corner = x + row * windows.stride * windows.line;
         for (int col = 0; col < windows.cols; ++col) {
-            const auto value = [&](int kh, int kw) {
-                const auto v =
-                    load_lanes<LaneVec>(corner + kh * windows.line + std::ptrdiff_t{kw} * kLanes);
-                return kScaled ? v * scale : v;
-            };
-            Largest<LaneVec, IntLanes> best{value(0, 0)};
-            for (int kh = 0, k = 0; kh < kernel; ++kh) {
-                for (int kw = 0; kw < kernel; ++kw, ++k) {
-                    best.take(value(kh, kw), k);
+            for (int lane = 0; lane < kLanes; lane += kVec) {
+                const auto value = [&](int kh, int kw) {
+                    const Vec v =
+                        load(corner + kh * windows.line + std::ptrdiff_t{kw} * kLanes + lane);
+                    return kScaled ? v * load(factor + lane) : v;
+                };
+                Largest best{value(0, 0)};
+                for (int k = 1; k < kernel * kernel; ++k) {
+                    best.take(value(k / kernel, k % kernel), k);
                 }
+                best.store_to(y + lane, argmax != nullptr ? argmax + lane : nullptr, relu);
             }
-            if (relu) {
-                best.value = clip_below_zero(best.value);
-            }
-            store_lanes(y, best.value);
             y += kLanes;
-            if (argmax != nullptr) {
-                store_lanes(argmax, __builtin_convertvector(best.where, ByteLanes));
-                argmax += kLanes;
-            }
+            argmax += argmax != nullptr ? kLanes : 0;
             corner += std::ptrdiff_t{windows.stride} * kLanes;
         }
     }
@@ -104,23 +104,24 @@ void unpool_windows(const Windows& windows, const float* dy, const float* y,
     for (int row = 0; row < windows.rows; ++row) {
         float* corner = dx + row * windows.stride * windows.line;
         for (int col = 0; col < windows.cols; ++col) {
-            auto d = load_lanes<LaneVec>(dy);
-            if (y != nullptr) {
-                d = load_lanes<LaneVec>(y) <= 0.0f ? LaneVec{} : d;
-                y += kLanes;
-            }
-            const IntLanes where = __builtin_convertvector(load_lanes<ByteLanes>(argmax), IntLanes);
-            for (int kh = 0, k = 0; kh < kernel; ++kh) {
-                for (int kw = 0; kw < kernel; ++kw, ++k) {
-                    float* target = corner + kh * windows.line + std::ptrdiff_t{kw} * kLanes;
-                    LaneVec mine = where == k ? d : LaneVec{};
-                    if (overlapping) {
-                        mine += load_lanes<LaneVec>(target);
+            for (int lane = 0; lane < kLanes; lane += kVec) {
+                Vec d = load(dy + lane);
+                if (y != nullptr) {
+                    d = load(y + lane) <= 0.0f ? Vec{} : d;
+                }
+                const IntVec where =
+                    __builtin_convertvector(load_lanes<ByteVec>(argmax + lane), IntVec);
+                for (int kh = 0, k = 0; kh < kernel; ++kh) {
+                    for (int kw = 0; kw < kernel; ++kw, ++k) {
+                        float* target =
+                            corner + kh * windows.line + std::ptrdiff_t{kw} * kLanes + lane;
+                        const Vec mine = where == k ? d : Vec{};
+                        store(target, overlapping ? mine + load(target) : mine);
                     }
-                    store_lanes(target, mine);
                 }
             }
             dy += kLanes;
+            y += y != nullptr ? kLanes : 0;
             argmax += kLanes;
             corner += std::ptrdiff_t{windows.stride} * kLanes;
         }

@@ -43,9 +43,8 @@ inline Vec broadcast(float x) {
     return x - Vec{};
 }
 // ReLU: NaN stays NaN.
-template <typename Values>
-Values clip_below_zero(Values v) {
-    return v <= 0.0f ? Values{} : v;
+inline Vec clip_below_zero(Vec v) {
+    return v <= 0.0f ? Vec{} : v;
 }
 
 }  // namespace gyre::cpu

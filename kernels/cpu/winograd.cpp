@@ -103,19 +103,14 @@ void store_outputs(const float* points, std::ptrdiff_t step, const Outputs& outp
 // The largest of the tile, of which max-pooling by 2 x 2 makes one output. argmax may be null.
 void store_largest(const float* points, std::ptrdiff_t step, const Outputs& outputs, float* y,
                    std::uint8_t* argmax) {
-    using Positions = std::int32_t __attribute__((vector_size(sizeof(Vec))));
-    using Bytes = std::uint8_t __attribute__((vector_size(kVec)));
     for (int lane = 0; lane < kLanes; lane += kVec) {
         Vec v[2][2];
         transform_output(points, step, lane, outputs, v);
-        Largest<Vec, Positions> best{v[0][0]};
-        for (int k = 0; k < 4; ++k) {
+        Largest best{v[0][0]};
+        for (int k = 1; k < 4; ++k) {
             best.take(v[k / 2][k % 2], k);
         }
-        store(y + lane, outputs.relu ? clip_below_zero(best.value) : best.value);
-        if (argmax != nullptr) {
-            store_lanes(argmax + lane, __builtin_convertvector(best.where, Bytes));
-        }
+        best.store_to(y + lane, argmax != nullptr ? argmax + lane : nullptr, outputs.relu);
     }
 }
 
