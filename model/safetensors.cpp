@@ -142,6 +142,10 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
                             [](unsigned char c) { return c < 0x20 || c == 0x7f; })) {
                 fail(path, "the name of a tensor has control characters");
             }
+            if (name.ends_with(".num_batches_tracked")) {
+                continue;  // PyTorch's count for a momentum of none, an integer; nothing here uses
+                           // it
+            }
             const auto dtype = entry.at("dtype").get<std::string>();
             if (element_bytes(dtype) == 0) {
                 fail(path, fmt::format("tensor '{}' has dtype {}", name, entry.at("dtype").dump()));

@@ -455,6 +455,32 @@ TEST_CASE("safetensors: narrower and wider floats are converted") {
     });
 }
 
+TEST_CASE("a weights file of a net with batch normalisation brings its running statistics") {
+    const auto backend = make_cpu_backend(1);
+    const ModelSpec model = parse_model("conv 2 k3\nbatchnorm\nlinear classes\n", "mine");
+    const NetOptions options{.train_batch = 1, .eval_batch = 1};
+    Net first(*backend, model, {1, 4, 4}, 3, options),
+        second(*backend, model, {1, 4, 4}, 3, options);
+    first.initialise(1);
+    second.initialise(2);
+    std::vector<HostTensor> tensors = first.export_parameters();
+    CHECK(tensors.size() == 8);
+    CHECK(tensors[6].name == "bn1.running_mean");
+    tensors[6].values = {3.0f, 4.0f};
+    const TempDir dir;
+    const auto path = dir.path() / "bn.safetensors";
+    write_safetensors(path, {tensors, {}});
+    second.import_parameters(read_safetensors(path).tensors, "bn");
+    CHECK(second.export_parameters()[6].values == tensors[6].values);
+    CHECK(second.export_parameters()[7].values == std::vector<float>{1.0f, 1.0f});
+
+    // PyTorch's state_dict has a count beside them, which is left out.
+    const std::string header =
+        "{\"bn1.num_batches_tracked\":{\"dtype\":\"I64\",\"shape\":[],\"data_offsets\":[0,8]}}";
+    write_file(path, safetensors_bytes(header, std::string(8, 'x')));
+    CHECK(read_safetensors(path).tensors.empty());
+}
+
 TEST_CASE("files that torch.save wrote are answered with the Python that converts them") {
     const TempDir dir;
     const auto path = dir.path() / "mnist \"cnn\".pt";
