@@ -1,14 +1,20 @@
 // Nets as graphs: residual connections, the fusing pass, and memory planned by liveness.
+#include <algorithm>
 #include <random>
 
 #include "model/fuse.hpp"
 #include "model/memory_plan.hpp"
 #include "model/net.hpp"
+#include "tests/backends.hpp"
+#include "tests/bounded_net.hpp"
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
 
 using namespace gyre;
 using namespace gyre::model;
+using gyre::test::Bounded;
+using gyre::test::BoundedNet;
+using gyre::test::check_within;
 using gyre::test::expect_error;
 
 namespace {
@@ -33,6 +39,80 @@ void expect_misfit(const std::string& text, std::initializer_list<std::string> p
 constexpr const char* kResidual =
     "conv 4 k3 p1\nrelu\nas x\nconv 6 k3 s2 p1\nrelu\nconv 6 k3 p1\nas y\nfrom x\nconv 6 k1 s2\n"
     "add y\nrelu\nas z\nconv 6 k3 p1\nadd z\nadd z\nrelu\nlinear classes\n";
+
+// Every kind of layer, and each that can be fused beside such as cannot.
+constexpr const char* kEveryLayer =
+    "conv 6 k5 p2\nbatchnorm\nrelu\nas x\nconv 8 k1 s2\nbatchnorm local\nas y\nfrom x\n"
+    "conv 8 k3 s2 p1\ndropout2d 0.5\nrelu\nconv 8 k3 p1\nbatchnorm\nadd y\nrelu\n"
+    "conv 7 k2\nrelu\nmaxpool 2 s1\navgpool 2 s1\nconv 9 k1\nrelu\navgpool global\n"
+    "linear 12\nrelu\ndropout 0.5\nlinear classes\n";
+
+// The same, short: bounds grow with every layer, above all with batch normalisation. No
+// convolution is computed by Winograd's formula, which has others.
+constexpr const char* kShort =
+    "conv 4 k5 p2\nrelu\nbatchnorm\nas x\nconv 4 k1\ndropout2d 0.5\nas y\nfrom x\n"
+    "conv 4 k1\nadd y\nmaxpool 2\navgpool 2 s1\nconv 6 k2\nrelu\navgpool global\n"
+    "linear 7\nrelu\ndropout 0.5\nlinear classes\n";
+
+struct PassResults {
+    std::vector<float> sums, evaluated, gradients, last_x, last_dy;
+    std::vector<std::vector<float>> tensors;  // parameters, and running statistics as they are left
+};
+
+BoundedNet::Images images_of(int n) {
+    BoundedNet::Images images{.n = n,
+                              .x = gyre::test::random_floats(n * kInput.elems(), 71),
+                              .labels = {},
+                              .samples = {},
+                              .seed = 5};
+    for (int i = 0; i < n; ++i) {
+        images.labels.push_back(i * 3 % 5);
+        images.samples.push_back(i * 7 + 1);
+    }
+    return images;
+}
+
+// A training pass forward and backward, and an evaluation pass.
+PassResults run_passes(Net& net, Backend& backend, const BoundedNet::Images& images) {
+    const int n = images.n;
+    backend.import_activation(kInput, n, images.x.data(), net.input());
+    backend.upload(net.labels(), images.labels.data(), images.labels.size() * sizeof(std::int32_t));
+    const DeviceBuffer<std::int32_t> samples(backend, n);
+    backend.upload(samples.get(), images.samples.data(), samples.bytes());
+    const DeviceBuffer<float> device_sums(backend, 2);
+    const auto download = [&](const float* from, std::int64_t elems) {
+        std::vector<float> values(static_cast<std::size_t>(elems));
+        backend.download(values.data(), from, values.size() * sizeof(float));
+        return values;
+    };
+    PassResults results;
+    Batch batch{.n = n, .training = true, .samples = samples.get(), .seed = images.seed};
+    const float scale = 1.0f / static_cast<float>(n);
+    net.forward(batch);
+    net.loss(batch, scale, device_sums.get());
+    results.sums = download(device_sums.get(), 2);
+    const auto look = [&](std::size_t node, const float* x, const float* dy) {
+        if (node + 1 == net.nodes().size()) {
+            const Node& last = net.nodes().back();
+            results.last_x.resize(static_cast<std::size_t>(n * last.in.elems()));
+            results.last_dy.resize(static_cast<std::size_t>(n * last.out.elems()));
+            backend.export_activation(last.in, n, x, results.last_x.data());
+            backend.export_activation(last.out, n, dy, results.last_dy.data());
+        }
+        return false;
+    };
+    net.backward(
+        batch, [](std::int64_t) {}, look);
+    results.gradients = download(net.gradient_data(), net.flat_elems());
+    batch.training = false;
+    net.forward(batch);
+    net.loss(batch, scale, device_sums.get());
+    results.evaluated = download(device_sums.get(), 2);
+    for (const HostTensor& tensor : net.export_parameters()) {
+        results.tensors.push_back(tensor.values);
+    }
+    return results;
+}
 
 }  // namespace
 
@@ -93,6 +173,71 @@ TEST_CASE("fusing leaves alone what somebody else reads") {
     CHECK(whole.nodes[8].inputs == std::vector<int>{7, 5});
     CHECK(names_of(fuse(graph_of("conv 4 k3\nas x\nrelu\nadd x\nlinear classes\n"))) ==
           std::vector<std::string>{"conv1", "relu1", "add1", "fc1"});
+}
+
+TEST_CASE("a net of every kind of layer computes the same with and without fusing") {
+    for (const int threads : {1, 3}) {
+        const auto backend = make_cpu_backend(threads);
+        for (const int n : {1, 5, 17}) {
+            INFO(threads << " threads, n = " << n);
+            const auto net_of = [&](bool fuse) {
+                NetOptions options{.train_batch = n, .eval_batch = n};
+                options.fuse = fuse;
+                return Net(*backend, parse_model(kEveryLayer, "mine"), kInput, 5, options);
+            };
+            Net whole = net_of(true), parts = net_of(false);
+            REQUIRE(whole.nodes().size() < parts.nodes().size());
+            whole.initialise(7);
+            CHECK(parts.import_parameters(whole.export_parameters(), "the other").empty());
+            const PassResults a = run_passes(whole, *backend, images_of(n));
+            const PassResults b = run_passes(parts, *backend, images_of(n));
+            // dropout2d doubles, which rounds nothing: the gradients are the same, too.
+            CHECK(a.sums == b.sums);
+            CHECK(a.evaluated == b.evaluated);
+            CHECK(a.last_x == b.last_x);
+            CHECK(a.last_dy == b.last_dy);
+            CHECK(a.gradients == b.gradients);
+            CHECK(a.tensors == b.tensors);
+            for (const Parameter& p : whole.parameters()) {
+                INFO(p.name);
+                const auto begin = a.gradients.begin() + p.offset_elems;
+                const bool any =
+                    std::any_of(begin, begin + p.elems, [](float g) { return g != 0.0f; });
+                CHECK((any || n == 1));
+            }
+        }
+    }
+}
+
+TEST_CASE("a net of every kind of layer: loss and gradients match double precision") {
+    const int n = 2;
+    const ModelSpec model = parse_model(kShort, "mine");
+    const Graph graph = build_graph(model, kInput, 5, true);
+    const BoundedNet::Images images = images_of(n);
+    for (const auto& make :
+         {+[] { return make_cpu_backend(1); }, +[] { return make_cpu_backend(3); },
+          +[] { return make_emulated_backend({}); }}) {
+        const auto backend = make();
+        INFO(backend->description());
+        Net net(*backend, model, kInput, 5, {.train_batch = n, .eval_batch = n});
+        net.initialise(2);  // by which no choice is near
+        const BoundedNet expected(graph, net.export_parameters(), images);
+        REQUIRE(expected.undecided == 0);
+        const PassResults found = run_passes(net, *backend, images);
+        check_within({found.sums[0]}, {expected.loss});
+        for (const Parameter& p : net.parameters()) {
+            INFO(p.name);
+            const auto begin = found.gradients.begin() + p.offset_elems;
+            check_within({begin, begin + p.elems}, expected.gradients.at(p.name));
+            // The bound says something: no wrong gradient of its size would pass.
+            double largest = 0.0, off = 0.0;
+            for (const Bounded& v : expected.gradients.at(p.name)) {
+                largest = std::max(largest, std::abs(v.value));
+                off = std::max(off, v.error);
+            }
+            CHECK(off < 0.5 * largest);
+        }
+    }
 }
 
 TEST_CASE("memory: blocks that live at the same time do not overlap, others share") {
