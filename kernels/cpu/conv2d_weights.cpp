@@ -43,8 +43,12 @@ template <int R, int T>
 void gradient_tile(const TileImages& op) {
     for (int lane = 0; lane < kLanes; lane += kVec) {
         Vec acc[R][T] = {};
-        for (int i = 0; !op.first && i < R * T; ++i) {
-            acc[i / T][i % T] = load(op.sums + i * kLanes + lane);
+        if (!op.first) {
+            for (int r = 0; r < R; ++r) {
+                for (int t = 0; t < T; ++t) {
+                    acc[r][t] = load(op.sums + (r * T + t) * kLanes + lane);
+                }
+            }
         }
         for (int block = 0; block < op.blocks; ++block) {
             const float* x[T];
@@ -66,11 +70,14 @@ void gradient_tile(const TileImages& op) {
                 dy += kLanes;
             }
         }
-        for (int i = 0; !op.last && i < R * T; ++i) {
-            store(op.sums + i * kLanes + lane, acc[i / T][i % T]);
-        }
-        for (int i = 0; op.last && i < R * T; ++i) {
-            op.dw[i / T * op.dw_row + i % T] += lane_sum(acc[i / T][i % T]);
+        for (int r = 0; r < R; ++r) {
+            for (int t = 0; t < T; ++t) {
+                if (op.last) {
+                    op.dw[r * op.dw_row + t] += lane_sum(acc[r][t]);
+                } else {
+                    store(op.sums + (r * T + t) * kLanes + lane, acc[r][t]);
+                }
+            }
         }
     }
 }

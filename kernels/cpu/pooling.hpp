@@ -44,10 +44,9 @@ struct Largest {
     IntVec where = {};
 
     void take(Vec v, int position) {
-        where = v > value ? IntVec{} + position : where;
-        value = v > value ? v : value;
-        where = v != v ? IntVec{} + position : where;
-        value = v != v ? v : value;
+        const IntVec takes = (v > value) | (v != v);
+        where = takes ? IntVec{} + position : where;
+        value = takes ? v : value;
     }
     // argmax may be null.
     void store_to(float* y, std::uint8_t* argmax, bool relu) const {
@@ -62,8 +61,9 @@ struct Largest {
 // it: x is multiplied by factor [kLanes] first (kScaled), and y = max(y, 0) with `relu`. argmax may
 // be null.
 template <int kWindow, bool kScaled>
-void pool_windows(const Windows& windows, const float* x, const float* factor, bool relu, float* y,
+void pool_windows(const Windows& all, const float* x, const float* factor, bool relu, float* y,
                   std::uint8_t* argmax) {
+    const Windows windows = all;  // a copy, which no store can change
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
     for (int row = 0; row < windows.rows; ++row) {
         const float* corner = x + row * windows.stride * windows.line;
@@ -97,8 +97,9 @@ PoolFunction pool_function(int kernel) {
 // dx of the windows from dy, which is 0 where y <= 0 unless y is null. Pixels outside all windows
 // are left as they are, and where windows overlap dx must hold zeros.
 template <int kWindow>
-void unpool_windows(const Windows& windows, const float* dy, const float* y,
-                    const std::uint8_t* argmax, float* dx) {
+void unpool_windows(const Windows& all, const float* dy, const float* y, const std::uint8_t* argmax,
+                    float* dx) {
+    const Windows windows = all;
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
     const bool overlapping = windows.stride < kernel;
     for (int row = 0; row < windows.rows; ++row) {

@@ -35,17 +35,19 @@ class RandomMask {
             }
         }
         void draw(std::uint32_t group, float (&factor)[4][kLanes]) const {
+            const RandomStream stream = stream_;
+            const std::uint32_t largest_dropped = mask_.largest_dropped_;
+            const float keep = mask_.keep_;
             std::uint32_t word_of[4][kLanes];
             for (int lane = 0; lane < kLanes; ++lane) {  // all lanes, so that it vectorises
-                const Philox4 random = stream_.group(sample_[lane], group);
+                const Philox4 random = stream.group(sample_[lane], group);
                 for (int i = 0; i < 4; ++i) {
                     word_of[i][lane] = random.word[i];
                 }
             }
             for (int i = 0; i < 4; ++i) {
                 for (int lane = 0; lane < kLanes; ++lane) {
-                    factor[i][lane] =
-                        word_of[i][lane] > mask_.largest_dropped_ ? mask_.keep_ : 0.0f;
+                    factor[i][lane] = word_of[i][lane] > largest_dropped ? keep : 0.0f;
                 }
             }
         }

@@ -74,13 +74,12 @@ void transform_output(const float* points, std::ptrdiff_t step, int lane, const 
         half[1][j] = m(1) - m(2) - m(3);
     }
     for (int i = 0; i < 2; ++i) {
-        v[i][0] = half[i][0] + half[i][1] + half[i][2];
-        v[i][1] = half[i][1] - half[i][2] - half[i][3];
-        for (Vec& output : v[i]) {
-            output += broadcast(outputs.bias);
-            if (outputs.factor != nullptr) {
-                output *= load(outputs.factor + lane);
-            }
+        v[i][0] = half[i][0] + half[i][1] + half[i][2] + broadcast(outputs.bias);
+        v[i][1] = half[i][1] - half[i][2] - half[i][3] + broadcast(outputs.bias);
+    }
+    if (outputs.factor != nullptr) {
+        for (int k = 0; k < 4; ++k) {
+            v[k / 2][k % 2] *= load(outputs.factor + lane);
         }
     }
 }
@@ -91,10 +90,12 @@ void store_outputs(const float* points, std::ptrdiff_t step, const Outputs& outp
     for (int lane = 0; lane < kLanes; lane += kVec) {
         Vec v[2][2];
         transform_output(points, step, lane, outputs, v);
-        for (int i = 0; i < rows; ++i) {
-            for (int j = 0; j < cols; ++j) {
-                store(y + i * line + j * kLanes + lane,
-                      outputs.relu ? clip_below_zero(v[i][j]) : v[i][j]);
+        for (int k = 0; outputs.relu && k < 4; ++k) {
+            v[k / 2][k % 2] = clip_below_zero(v[k / 2][k % 2]);
+        }
+        for (int k = 0; k < 4; ++k) {
+            if (k / 2 < rows && k % 2 < cols) {
+                store(y + k / 2 * line + k % 2 * kLanes + lane, v[k / 2][k % 2]);
             }
         }
     }
