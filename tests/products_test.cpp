@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/backends.hpp"
@@ -137,6 +138,28 @@ TEST_CASE("gradients of weights are zero for an empty batch") {
         check(LinearSpec{.in = {20, 1, 1}, .shape = linear}, linear.weight_elems(),
               linear.out_features);
     });
+}
+
+// As where ranks gather the factors of all: the operation is made for the images of one.
+TEST_CASE("a linear layer's weight gradient may be of more images than the layer is made for") {
+    for (const LinearShape& shape : {LinearShape{70, 13}, {64, 6}}) {
+        const LinearSpec spec{.in = {shape.in_features, 1, 1}, .shape = shape};
+        const auto gradient = [&](int made_for) {
+            const auto backend = make_cpu_backend(2);
+            Bench bench(*backend);
+            const int n = 100;
+            const Guarded x = bench.activation(spec.in, n, random_floats(n * spec.in.elems(), 1));
+            const Guarded dy =
+                bench.activation(spec.out(), n, random_floats(n * spec.out().elems(), 2));
+            const Guarded dw = bench.empty(shape.weight_elems());
+            const Guarded db = bench.empty(shape.out_features);
+            RunOp op(*backend, spec, made_for);
+            op.batch.n = n;
+            op.backward({.x = x.get(), .dy = dy.get(), .grads = {dw.get(), db.get()}});
+            return std::pair(dw.download(), db.download());
+        };
+        CHECK(gradient(33) == gradient(100));
+    }
 }
 
 // Convolution and linear layers are linear in each operand, so the central difference is exact but
