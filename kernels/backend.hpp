@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "kernels/base/data_type.hpp"
-#include "kernels/base/philox.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/ops/op.hpp"
 #include "kernels/ops/shapes.hpp"
@@ -29,17 +28,6 @@ struct GatherArgs {
     Shape shape;
     const float* scale = nullptr;  // [channels]: value = pixel * scale + shift
     const float* shift = nullptr;  // [channels]
-};
-
-// Dropout keeps an element where its random word >= probability * 2^32, and scales it by
-// 1 / (1 - probability); by_channel draws one word per channel (dropout2d).
-struct DropoutArgs {
-    RandomStream stream;
-    const std::uint32_t* epoch = nullptr;   // the stream's, on the device; null: stream.epoch
-    const std::int32_t* samples = nullptr;  // [n], the images' indices in the training set
-    Shape shape;
-    float probability = 0.5f;
-    bool by_channel = false;
 };
 
 // Log-softmax, negative log-likelihood and its gradient in one pass over the logits [n][classes].

@@ -7,6 +7,7 @@
 #include <exception>
 #include <limits>
 
+#include "kernels/base/philox.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "tests/catch.hpp"
 

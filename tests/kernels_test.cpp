@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/base/philox.hpp"
 #include "tests/backends.hpp"
 #include "tests/catch.hpp"
 #include "tests/run_op.hpp"
@@ -573,8 +574,8 @@ TEST_CASE("transfers beside the computation keep their place in it") {
         backend.fill_zero(x.get(), bytes);
         backend.synchronize(backend.upload_async(Device::Stream::copy, x.get(), sent.get(), bytes));
         CHECK(x.download() == Floats(elems, -2.0f));
-        // The calls after an upload see its data.
-        backend.upload_async(Device::Stream::copy, x.get(), sent.get(), bytes);
+        // The calls after one that the device has waited for see its data.
+        backend.wait(backend.upload_async(Device::Stream::copy, x.get(), sent.get(), bytes));
         if (backend.activation_elems(shape, 1) == elems) {  // else x is no activation
             RunOp(backend, ReluSpec{shape}, 1).forward({.x = x.get(), .y = x.get()});
             // A download sees the calls before it ...

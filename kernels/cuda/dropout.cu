@@ -9,6 +9,7 @@
 // and their 4 planes, which lie one after another.
 #include <cmath>
 
+#include "kernels/base/philox.hpp"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
 
