@@ -792,4 +792,11 @@ TEST_CASE("--tune-buckets leaves no trace in the training, whatever it ran into"
         CHECK(expected.losses.size() == 36);
         CHECK(training.run(2, flags + " --tune-buckets").losses == expected.losses);
     }
+    // Nor in the statistics that an evaluation takes, which are no parameters.
+    std::ofstream(training.file("normed")) << "conv 6 k3\nbatchnorm\nrelu\nlinear classes\n";
+    const std::string flags = "--epochs 1 --global-batch 10 --model " + training.file("normed");
+    const auto expected = training.run(2, flags + " --bucket-kib 64");
+    const auto found = training.run(2, flags + " --tune-buckets");
+    CHECK(found.losses == expected.losses);
+    CHECK(found.epochs.at(0).at("test_loss") == expected.epochs.at(0).at("test_loss"));
 }

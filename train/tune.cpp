@@ -7,26 +7,37 @@
 namespace gyre::train {
 namespace {
 
-// What steps change of a net and the next step builds on: the parameters, and in the gradient
-// buffer the padding and the tail, which no kernel overwrites.
+// What steps change of a net and the next step builds on: the parameters and the state, and in the
+// gradient buffer the padding and the tail, which no kernel overwrites.
 class KeptNet {
  public:
     KeptNet(Backend& backend, Net& net)
-        : backend_(backend), net_(net), parameters_(static_cast<std::size_t>(net.flat_elems())) {
-        backend.download(parameters_.data(), net.parameter_data(), bytes());
+        : backend_(backend),
+          net_(net),
+          parameters_(static_cast<std::size_t>(net.flat_elems())),
+          state_(static_cast<std::size_t>(net.state_elems())) {
+        backend.download(parameters_.data(), net.parameter_data(), bytes(parameters_));
+        if (!state_.empty()) {
+            backend.download(state_.data(), net.state_data(), bytes(state_));
+        }
     }
     void put_back() {
-        backend_.upload(net_.parameter_data(), parameters_.data(), bytes());
+        backend_.upload(net_.parameter_data(), parameters_.data(), bytes(parameters_));
+        if (!state_.empty()) {
+            backend_.upload(net_.state_data(), state_.data(), bytes(state_));
+        }
         backend_.fill_zero(net_.gradient_data(),
                            static_cast<std::size_t>(net_.gradient_elems()) * sizeof(float));
     }
 
  private:
-    std::size_t bytes() const { return parameters_.size() * sizeof(float); }
+    static std::size_t bytes(const std::vector<float>& values) {
+        return values.size() * sizeof(float);
+    }
 
     Backend& backend_;
     Net& net_;
-    std::vector<float> parameters_;  // with their padding
+    std::vector<float> parameters_, state_;  // with their padding
 };
 
 std::vector<std::vector<Bucket>> different_plans(const Session& session) {
