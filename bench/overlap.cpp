@@ -43,6 +43,19 @@ struct Options {
     FactorUse factors = FactorUse::automatic;
 };
 
+// Of all ranks' values.
+double largest(Communicator& comm, double value) {
+    std::vector<double> all(static_cast<std::size_t>(comm.size()));
+    all[static_cast<std::size_t>(comm.rank())] = value;
+    comm.allreduce_sum(all);
+    return *std::max_element(all.begin(), all.end());
+}
+
+double median(std::vector<double> values) {
+    std::sort(values.begin(), values.end());
+    return values[values.size() / 2];
+}
+
 void measure(Communicator& comm, const std::string& model, const Options& options) {
     const auto alone = make_single_communicator();
     std::unique_ptr<Backend> backend;
@@ -95,33 +108,22 @@ void measure(Communicator& comm, const std::string& model, const Options& option
             const auto start = std::chrono::steady_clock::now();
             parts[part]();
             const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
-            std::vector<double> all(static_cast<std::size_t>(comm.size()));
-            all[static_cast<std::size_t>(comm.rank())] = taken.count();
-            comm.allreduce_sum(all);
-            if (step >= 0 && part == 0) {
-                std::vector<double> exposed(all.size());
-                exposed[static_cast<std::size_t>(comm.rank())] = waited;
-                comm.allreduce_sum(exposed);
-                waits.push_back(*std::max_element(exposed.begin(), exposed.end()));
-            }
+            const double slowest = largest(comm, taken.count());
+            const double longest = part == 0 ? largest(comm, waited) : 0.0;
             if (step >= 0) {
-                series[part].push_back(*std::max_element(all.begin(), all.end()));
+                series[part].push_back(slowest);
+            }
+            if (step >= 0 && part == 0) {
+                waits.push_back(longest);
             }
         }
     }
-    double medians[std::size(parts)];
-    for (std::size_t part = 0; part < std::size(parts); ++part) {
-        std::sort(series[part].begin(), series[part].end());
-        medians[part] = series[part][series[part].size() / 2];
-    }
     if (comm.is_root()) {
-        const auto [step, compute, communication] = medians;
-        std::sort(waits.begin(), waits.end());
-        const double exposed = waits[waits.size() / 2];
+        const double step = median(series[0]), compute = median(series[1]),
+                     communication = median(series[2]), exposed = median(waits);
         fmt::print(
             "{:<8} {:>6} {:>8} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.3f} {:>10.1f} "
-            "{:>10.1f} "
-            "{:>10.1f}\n",
+            "{:>10.1f} {:>10.1f}\n",
             model, options.batch_size, reducer.buckets().size(), 1e3 * step, 1e3 * compute,
             1e3 * communication, 1e3 * std::max(compute, communication), 1e3 * exposed,
             100.0 * (1.0 - exposed / communication),

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cmath>
 #include <cstdio>
+#include <functional>
 #include <optional>
 #include <sstream>
 
@@ -129,6 +130,56 @@ std::string hash_weights(const TensorFile& file) {
     return hash_text(text);
 }
 
+// A remark for the user, of rank 0.
+using Tell = std::function<void(const std::string&)>;
+
+// How pixels are to be normalised: as in training, unless the user says otherwise. Says where the
+// data are not what the weights were trained on.
+Normalisation stored_normalisation(EvalOptions options, const Stored& stored, const Dataset& data,
+                                   const Tell& tell) {
+    const Shape shape{data.test.channels, data.test.height, data.test.width};
+    if (const auto trained = stored.shape(); trained && *trained != shape) {
+        tell(
+            fmt::format("trained on images of {} (channels x rows x columns), but those of {} "
+                        "are of {}",
+                        text_of(*trained), data.name, text_of(shape)));
+    }
+    const bool by_flags = !options.mean.empty() || !options.stddev.empty();
+    auto trained = stored.normalisation("gyre.");
+    if (!by_flags && !trained && !stored.text("gyre.mean").empty()) {
+        stored.refuse("gyre.mean", "numbers, as many as in gyre.std; give --mean and --std");
+    }
+    if (trained && trained->mean.size() != static_cast<std::size_t>(shape.channels)) {
+        if (!by_flags) {
+            stored.refuse("gyre.mean", fmt::format("one number for each of {} channels; give "
+                                                   "--mean and --std",
+                                                   shape.channels));
+        }
+        trained.reset();
+    }
+    if (!by_flags && trained) {
+        options.mean = trained->mean;
+        options.stddev = trained->stddev;
+    }
+    Normalisation normalisation = choose_normalisation(options, data.train);
+    if (!trained && !by_flags) {
+        tell(
+            fmt::format("does not say how pixels were normalised in training; taken are {}'s "
+                        "own {}; give --mean and --std if that was otherwise",
+                        data.name, text_of(normalisation)));
+    } else if (trained && differ(normalisation, *trained)) {
+        tell(fmt::format("trained with {}, but --mean and --std say {}", text_of(*trained),
+                         text_of(normalisation)));
+    }
+    const auto seen = stored.normalisation("gyre.data.");
+    const Normalisation own = measure_normalisation(data.train);
+    if (seen && seen->mean.size() == own.mean.size() && differ(own, *seen)) {
+        tell(fmt::format("trained on pixels of {}, but those of {} have {}", text_of(*seen),
+                         data.name, text_of(own)));
+    }
+    return normalisation;
+}
+
 }  // namespace
 
 ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
@@ -142,7 +193,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         backend = make_backend(options, comm);
         const TensorFile weights = read_safetensors(options.weights);
         weights_hash = hash_weights(weights);
-        const auto tell = [&](const std::string& remark) {
+        const Tell tell = [&](const std::string& remark) {
             if (comm.is_root()) {
                 fmt::print(stderr, "gyre: {}: {}\n", options.weights, remark);
             }
@@ -159,50 +210,15 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         Dataset data = load_dataset({options.data, {}, options.classes});
         data_hash = hash_dataset(data);
         const Shape shape{data.test.channels, data.test.height, data.test.width};
-        if (const auto trained = stored.shape(); trained && *trained != shape) {
-            tell(
-                fmt::format("trained on images of {} (channels x rows x columns), but those of {} "
-                            "are of {}",
-                            text_of(*trained), data.name, text_of(shape)));
-        }
-        const bool by_flags = !options.mean.empty() || !options.stddev.empty();
-        auto trained = stored.normalisation("gyre.");
-        if (!by_flags && !trained && !stored.text("gyre.mean").empty()) {
-            stored.refuse("gyre.mean", "numbers, as many as in gyre.std; give --mean and --std");
-        }
-        if (trained && trained->mean.size() != static_cast<std::size_t>(shape.channels)) {
-            if (!by_flags) {
-                stored.refuse("gyre.mean", fmt::format("one number for each of {} channels; give "
-                                                       "--mean and --std",
-                                                       shape.channels));
-            }
-            trained.reset();
-        }
-        if (!by_flags && trained) {
-            options.mean = trained->mean;
-            options.stddev = trained->stddev;
-        }
-        const Normalisation normalisation = choose_normalisation(options, data.train);
-        if (!trained && !by_flags) {
-            tell(
-                fmt::format("does not say how pixels were normalised in training; taken are {}'s "
-                            "own {}; give --mean and --std if that was otherwise",
-                            data.name, text_of(normalisation)));
-        } else if (trained && differ(normalisation, *trained)) {
-            tell(fmt::format("trained with {}, but --mean and --std say {}", text_of(*trained),
-                             text_of(normalisation)));
-        }
-        const auto seen = stored.normalisation("gyre.data.");
-        const Normalisation own = measure_normalisation(data.train);
-        if (seen && seen->mean.size() == own.mean.size() && differ(own, *seen)) {
-            tell(fmt::format("trained on pixels of {}, but those of {} have {}", text_of(*seen),
-                             data.name, text_of(own)));
-        }
+        const Normalisation normalisation = stored_normalisation(options, stored, data, tell);
         data.train = {};
         batch = evaluation_batch(comm, data.test.count, options.test_batch_size);
         net = std::make_unique<Net>(
             *backend, model, shape, data.classes,
-            NetOptions{0, batch, false, {}, evaluation_sizes(comm, data.test.count, batch)});
+            NetOptions{.train_batch = 0,
+                       .eval_batch = batch,
+                       .dropout = false,
+                       .eval_sizes = evaluation_sizes(comm, data.test.count, batch)});
         for (const std::string& remark : net->import_parameters(weights.tensors, options.weights)) {
             tell(remark);
         }

@@ -35,125 +35,165 @@ std::vector<ManifestEntry> command_manifest(const CLI::App& app, bool answered) 
     return entries;
 }
 
-int fail(Communicator* comm, const std::string& message, ExitCode code, bool on_all_ranks) {
-    const bool several = comm != nullptr && comm->size() > 1;
-    if (!on_all_ranks || comm == nullptr || comm->is_root() || comm->own_terminal()) {
+// The command line of the process, its ranks and what it does.
+class Program {
+ public:
+    Program(int argc, char** argv);
+    // The exit code; throws Error.
+    int run();
+    // Says what went wrong, ends the other ranks where they do not know of it, and returns the exit
+    // code.
+    int fail(const Error& error, bool on_all_ranks);
+
+ private:
+    void parse();
+    void meet();
+    void answer();
+
+    const std::vector<std::string> typed_;
+    CLI::App app_{
+        "gyre: a data-parallel trainer for convolutional nets. For several ranks, run it\n"
+        "under mpirun, torchrun or srun, or give --init-method, --rank and --world-size.",
+        "gyre"};
+    TrainOptions train_options_;
+    EvalOptions eval_options_;
+    PlanOptions plan_options_;
+    CLI::App *train_, *eval_, *plan_, *info_;
+    std::exception_ptr refusal_;  // of the flags
+    bool answered_ = false;       // --help or --version
+    std::unique_ptr<Communicator> comm_;
+    std::optional<StartAlarm> alarm_;
+};
+
+Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
+    app_.formatter(std::make_shared<HelpFormatter>());  // of the subcommands, too
+    app_.footer(
+        "Examples:\n"
+        "  gyre train --data mnist --epochs 3\n"
+        "  mpirun -np 4 gyre train --data mnist --save best.safetensors");
+    app_.set_version_flag("--version", version_text());
+    app_.require_subcommand(1);
+    train_ = app_.add_subcommand("train", "Train a net");
+    eval_ = app_.add_subcommand("eval", "Loss and accuracy of saved weights");
+    plan_ = app_.add_subcommand("plan", "Predict a step on many ranks");
+    info_ = app_.add_subcommand("info", "What this build and this machine have");
+    add_train_flags(*train_, train_options_);
+    add_eval_flags(*eval_, eval_options_);
+    add_plan_flags(*plan_, plan_options_);
+}
+
+// What is wrong is kept: it is said after the ranks have met, if the environment tells where and
+// they come soon.
+void Program::parse() {
+    try {
+        std::vector<std::string> arguments = translate_arguments(app_, typed_);
+        std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
+        app_.parse(std::move(arguments));
+    } catch (...) {
+        refusal_ = std::current_exception();
+    }
+}
+
+// The flags say where.
+void Program::meet() {
+    const CommonOptions& common =
+        train_->parsed() ? static_cast<const CommonOptions&>(train_options_) : eval_options_;
+    LaunchOptions launch = refusal_ ? LaunchOptions{} : common.launch;
+    launch.collective_timeout = common.timeout + 15.0;  // the watchdog's comes first
+    alarm_.emplace(launch.init_timeout);
+    if (refusal_) {
+        launch.init_timeout = 5.0;
+    }
+    try {
+        comm_ = make_communicator(launch, *alarm_);
+    } catch (const Error&) {
+        if (!refusal_) {
+            throw;
+        }
+        comm_ = make_single_communicator();
+    }
+}
+
+// --help, --version, or what is wrong with the flags. Together, so that no rank ends, and is seen
+// to end by the launcher, before rank 0 has said why.
+void Program::answer() {
+    agree(*comm_, [&] {
+        try {
+            if (refusal_) {
+                std::rethrow_exception(refusal_);
+            }
+        } catch (const CLI::Success& request) {
+            answered_ = true;
+            if (comm_->is_root()) {
+                app_.exit(request);
+            }
+        } catch (const CLI::ExtrasError&) {
+            throw usage_error(
+                fmt::format("'{}' belongs to no flag; values follow flags, as in --epochs 10 ({})",
+                            fmt::join(app_.get_subcommands().at(0)->remaining(), " "),
+                            help_hint(app_, typed_)));
+        } catch (const CLI::ParseError& error) {
+            throw usage_error(fmt::format("{} ({})", error.what(), help_hint(app_, typed_)));
+        }
+    });
+}
+
+int Program::run() {
+    parse();
+    meet();
+    answer();
+    // Before anything that depends on them: ranks that do different things do not meet.
+    require_same_manifest(*comm_, command_manifest(app_, answered_));
+    // What has its own bounds, or none, from here on.
+    if (answered_ || info_->parsed() || plan_->parsed()) {
+        alarm_->stop();
+    }
+    if (answered_) {
+        return static_cast<int>(ExitCode::success);
+    }
+    if (info_->parsed()) {
+        return static_cast<int>(comm_->is_root() ? run_info() : ExitCode::success);
+    }
+    if (plan_->parsed()) {
+        return static_cast<int>(run_plan(*comm_, plan_options_));
+    }
+    const CommonOptions& common =
+        train_->parsed() ? static_cast<const CommonOptions&>(train_options_) : eval_options_;
+    comm_ = make_watched_communicator(
+        std::move(comm_), {common.timeout, std::min(5.0, common.timeout / 2), common.flight_record,
+                           common.launch.init_timeout + common.timeout});
+    alarm_->stop();
+    return static_cast<int>(train_->parsed() ? run_train(*comm_, train_options_)
+                                             : run_eval(*comm_, eval_options_));
+}
+
+int Program::fail(const Error& error, bool on_all_ranks) {
+    const bool starting = error.code() == ExitCode::communication && alarm_ && !on_all_ranks;
+    const std::string message = starting ? alarm_->explain(error.what()) : error.what();
+    const bool several = comm_ != nullptr && comm_->size() > 1;
+    if (!on_all_ranks || comm_ == nullptr || comm_->is_root() || comm_->own_terminal()) {
         fmt::print(stderr, "gyre: {}{}\n",
-                   several && !on_all_ranks ? fmt::format("rank {}: ", comm->rank()) : "",
+                   several && !on_all_ranks ? fmt::format("rank {}: ", comm_->rank()) : "",
                    printable(message, true));
     }
+    const int code = static_cast<int>(error.code());
     if (several && !on_all_ranks) {
-        comm->abort(static_cast<int>(code));  // or the others would wait for this rank for ever
+        comm_->abort(code);  // or the others would wait for this rank for ever
     }
-    return static_cast<int>(code);
+    return code;
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-    CLI::App app(
-        "gyre: a data-parallel trainer for convolutional nets. For several ranks, run it\n"
-        "under mpirun, torchrun or srun, or give --init-method, --rank and --world-size.",
-        "gyre");
-    app.formatter(std::make_shared<HelpFormatter>());  // of the subcommands, too
-    app.footer(
-        "Examples:\n"
-        "  gyre train --data mnist --epochs 3\n"
-        "  mpirun -np 4 gyre train --data mnist --save best.safetensors");
-    app.set_version_flag("--version", version_text());
-    app.require_subcommand(1);
-    TrainOptions train_options;
-    EvalOptions eval_options;
-    PlanOptions plan_options;
-    CLI::App* train = app.add_subcommand("train", "Train a net");
-    CLI::App* eval = app.add_subcommand("eval", "Loss and accuracy of saved weights");
-    CLI::App* plan = app.add_subcommand("plan", "Predict a step on many ranks");
-    CLI::App* info = app.add_subcommand("info", "What this build and this machine have");
-    add_train_flags(*train, train_options);
-    add_eval_flags(*eval, eval_options);
-    add_plan_flags(*plan, plan_options);
-    const std::vector<std::string> typed(argv + 1, argv + argc);
-    std::unique_ptr<Communicator> comm;
-    std::optional<StartAlarm> alarm;
-    const auto explain = [&](const Error& error) {
-        return error.code() == ExitCode::communication && alarm ? alarm->explain(error.what())
-                                                                : std::string(error.what());
-    };
+    Program program(argc, argv);
     try {
-        // The flags say where the ranks meet, so they are read first. What is wrong with them is
-        // said after the ranks have met, if the environment tells where and they come soon.
-        std::exception_ptr refusal;
-        try {
-            std::vector<std::string> arguments = translate_arguments(app, typed);
-            std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
-            app.parse(std::move(arguments));
-        } catch (...) {
-            refusal = std::current_exception();
-        }
-        const CommonOptions& common =
-            train->parsed() ? static_cast<const CommonOptions&>(train_options) : eval_options;
-        LaunchOptions launch = refusal ? LaunchOptions{} : common.launch;
-        launch.collective_timeout = common.timeout + 15.0;  // the watchdog's comes first
-        alarm.emplace(launch.init_timeout);
-        if (refusal) {
-            launch.init_timeout = 5.0;
-        }
-        try {
-            comm = make_communicator(launch, *alarm);
-        } catch (const Error&) {
-            if (!refusal) {
-                throw;
-            }
-            comm = make_single_communicator();
-        }
-        bool answered = false;  // --help or --version
-        // Together, so that no rank ends, and is seen to end by the launcher, before rank 0 has
-        // said why.
-        agree(*comm, [&] {
-            try {
-                if (refusal) {
-                    std::rethrow_exception(refusal);
-                }
-            } catch (const CLI::Success& request) {
-                answered = true;
-                if (comm->is_root()) {
-                    app.exit(request);
-                }
-            } catch (const CLI::ExtrasError&) {
-                throw usage_error(fmt::format(
-                    "'{}' belongs to no flag; values follow flags, as in --epochs 10 ({})",
-                    fmt::join(app.get_subcommands().at(0)->remaining(), " "),
-                    help_hint(app, typed)));
-            } catch (const CLI::ParseError& error) {
-                throw usage_error(fmt::format("{} ({})", error.what(), help_hint(app, typed)));
-            }
-        });
-        // Before anything that depends on them: ranks that do different things do not meet.
-        require_same_manifest(*comm, command_manifest(app, answered));
-        // What has its own bounds, or none, from here on.
-        if (answered || info->parsed() || plan->parsed()) {
-            alarm->stop();
-        }
-        if (answered) {
-            return static_cast<int>(ExitCode::success);
-        }
-        if (info->parsed()) {
-            return static_cast<int>(comm->is_root() ? run_info() : ExitCode::success);
-        }
-        if (plan->parsed()) {
-            return static_cast<int>(run_plan(*comm, plan_options));
-        }
-        comm = make_watched_communicator(
-            std::move(comm), {common.timeout, std::min(5.0, common.timeout / 2),
-                              common.flight_record, launch.init_timeout + common.timeout});
-        alarm->stop();
-        return static_cast<int>(train->parsed() ? run_train(*comm, train_options)
-                                                : run_eval(*comm, eval_options));
+        return program.run();
     } catch (const AgreedError& error) {
-        return fail(comm.get(), error.what(), error.code(), true);
+        return program.fail(error, true);
     } catch (const Error& error) {
-        return fail(comm.get(), explain(error), error.code(), false);
+        return program.fail(error, false);
     } catch (const std::exception& error) {
-        return fail(comm.get(), error.what(), ExitCode::internal, false);
+        return program.fail(Error(ExitCode::internal, error.what()), false);
     }
 }
