@@ -154,3 +154,26 @@ TEST_CASE("an optimiser's state has PyTorch's names, and no other is taken") {
     refuse(adam, {"step", "-1"}, [](Tensors t) { t.front().values = {-1.0f}; });
     refuse(adam, {"step", "0.5"}, [](Tensors t) { t.front().values = {0.5f}; });
 }
+
+TEST_CASE("a schedule stays where it ended, and short trainings have one, too") {
+    using Kind = ScheduleKind;
+    for (const std::int64_t total : {1, 2, 3, 4, 100}) {
+        INFO(total << " steps");
+        const ScheduleSpec cosine = {.kind = Kind::cosine, .total_steps = total, .min_rate = 0.25};
+        const ScheduleSpec cycle = {.kind = Kind::one_cycle, .total_steps = total};
+        for (const std::int64_t step : {total, total + 1, 10 * total}) {
+            CHECK(scheduled_rate(cosine, 2.0, step) == 0.25);
+            CHECK(scheduled_rate(cycle, 2.0, step) == Approx(2.0 / 250'000).epsilon(1e-9));
+        }
+        for (std::int64_t step = 0; step < total; ++step) {
+            const double a = scheduled_rate(cosine, 2.0, step),
+                         b = scheduled_rate(cycle, 2.0, step);
+            CHECK((a > 0.25 && a <= 2.0));
+            CHECK((b > 0.0 && b <= 2.0));
+        }
+    }
+    // Longer than the training: the rate never gets there, and nothing is divided by zero.
+    const ScheduleSpec warming = {.kind = Kind::cosine, .warmup_steps = 10, .total_steps = 4};
+    CHECK(scheduled_rate(warming, 2.0, 9) == Approx(2.0 * (0.01 + 0.99 * 0.9)));
+    CHECK(scheduled_rate(warming, 2.0, 10) == 0.0);
+}
