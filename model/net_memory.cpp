@@ -291,7 +291,7 @@ std::string Net::description() const {
         for (const Parameter& parameter : node.parameters) {
             elems += parameter.elems;
         }
-        text += fmt::format("{}: {} -> {}{}\n", node.name, text_of(node.in), text_of(node.out),
+        text += fmt::format("{}  {} -> {}{}\n", node.name, text_of(node.in), text_of(node.out),
                             elems == 0 ? "" : fmt::format(", {} parameters", elems));
     }
     return text + fmt::format("activations and their gradients: {:.1f} MiB\n",
