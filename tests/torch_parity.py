@@ -34,6 +34,7 @@ import tempfile
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "bench" / "peers"))
 import torch_ddp  # noqa: E402
+import torch_rates  # noqa: E402
 
 SKIPPED = 77
 BATCH = 64
@@ -89,24 +90,6 @@ GOLDEN_CASES = [
 ]  # fmt: skip
 GOLDEN_MODEL = "conv 4 k5 s2\nconv 6 k3\nlinear 16\nlinear classes\nlog-softmax\n"
 GOLDEN_SIDE, GOLDEN_CLASSES, GOLDEN_BATCH, GOLDEN_STEPS, GOLDEN_SEED = 12, 5, 32, 20, 1
-
-# Learning rates: gyre's flags, and torch's scheduler for (optimiser, steps of an epoch, all steps).
-RATE, RATE_EPOCHS, RATE_STEPS = 0.125, 4, 7
-RATE_FILE = pathlib.Path(__file__).resolve().parent / "golden_rates.json"
-RATE_CASES = [
-    ("", lambda s, o, epoch, all: s.ConstantLR(o, 1.0)),
-    ("--lr-schedule step --lr-step-size 1", lambda s, o, epoch, all: s.StepLR(o, epoch)),
-    ("--lr-schedule step --lr-step-size 2 --lr-gamma 0.7 --warmup-steps 3",
-     lambda s, o, epoch, all: after_warm_up(s, o, 3, s.StepLR(o, 2 * epoch, 0.7))),
-    ("--lr-schedule cosine", lambda s, o, epoch, all: s.CosineAnnealingLR(o, all)),
-    ("--lr-schedule cosine --lr-min 0.01 --warmup-epochs 1",
-     lambda s, o, epoch, all:
-     after_warm_up(s, o, epoch, s.CosineAnnealingLR(o, all - epoch, 0.01))),
-    ("--warmup-epochs 2",
-     lambda s, o, epoch, all: after_warm_up(s, o, 2 * epoch, s.ConstantLR(o, 1.0))),
-    ("--lr-schedule one-cycle",
-     lambda s, o, epoch, all: s.OneCycleLR(o, RATE, total_steps=all, cycle_momentum=False)),
-]  # fmt: skip
 
 
 def make_model(name: str, seed: int):
@@ -398,58 +381,6 @@ def write_golden(path: pathlib.Path) -> int:
     return 0
 
 
-def after_warm_up(schedulers, optimizer, steps: int, scheduler):
-    """The scheduler, after as many steps of a rate that rises from a hundredth."""
-    rising = schedulers.LinearLR(optimizer, start_factor=0.01, total_iters=steps)
-    return schedulers.SequentialLR(optimizer, [rising, scheduler], milestones=[steps])
-
-
-def torch_rates() -> list[dict]:
-    """The learning rate of every step, for each of RATE_CASES."""
-    import warnings
-
-    import torch
-
-    warnings.simplefilter("ignore")  # of SequentialLR about its own use of the schedulers
-    found = []
-    for flags, make in RATE_CASES:
-        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=RATE)
-        scheduler = make(torch.optim.lr_scheduler, optimizer, RATE_STEPS, RATE_EPOCHS * RATE_STEPS)
-        rates = []
-        for _ in range(RATE_EPOCHS * RATE_STEPS):
-            rates.append(optimizer.param_groups[0]["lr"])
-            optimizer.step()
-            scheduler.step()
-        found.append({"flags": flags, "rates": rates})
-    return found
-
-
-def write_rates(path: pathlib.Path) -> int:
-    """Writes torch_rates(), a case a line."""
-    import torch
-
-    head = {
-        "written by": f"tests/torch_parity.py --write-rates, torch {torch.__version__.split('+')[0]}",
-        "lr": RATE, "epochs": RATE_EPOCHS, "steps": RATE_STEPS,
-    }  # fmt: skip
-    lines = ",\n  ".join(json.dumps(case) for case in torch_rates())
-    path.write_text(json.dumps(head, indent=1)[:-2] + ',\n "series": [\n  ' + lines + "\n ]\n}\n")
-    return 0
-
-
-def rates_hold() -> bool:
-    """Whether golden_rates.json, which golden_test.cpp compares gyre with, is what torch has."""
-    golden = json.loads(RATE_FILE.read_text())["series"]
-    good = True
-    for theirs, written in zip(torch_rates(), golden, strict=True):
-        # Other versions may round otherwise: some roundings a step, in double precision.
-        worst = max(abs(a - b) for a, b in zip(theirs["rates"], written["rates"], strict=True))
-        same = theirs["flags"] == written["flags"] and worst <= RATE * 2.0**-45
-        print(f"{'ok' if same else 'differs':7} rates of '{theirs['flags']}': {worst:.1e}", flush=True)
-        good = good and same
-    return good
-
-
 def run(args: argparse.Namespace, work: pathlib.Path) -> int:
     import torch
 
@@ -459,8 +390,9 @@ def run(args: argparse.Namespace, work: pathlib.Path) -> int:
         print(f"torch_parity.py: {len(labels)} images are too few: {args.steps} steps of {BATCH}")
         return 2
     print(f"torch {torch.__version__}, {args.steps} steps of {BATCH} images", flush=True)
-    results = [rates_hold()] + [holds(args, work, name, case, images, labels)
-                                for name in ("net", "strided") for case in CASES]  # fmt: skip
+    results = [torch_rates.hold()]
+    results += [holds(args, work, name, case, images, labels)
+                for name in ("net", "strided") for case in CASES]  # fmt: skip
     # Batch normalisation and residual connections; slow in double precision.
     few = argparse.Namespace(**{**vars(args), "steps": min(args.steps, RESNET_STEPS)})
     count = BATCH * few.steps
@@ -495,7 +427,7 @@ def main() -> int:
     if args.write_golden:
         return write_golden(args.write_golden)
     if args.write_rates:
-        return write_rates(args.write_rates)
+        return torch_rates.write(args.write_rates)
     if not os.access(args.gyre, os.X_OK):
         print(f"torch_parity.py: no gyre binary at {args.gyre}")
         return 2
