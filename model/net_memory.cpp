@@ -27,7 +27,11 @@ struct Net::Plan {
     std::vector<int> dx_storage;        // of each node: gradient_storage, or memory for a while
     std::vector<Lifetime> values, values_in_evaluation, gradients, saved;
     std::vector<std::size_t> value_at, value_in_evaluation_at, gradient_at, saved_at;
-    std::size_t bytes = 0;
+
+    // Where a value lies: a storage, or the net's input.
+    int storage_of(int value) const {
+        return value == Node::kInput ? value : value_storage[static_cast<std::size_t>(value)];
+    }
 };
 
 std::size_t Net::activation_bytes(const Shape& shape, int n) const {
@@ -84,9 +88,7 @@ void Net::plan_training(Plan& plan, const NetOptions& options) {
     const int count = static_cast<int>(graph_.nodes.size());
     const auto backward_time = [&](std::size_t i) { return 2 * count - static_cast<int>(i); };
     const auto use = [&](int value, int time) {
-        const int storage = value == Node::kInput
-                                ? Node::kInput
-                                : plan.value_storage[static_cast<std::size_t>(value)];
+        const int storage = plan.storage_of(value);
         if (storage != Node::kInput) {
             Lifetime& block = plan.values[static_cast<std::size_t>(storage)];
             block.bytes =
@@ -179,9 +181,7 @@ void Net::plan_gradients(Plan& plan, const NetOptions& options, const std::vecto
 
 void Net::plan_evaluation(Plan& plan, const NetOptions& options) const {
     const auto use = [&](int value, std::size_t time) {
-        const int storage = value == Node::kInput
-                                ? Node::kInput
-                                : plan.value_storage[static_cast<std::size_t>(value)];
+        const int storage = plan.storage_of(value);
         if (storage != Node::kInput) {
             Lifetime& block = plan.values_in_evaluation[static_cast<std::size_t>(storage)];
             block.bytes =
@@ -229,9 +229,7 @@ void Net::bind(const Plan& plan) {
         return reinterpret_cast<float*>(arena_.get() + offset);
     };
     const auto value = [&](int number, const std::vector<std::size_t>& offsets) {
-        const int storage = number == Node::kInput
-                                ? Node::kInput
-                                : plan.value_storage[static_cast<std::size_t>(number)];
+        const int storage = plan.storage_of(number);
         return storage == Node::kInput ? input() : at(offsets[static_cast<std::size_t>(storage)]);
     };
     const auto gradient = [&](int storage) -> Tensor {

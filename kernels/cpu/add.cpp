@@ -1,4 +1,5 @@
-// y = x + x2 on the CPU, in place; the gradient of both is dy itself, which the net passes on.
+// y += x on the CPU; and the sum of a residual connection, which is that in place: y = x + x2. The
+// gradient of both is dy itself, which the net passes on.
 #include "kernels/cpu/ops.hpp"
 
 namespace gyre::cpu {
@@ -12,13 +13,7 @@ class AddOp final : public Op {
     OpNeeds needs() const override { return {.in_place = true, .backward_reads_x = false}; }
 
     void forward(const Batch& batch, const OpIo& io) override {
-        context_.for_ranges(
-            block_count(batch.n) * block_elems_,
-            [y = io.y.f32(), x2 = io.x2.f32()](std::int64_t begin, std::int64_t end) {
-                for (std::int64_t i = begin; i < end; ++i) {
-                    y[i] += x2[i];
-                }
-            });
+        add(context_, block_count(batch.n) * block_elems_, io.x2.f32(), io.y.f32());
     }
 
     void backward_input(const Batch&, const OpIo&) override {}
@@ -29,6 +24,14 @@ class AddOp final : public Op {
 };
 
 }  // namespace
+
+void add(const Context& context, std::int64_t elems, const float* x, float* y) {
+    context.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            y[i] += x[i];
+        }
+    });
+}
 
 std::unique_ptr<Op> make_op(const Context& context, const AddSpec& spec, const OpSizes&) {
     return std::make_unique<AddOp>(context, spec);

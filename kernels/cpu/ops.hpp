@@ -18,6 +18,9 @@ std::unique_ptr<Op> make_op(const Context&, const BatchNorm2dSpec&, const OpSize
 std::unique_ptr<Op> make_op(const Context&, const DropoutSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const AddSpec&, const OpSizes&);
 
+// y += x (add.cpp).
+void add(const Context&, std::int64_t elems, const float* x, float* y);
+
 // Any other: the CPU has none.
 template <typename Spec>
 std::unique_ptr<Op> make_op(const Context&, const Spec&, const OpSizes&) {

@@ -4,11 +4,11 @@
 #pragma once
 
 #include <algorithm>
-#include <cmath>
 #include <cstdint>
 
 #include "kernels/base/philox.hpp"
 #include "kernels/cpu/simd.hpp"
+#include "kernels/ops/dropout.hpp"
 #include "kernels/ops/op.hpp"
 
 namespace gyre::cpu {
@@ -17,10 +17,8 @@ class RandomMask {
  public:
     RandomMask(float probability, std::uint32_t stream)
         : stream_(stream),
-          // word >= probability * 2^32, in integers.
-          largest_dropped_(static_cast<std::uint32_t>(
-              std::max(0.0, std::ceil(static_cast<double>(probability) * 0x1p32) - 1.0))),
-          keep_(probability < 1.0f ? 1.0f / (1.0f - probability) : 0.0f) {}
+          largest_dropped_(largest_dropped_word(probability)),
+          keep_(kept_factor(probability)) {}
 
     // The factors of words 4 * group ... 4 * group + 3 for one block of a batch's images.
     class Block {

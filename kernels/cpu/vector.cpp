@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/backend_cpu.hpp"
 #include "kernels/cpu/finite.hpp"
+#include "kernels/cpu/ops.hpp"
 
 namespace gyre::cpu {
 
@@ -35,11 +36,7 @@ void CpuBackend::clip_norm(std::int64_t elems, float most, float* x, const Finit
 }
 
 void CpuBackend::add(std::int64_t elems, const float* x, float* y) {
-    context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
-        for (std::int64_t i = begin; i < end; ++i) {
-            y[i] += x[i];
-        }
-    });
+    cpu::add(context_, elems, x, y);
 }
 
 void CpuBackend::narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) {

@@ -7,11 +7,11 @@
 // block. Element by element: one thread to a group of 4 words and their 4 elements (16-byte
 // accesses where images are multiples of 4 elements). By channel: one warp to a group of 4 words
 // and their 4 planes, which lie one after another.
-#include <cmath>
 
 #include "kernels/base/philox.hpp"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
+#include "kernels/ops/dropout.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -99,10 +99,8 @@ class DropoutOp final : public Op {
         d_.words = static_cast<std::uint32_t>(spec.by_channel ? spec.in.channels : spec.in.elems());
         d_.groups = (d_.words + 3) / 4;
         d_.plane_elems = static_cast<std::uint32_t>(spec.in.plane_elems());
-        // word >= probability * 2^32, in integers.
-        d_.largest_dropped = static_cast<std::uint32_t>(
-            std::ceil(static_cast<double>(spec.probability) * 0x1p32) - 1.0);
-        d_.keep = spec.probability < 1.0f ? 1.0f / (1.0f - spec.probability) : 0.0f;
+        d_.largest_dropped = largest_dropped_word(spec.probability);
+        d_.keep = kept_factor(spec.probability);
     }
     OpNeeds needs() const override { return {.in_place = true, .backward_reads_x = false}; }
     void forward(const Batch& batch, const OpIo& io) override {
