@@ -20,10 +20,14 @@ std::unique_ptr<Op> CpuBackend::make(const std::string&, const OpSpec& spec, con
 }
 
 void CpuBackend::upload(void* device, const void* host, std::size_t bytes) {
-    std::memcpy(device, host, bytes);
+    if (bytes > 0) {  // memcpy takes no null pointer, even for nothing
+        std::memcpy(device, host, bytes);
+    }
 }
 void CpuBackend::download(void* host, const void* device, std::size_t bytes) {
-    std::memcpy(host, device, bytes);
+    if (bytes > 0) {
+        std::memcpy(host, device, bytes);
+    }
 }
 void CpuBackend::fill_zero(void* device, std::size_t bytes) {
     std::memset(device, 0, bytes);

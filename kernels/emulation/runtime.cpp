@@ -198,7 +198,11 @@ void* Stream::handle() {
     return this;
 }
 
+// Copies of nothing are no copies, as in CUDA: their addresses may be null, which memcpy forbids.
 void Stream::upload(void* device, const void* host, std::size_t bytes) {
+    if (bytes == 0) {
+        return;
+    }
     state_->submit([=] {
         std::memcpy(device, host, bytes);
         if (emulator::listener != nullptr) {
@@ -207,6 +211,9 @@ void Stream::upload(void* device, const void* host, std::size_t bytes) {
     });
 }
 void Stream::download(void* host, const void* device, std::size_t bytes) {
+    if (bytes == 0) {
+        return;
+    }
     state_->submit([=] {
         if (emulator::listener != nullptr) {
             emulator::listener->device_copied(nullptr, device, bytes);
@@ -215,6 +222,9 @@ void Stream::download(void* host, const void* device, std::size_t bytes) {
     });
 }
 void Stream::copy(void* to, const void* from, std::size_t bytes) {
+    if (bytes == 0) {
+        return;
+    }
     state_->submit([=] {
         std::memcpy(to, from, bytes);
         if (emulator::listener != nullptr) {
@@ -223,6 +233,9 @@ void Stream::copy(void* to, const void* from, std::size_t bytes) {
     });
 }
 void Stream::fill_zero(void* device, std::size_t bytes) {
+    if (bytes == 0) {
+        return;
+    }
     state_->submit([=] {
         std::memset(device, 0, bytes);
         if (emulator::listener != nullptr) {
