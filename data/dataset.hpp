@@ -1,8 +1,7 @@
-// Image classification data sets in IDX files: finding, loading and measuring them.
+// Image classification data sets in IDX files: loading and measuring them.
 #pragma once
 
 #include <cstdint>
-#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -31,7 +30,8 @@ struct Dataset {
 
 struct DatasetOptions {
     // A directory when it contains '/', is "." or "..", or is an existing directory that holds a
-    // set; otherwise a name to look up, in any case, on dataset_search_path().
+    // set; otherwise a name to look up, in any case, on dataset_search_path() of
+    // data/dataset_files.hpp.
     std::string data;
     std::optional<std::int64_t> limit;  // keep the first so many training images
     // Default: the largest label of both sets (before `limit`) + 1; that must not exceed 65,536,
@@ -53,20 +53,6 @@ struct DatasetOptions {
 // files missing or ambiguous, malformed (see read_idx), values or labels out of range, counts or
 // shapes that disagree, empty, fewer than 2 classes, more than 2^31-1 images.
 Dataset load_dataset(const DatasetOptions& options);
-
-// Folders in which names are looked up, first match wins: the entries of $GYRE_DATA (separated by
-// colons; each a folder of sets or a set's own folder), data-cache, $HOME/.cache/gyre,
-// /usr/local/share/datasets, /usr/share/datasets. They need not exist.
-std::vector<std::filesystem::path> dataset_search_path();
-
-struct FoundDataset {
-    std::string name;
-    std::filesystem::path directory;
-};
-
-// The sets on the search path whose four files exist (they are not opened), in search order; never
-// throws for folders that cannot be read.
-std::vector<FoundDataset> find_datasets();
 
 // Per channel, of pixels scaled to [0, 1]: x is normalised as (x / 255 - mean) / stddev.
 struct Normalisation {

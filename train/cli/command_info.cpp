@@ -4,7 +4,7 @@
 #include "comm/communicator.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/nccl/nccl_library.hpp"
-#include "data/dataset.hpp"
+#include "data/dataset_files.hpp"
 #include "kernels/device_info.hpp"
 #include "model/spec.hpp"
 #include "train/cli/commands.hpp"
