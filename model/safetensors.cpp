@@ -80,6 +80,58 @@ void convert(const std::vector<char>& raw, std::vector<float>& values, Convert t
     }
 }
 
+// The tensor of one entry of the header. data_begin, data_bytes: where the file's tensors are.
+// Throws input_error where the entry does not fit them, and JSON's exceptions where it lacks
+// something.
+HostTensor read_tensor(const std::filesystem::path& path, std::ifstream& in,
+                       const std::string& name, const nlohmann::json& entry,
+                       std::uint64_t data_begin, std::uint64_t data_bytes) {
+    const auto dtype = entry.at("dtype").get<std::string>();
+    if (element_bytes(dtype) == 0) {
+        fail(path, fmt::format("tensor '{}' has dtype {}", name, entry.at("dtype").dump()));
+    }
+    HostTensor tensor{name, entry.at("shape").get<std::vector<std::int64_t>>(), {}, dtype};
+    const auto offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
+    std::uint64_t bytes = element_bytes(dtype);
+    for (const std::int64_t extent : tensor.shape) {
+        std::uint64_t product = 0;
+        if (extent < 0 ||
+            __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(extent), &product)) {
+            fail(path, fmt::format("tensor '{}' has an impossible shape", name));
+        }
+        bytes = product;
+    }
+    if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_bytes ||
+        offsets[1] - offsets[0] != bytes) {
+        fail(path,
+             fmt::format("tensor '{}' of {} bytes does not match its data_offsets {} "
+                         "in {} bytes of data from offset {} on",
+                         name, bytes, entry.at("data_offsets").dump(), data_bytes, data_begin));
+    }
+    tensor.values.resize(bytes / element_bytes(dtype));
+    std::vector<char> raw(dtype == "F32" ? 0 : bytes);
+    in.seekg(static_cast<std::streamoff>(data_begin + offsets[0]));
+    in.read(raw.empty() ? reinterpret_cast<char*>(tensor.values.data()) : raw.data(),
+            static_cast<std::streamsize>(bytes));
+    if (!in) {
+        fail(path, fmt::format("tensor '{}' could not be read", name));
+    }
+    if (dtype == "F16") {
+        convert<std::uint16_t>(raw, tensor.values, narrow::from_float16);
+    } else if (dtype == "BF16") {
+        convert<std::uint16_t>(raw, tensor.values, narrow::from_bfloat16);
+    } else if (dtype == "F64") {
+        convert<double>(raw, tensor.values, [&](double value) {
+            if (std::isfinite(value) && std::abs(value) > double{FLT_MAX}) {
+                fail(path, fmt::format("tensor '{}' has a value of {}, more than F32 holds", name,
+                                       value));
+            }
+            return static_cast<float>(value);
+        });
+    }
+    return tensor;
+}
+
 // Opens a file, emptied, that no other process writes to until this one closes it; -1: errno says
 // why not.
 int open_alone(const std::filesystem::path& path) {
@@ -146,50 +198,7 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
                 continue;  // PyTorch's count for a momentum of none, an integer; nothing here uses
                            // it
             }
-            const auto dtype = entry.at("dtype").get<std::string>();
-            if (element_bytes(dtype) == 0) {
-                fail(path, fmt::format("tensor '{}' has dtype {}", name, entry.at("dtype").dump()));
-            }
-            HostTensor tensor{name, entry.at("shape").get<std::vector<std::int64_t>>(), {}, dtype};
-            const auto offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
-            std::uint64_t bytes = element_bytes(dtype);
-            for (const std::int64_t extent : tensor.shape) {
-                std::uint64_t product = 0;
-                if (extent < 0 ||
-                    __builtin_mul_overflow(bytes, static_cast<std::uint64_t>(extent), &product)) {
-                    fail(path, fmt::format("tensor '{}' has an impossible shape", name));
-                }
-                bytes = product;
-            }
-            if (offsets.size() != 2 || offsets[0] > offsets[1] || offsets[1] > data_bytes ||
-                offsets[1] - offsets[0] != bytes) {
-                fail(path, fmt::format("tensor '{}' of {} bytes does not match its data_offsets {} "
-                                       "in {} bytes of data from offset {} on",
-                                       name, bytes, entry.at("data_offsets").dump(), data_bytes,
-                                       data_begin));
-            }
-            tensor.values.resize(bytes / element_bytes(dtype));
-            std::vector<char> raw(dtype == "F32" ? 0 : bytes);
-            in.seekg(static_cast<std::streamoff>(data_begin + offsets[0]));
-            in.read(raw.empty() ? reinterpret_cast<char*>(tensor.values.data()) : raw.data(),
-                    static_cast<std::streamsize>(bytes));
-            if (!in) {
-                fail(path, fmt::format("tensor '{}' could not be read", name));
-            }
-            if (dtype == "F16") {
-                convert<std::uint16_t>(raw, tensor.values, narrow::from_float16);
-            } else if (dtype == "BF16") {
-                convert<std::uint16_t>(raw, tensor.values, narrow::from_bfloat16);
-            } else if (dtype == "F64") {
-                convert<double>(raw, tensor.values, [&](double value) {
-                    if (std::isfinite(value) && std::abs(value) > double{FLT_MAX}) {
-                        fail(path, fmt::format("tensor '{}' has a value of {}, more than F32 holds",
-                                               name, value));
-                    }
-                    return static_cast<float>(value);
-                });
-            }
-            file.tensors.push_back(std::move(tensor));
+            file.tensors.push_back(read_tensor(path, in, name, entry, data_begin, data_bytes));
         }
     } catch (const nlohmann::json::exception& problem) {
         fail(path, fmt::format("its header (offset 8, {} bytes) is not the JSON it should be: {}",
