@@ -1,28 +1,17 @@
-// From a flag to what it does: every flag of `gyre train` reaches its option, and every option
-// changes what it says. The trainings run in this process, their ranks as threads.
-#include <unistd.h>
-
-#include <array>
+// From a setting to what it does: what a training says, evaluates, keeps, compares between its
+// ranks, and feeds the net with. The trainings run in this process, their ranks as threads.
 #include <chrono>
 #include <cmath>
 #include <cstdio>
 #include <fstream>
-#include <functional>
-#include <map>
 #include <set>
 #include <thread>
 
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
-#include "tests/gyre_process.hpp"
-#include "tests/temp_dir.hpp"
-#include "tests/thread_ranks.hpp"
-#include "train/cli/commands.hpp"
-#include "train/cli/flags.hpp"
+#include "tests/small_training.hpp"
 #include "train/evaluator.hpp"
 #include "train/hash.hpp"
-#include "train/optimizer.hpp"
-#include "train/settings_error.hpp"
 
 using namespace gyre;
 using namespace gyre::train;
@@ -30,369 +19,111 @@ using namespace gyre::test;
 
 namespace {
 
-// What `gyre train FLAGS` makes of its flags.
-struct Parsed {
-    explicit Parsed(const std::string& flags) {
-        add_train_flags(app, options);
-        app.parse(flags);
-        for (const ManifestEntry& entry : flag_manifest(app)) {
-            manifest[entry.name] = entry.value;
-        }
-    }
-    CLI::App app;
-    TrainOptions options;
-    std::map<std::string, std::string> manifest;  // what the ranks compare
-};
+// The sections of "every flag of a training changes what it says".
 
-// What goes to the standard output meanwhile.
-std::string printed(const std::function<void()>& work) {
-    const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);
-    REQUIRE(file != nullptr);
-    std::fflush(stdout);
-    const int kept = dup(STDOUT_FILENO);
-    dup2(fileno(file.get()), STDOUT_FILENO);
-    std::exception_ptr failure;
-    try {
-        work();
-    } catch (...) {
-        failure = std::current_exception();
-    }
-    std::fflush(stdout);
-    dup2(kept, STDOUT_FILENO);
-    close(kept);
-    if (failure != nullptr) {
-        std::rethrow_exception(failure);
-    }
-    std::rewind(file.get());
-    std::string text(1 << 16, '\0');
-    text.resize(std::fread(text.data(), 1, text.size(), file.get()));
-    return text;
+void check_amounts(const Training& training) {
+    const auto first = [&](const std::string& flags, int ranks = 1) {
+        return training.run(ranks, "--epochs 1 " + flags).start;
+    };
+    CHECK(first("--limit 23").at("train_images") == 23);
+    CHECK(first("--limit 23 --batch-size 10").at("steps_per_epoch") == 3);
+    CHECK(first("--classes 9").at("classes") == 9);
+    CHECK(first("--batch-size 5", 3).at("global_batch") == 15);
+    CHECK(first("--batch-size 5 --accumulate 2", 3).at("global_batch") == 30);
+    CHECK(first("--global-batch 20", 3).at("global_batch") == 20);
+    CHECK(first("--global-batch 20", 3).at("batch_size") == 7);
+    CHECK(first("").at("global_batch") == 64);
 }
 
-// A training of a small net on small images.
-struct Training {
-    static constexpr int kTrainImages = 53, kTestImages = 37, kClasses = 4;
-
-    Training() {
-        make_dataset(data(), kTrainImages, kTestImages, 1, 6, 6, kClasses);
-        std::ofstream(model()) << "conv 6 k3\nrelu\ndropout 0.5\nlinear 20\nrelu\nlinear classes\n";
+void check_losses(const Training& training, const Training::Result& plain) {
+    // Each of these flags changes something that the loss shows, at the latest in epoch 2.
+    for (const char* flags :
+         {"--seed 2", "--lr 0.02", "--momentum 0.6", "--weight-decay 0.5", "--nesterov",
+          "--max-grad-norm 0.01", "--optimizer adam", "--optimizer adamw", "--no-shuffle",
+          "--no-dropout", "--mean 0.1 --std 0.5", "--accumulate 2", "--limit 50",
+          "--warmup-steps 3", "--warmup-epochs 1", "--lr-schedule cosine",
+          "--lr-schedule cosine --lr-min 0.005", "--lr-schedule one-cycle",
+          "--lr-schedule step --lr-step-size 1"}) {
+        INFO(flags);
+        const auto other = training.run(1, std::string("--epochs 2 --batch-size 10 ") + flags);
+        CHECK(other.epochs.at(1).at("train_loss") != plain.epochs.at(1).at("train_loss"));
     }
-    std::string data() const { return (dir.path() / "set").string(); }
-    std::string model() const { return (dir.path() / "model").string(); }
-    std::string file(const char* name) const { return (dir.path() / name).string(); }
+}
 
-    struct Result {
-        std::string output;
-        nlohmann::json start, end;
-        std::vector<nlohmann::json> epochs;
-        std::vector<double> losses;  // of each step
-        std::int64_t reductions = 0, gatherings = 0;
+void check_order_and_dropout(const Training& training) {
+    // At rate 0 an epoch differs from another in these alone.
+    const auto losses = [&](const std::string& flags) {
+        return training.run(1, "--lr 0 --epochs 2 --batch-size 10 " + flags).losses;
     };
-    // own: further flags of one rank.
-    Result run(int ranks, const std::string& flags,
-               const std::function<std::string(int rank)>& own = {},
-               const std::function<void(const ThreadRanks::Sum&)>& arrived = {}) const {
-        const std::string json = file("log.jsonl");
-        ThreadRanks job(ranks);
-        job.arrived = arrived;
-        Result result;
-        result.output = printed([&] {
-            job.run([&](Communicator& comm) {
-                CLI::App app;
-                TrainOptions options;
-                add_train_flags(app, options);
-                std::string all = flags + " " + (own ? own(comm.rank()) : "");
-                for (const auto& [flag, value] : {std::pair{"--model", model()},
-                                                  {"--data", data()},
-                                                  {"--json", json},
-                                                  {"--log-interval", "1"},
-                                                  {"--threads", "1"}}) {
-                    if (all.find(flag) == all.npos) {
-                        all.append(" ").append(flag).append(" ").append(value);
-                    }
-                }
-                app.parse(all);
-                if (compare_flags) {
-                    require_same_manifest(comm, flag_manifest(app));
-                }
-                run_train(comm, options);
-            });
-        });
-        result.start = read_events(json, "start").at(0);
-        result.end = read_events(json, "end").at(0);
-        result.epochs = read_events(json, "epoch");
-        for (const auto& event : read_events(json, "step")) {
-            result.losses.push_back(event.at("loss"));
-        }
-        result.reductions = job.reductions;
-        result.gatherings = job.gatherings;
-        return result;
+    const auto epochs_are_alike = [&](const std::string& flags) {
+        const std::vector<double> all = losses(flags);
+        REQUIRE(all.size() == 12);
+        return std::equal(all.begin(), all.begin() + 6, all.begin() + 6);
+    };
+    CHECK(epochs_are_alike("--no-shuffle --no-dropout"));
+    CHECK(!epochs_are_alike("--no-dropout"));
+    CHECK(!epochs_are_alike("--no-shuffle"));
+    // Both follow the seed, also where the weights do not.
+    const std::string weights = training.file("weights");
+    training.run(1, "--epochs 1 --save " + weights);
+    for (const std::string flags : {"--no-dropout", "--no-shuffle"}) {
+        INFO(flags);
+        const std::string all = flags + " --init " + weights;
+        CHECK(losses(all + " --seed 3") != losses(all + " --seed 4"));
+        CHECK(losses(all + " --seed 3") == losses(all + " --seed 3"));
     }
+}
 
-    const TempDir dir;
-    bool compare_flags = true;  // of the ranks, as the program does first
-};
+void check_report(const Training& training, const Training::Result& plain) {
+    CHECK(training.run(1, "--epochs 3 --batch-size 10").epochs.size() == 3);
+    CHECK(training.run(1, "--epochs 1 --batch-size 10 --log-interval 4").losses.size() == 2);
+    const auto quick = training.run(1, "--epochs 1 --no-eval");
+    CHECK(!quick.epochs.at(0).contains("test_loss"));
+    CHECK(plain.epochs.at(0).contains("test_loss"));
+    CHECK(training.run(1, "--epochs 1 -v").output.find("communicator: ") != std::string::npos);
+    CHECK(plain.output.find("communicator: ") == std::string::npos);
+    CHECK(training.run(1, "--epochs 1 --device emulated --limit 9")
+              .start.at("device")
+              .get<std::string>()
+              .find("emulated") != std::string::npos);
+    CHECK(training.run(1, "--epochs 1 --threads 3")
+              .start.at("device")
+              .get<std::string>()
+              .find("3 threads") != std::string::npos);
+}
+
+void check_messages(const Training& training) {
+    // 6 steps of one message, or of more.
+    const auto messages = [&](const std::string& flags) {
+        return training.run(2, "--epochs 1 --no-eval --global-batch 10 " + flags);
+    };
+    CHECK(messages("--bucket-kib 64").reductions == 6);
+    CHECK(messages("--bucket-kib 1").reductions > 6);
+    CHECK(messages("--bucket-kib 64 --accumulate 3").reductions == 6);
+    CHECK(messages("--bucket-kib 64").gatherings == 0);
+    std::ofstream(training.file("wide")) << "linear 60\nrelu\nlinear classes\n";
+    const auto wide = [&](const std::string& flags) {
+        return training.run(
+            2, "--epochs 1 --no-eval --global-batch 10 --model " + training.file("wide") + flags);
+    };
+    CHECK(wide(" --factors on").gatherings == 6 * 2);
+    CHECK(wide(" --factors off").gatherings == 0);
+    for (const auto& [flag, type] : {std::pair{"fp32", DataType::float32},
+                                     {"bf16", DataType::bfloat16},
+                                     {"fp16", DataType::float16}}) {
+        std::set<DataType> types;
+        training.run(2, std::string("--epochs 1 --no-eval --comm-dtype ") + flag, {},
+                     [&](const ThreadRanks::Sum& sum) {
+                         if (sum.rank == 0) {
+                             types.insert(sum.type);
+                         }
+                     });
+        // The loss and the counts travel as they are.
+        CHECK(types == std::set{type, DataType::float32});
+    }
+}
 
 }  // namespace
-
-TEST_CASE("every flag of gyre train reaches its option, and the comparison of the ranks") {
-    struct Row {
-        const char* flag;
-        const char* value;
-        std::function<bool(const TrainOptions&)> arrived;
-        // Whether ranks that differ in it are refused: it decides what is computed, or what is said
-        // between the ranks.
-        bool compared;
-    };
-    using O = const TrainOptions&;
-    const std::vector<Row> rows = {
-        {"--data", "x", [](O o) { return o.data == "x"; }, false},  // its contents are
-        {"--classes", "7", [](O o) { return o.classes == 7; }, true},
-        {"--mean", "0.25,0.5",
-         [](O o) {
-             return o.mean == std::vector{0.25f, 0.5f};
-         },
-         true},
-        {"--std", "0.25,0.5",
-         [](O o) {
-             return o.stddev == std::vector{0.25f, 0.5f};
-         },
-         true},
-        {"--test-batch-size", "7", [](O o) { return o.test_batch_size == 7; }, true},
-        {"--device", "emulated", [](O o) { return o.device == "emulated"; }, true},
-        {"--no-cuda", "", [](O o) { return o.device == "cpu"; }, true},
-        {"--kernels", "auto", [](O o) { return o.kernels == "auto"; }, true},
-        {"--kernels-cache", "x", [](O o) { return o.kernels_cache == "x"; }, false},
-        {"--deterministic", "", [](O o) { return o.deterministic; }, true},
-        {"--tf32", "", [](O o) { return o.tf32; }, true},
-        {"--threads", "3", [](O o) { return o.threads == 3; }, false},
-        {"--comm", "gloo", [](O o) { return o.launch.comm == "gloo"; }, true},
-        {"--init-method", "mpi", [](O o) { return o.launch.init_method == "mpi"; }, false},
-        {"--rank", "3", [](O o) { return o.launch.rank == 3; }, false},
-        {"--world-size", "7", [](O o) { return o.launch.world_size == 7; }, true},
-        {"--job-id", "x", [](O o) { return o.launch.job_id == "x"; }, true},
-        {"--init-timeout", "7", [](O o) { return o.launch.init_timeout == 7.0; }, false},
-        {"--share-gpu", "", [](O o) { return o.launch.share_gpu; }, true},
-        {"--nccl-register", "", [](O o) { return o.launch.nccl_register; }, true},
-        {"--timeout", "7", [](O o) { return o.timeout == 7.0; }, true},
-        {"--flight-record", "x", [](O o) { return o.flight_record == "x"; }, false},
-        {"--model", "x", [](O o) { return o.model == "x"; }, true},
-        {"--epochs", "3", [](O o) { return o.epochs == 3; }, true},
-        {"--batch-size", "7", [](O o) { return o.batch_size == 7; }, true},
-        {"--global-batch", "7", [](O o) { return o.global_batch == 7; }, true},
-        {"--accumulate", "7", [](O o) { return o.accumulate == 7; }, true},
-        {"--limit", "7", [](O o) { return o.limit == 7; }, true},
-        {"--seed", "7", [](O o) { return o.seed == 7; }, true},
-        {"--optimizer", "adamw", [](O o) { return o.optimizer.rule == UpdateRule::adamw; }, true},
-        {"--lr", "0.25", [](O o) { return o.optimizer.learning_rate == 0.25f; }, true},
-        {"--lr-schedule", "cosine",
-         [](O o) { return o.optimizer.schedule.kind == ScheduleKind::cosine; }, true},
-        {"--lr-step-size", "7", [](O o) { return o.lr_step_size == 7; }, true},
-        {"--lr-gamma", "0.25", [](O o) { return o.optimizer.schedule.gamma == 0.25; }, true},
-        {"--lr-min", "0.25", [](O o) { return o.optimizer.schedule.min_rate == 0.25; }, true},
-        {"--warmup-steps", "7", [](O o) { return o.optimizer.schedule.warmup_steps == 7; }, true},
-        {"--warmup-epochs", "7", [](O o) { return o.warmup_epochs == 7; }, true},
-        {"--momentum", "0.25", [](O o) { return o.optimizer.momentum == 0.25f; }, true},
-        {"--weight-decay", "0.25", [](O o) { return o.optimizer.weight_decay == 0.25f; }, true},
-        {"--nesterov", "", [](O o) { return o.optimizer.nesterov; }, true},
-        {"--betas", "0.25,0.5",
-         [](O o) {
-             return o.optimizer.betas == std::array{0.25f, 0.5f};
-         },
-         true},
-        {"--eps", "0.25", [](O o) { return o.optimizer.epsilon == 0.25f; }, true},
-        {"--max-grad-norm", "0.25", [](O o) { return o.optimizer.max_grad_norm == 0.25f; }, true},
-        {"--no-shuffle", "", [](O o) { return !o.shuffle; }, true},
-        {"--weight-init", "kaiming-normal",
-         [](O o) { return o.init_weights == WeightInit::kaiming_normal; }, true},
-        {"--no-dropout", "", [](O o) { return !o.dropout; }, true},
-        {"--no-eval", "", [](O o) { return !o.evaluate; }, true},
-        {"--bucket-kib", "7", [](O o) { return o.reduction.bucket_bytes == 7 * 1024; }, true},
-        {"--tune-buckets", "", [](O o) { return o.tune_buckets; }, true},
-        {"--factors", "on", [](O o) { return o.reduction.factors == FactorUse::on; }, true},
-        {"--comm-dtype", "bf16", [](O o) { return o.reduction.type == DataType::bfloat16; }, true},
-        {"--graph", "off", [](O o) { return o.graph == GraphUse::off; }, true},
-        {"--check-sync", "7", [](O o) { return o.check_sync == 7; }, true},
-        {"--log-interval", "7", [](O o) { return o.log_interval == 7; }, true},
-        {"--save", "x", [](O o) { return o.save == "x"; }, false},
-        {"--init", "x", [](O o) { return o.init == "x"; }, false},
-        {"--json", "x", [](O o) { return o.json == "x"; }, false},
-        {"--save-last", "x", [](O o) { return o.save_last == "x"; }, false},
-        {"--verbose", "", [](O o) { return o.verbose; }, false},
-        {"--quiet", "", [](O o) { return o.quiet; }, false},
-    };
-    const Parsed none("");
-    std::set<std::string> without_row;
-    for (const CLI::Option* option : none.app.get_options()) {
-        without_row.insert(option->get_name());
-    }
-    without_row.erase("--help");
-    for (const Row& row : rows) {
-        INFO(row.flag << " " << row.value);
-        const Parsed given(std::string(row.flag) + " " + row.value);
-        CHECK(row.arrived(given.options));
-        CHECK(!row.arrived(none.options));  // or it would show nothing
-        CHECK((given.manifest != none.manifest) == row.compared);
-        CHECK(given.manifest.size() == none.manifest.size());
-        CHECK(without_row.erase(row.flag) == 1);
-    }
-    for (const std::string& flag : without_row) {
-        INFO("this flag needs a row in the table above: " << flag);
-        CHECK(flag.empty());
-    }
-}
-
-TEST_CASE("every flag of an optimiser changes its rule as PyTorch's argument does") {
-    // What the flags should come to, written down once more.
-    struct Rule {
-        double lr = 0.01, momentum = 0.5, weight_decay = 0.0;
-        bool nesterov = false;
-        std::optional<double> max_norm = {};
-        bool adam = false, decoupled = false;
-        double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
-    };
-    const auto sgd = [](auto change) {
-        Rule rule;
-        change(rule);
-        return rule;
-    };
-    const auto adam = [](auto change) {
-        Rule rule;
-        rule.adam = true;
-        rule.lr = 0.001;
-        change(rule);
-        return rule;
-    };
-    const auto adamw = [&](auto change) {
-        Rule rule = adam([](Rule&) {});
-        rule.decoupled = true;
-        rule.weight_decay = 0.01;
-        change(rule);
-        return rule;
-    };
-    const std::vector<std::pair<std::string, Rule>> rules = {
-        {"", sgd([](Rule&) {})},
-        {"--lr 0.25", sgd([](Rule& r) { r.lr = 0.25; })},
-        {"--momentum 0", sgd([](Rule& r) { r.momentum = 0; })},
-        {"--momentum 0 --weight-decay 0.5",
-         sgd([](Rule& r) { r.momentum = 0, r.weight_decay = 0.5; })},
-        {"--momentum 0.875", sgd([](Rule& r) { r.momentum = 0.875; })},
-        {"--momentum 0.875 --nesterov",
-         sgd([](Rule& r) { r.momentum = 0.875, r.nesterov = true; })},
-        {"--weight-decay 0.5", sgd([](Rule& r) { r.weight_decay = 0.5; })},
-        {"--nesterov --weight-decay 0.5",
-         sgd([](Rule& r) { r.nesterov = true, r.weight_decay = 0.5; })},
-        {"--max-grad-norm 0.5", sgd([](Rule& r) { r.max_norm = 0.5; })},
-        {"--max-grad-norm 1000", sgd([](Rule&) {})},
-        {"--optimizer adam", adam([](Rule&) {})},
-        {"--optimizer adam --lr 0.25", adam([](Rule& r) { r.lr = 0.25; })},
-        {"--optimizer adam --betas 0.5,0.75", adam([](Rule& r) { r.beta1 = 0.5, r.beta2 = 0.75; })},
-        {"--optimizer adam --eps 0.5", adam([](Rule& r) { r.epsilon = 0.5; })},
-        {"--optimizer adam --weight-decay 0.5", adam([](Rule& r) { r.weight_decay = 0.5; })},
-        // eps 1, as otherwise Adam does not depend on the gradients' size.
-        {"--optimizer adam --max-grad-norm 0.5 --eps 1",
-         adam([](Rule& r) { r.max_norm = 0.5, r.epsilon = 1; })},
-        {"--optimizer adamw", adamw([](Rule&) {})},
-        {"--optimizer adamw --lr 0.25", adamw([](Rule& r) { r.lr = 0.25; })},
-        {"--optimizer adamw --weight-decay 0", adam([](Rule&) {})},
-        {"--optimizer adamw --lr 0.25 --weight-decay 0.5",
-         adamw([](Rule& r) { r.lr = 0.25, r.weight_decay = 0.5; })},
-        {"--optimizer adamw --betas 0.5,0.75 --eps 0.5",
-         adamw([](Rule& r) { r.beta1 = 0.5, r.beta2 = 0.75, r.epsilon = 0.5; })},
-        {"--optimizer adamw --max-grad-norm 0.5 --eps 1",
-         adamw([](Rule& r) { r.max_norm = 0.5, r.epsilon = 1; })},
-    };
-    constexpr int kSteps = 3;
-    std::vector<std::vector<double>> all;
-    for (const bool emulated : {false, true}) {
-        const auto backend = emulated ? make_emulated_backend({}) : make_cpu_backend(1);
-        for (const auto& [flags, rule] : rules) {
-            INFO(flags << (emulated ? " (emulated)" : ""));
-            Net net(*backend, parse_model("linear 5\nlinear classes\n", "two"), {1, 3, 3}, 2,
-                    {1, 0, true});
-            const auto elems = static_cast<std::size_t>(net.flat_elems());
-            // Between -1 and 1, and in the padding, too: the optimiser does not know it.
-            const auto value = [](int which, std::size_t i) {
-                return static_cast<float>(std::sin(1.0 + 7.0 * which + static_cast<double>(i * i)));
-            };
-            std::vector<float> start(elems);
-            for (std::size_t i = 0; i < elems; ++i) {
-                start[i] = value(0, i);
-            }
-            backend->upload(net.parameter_data(), start.data(), elems * sizeof(float));
-            const Parsed parsed(flags);
-            Optimizer optimizer(*backend, net, parsed.options.optimizer);
-            const DeviceBuffer<std::int32_t> word(*backend, 1);
-            const PinnedBuffer<StepScalars> scalars(*backend, kSteps);
-
-            std::vector<double> p(start.begin(), start.end()), m(elems), v(elems);
-            for (int step = 1; step <= kSteps; ++step) {
-                std::vector<float> gradients(elems + Net::kTailElems);
-                double norm = 0.0;
-                for (std::size_t i = 0; i < elems; ++i) {
-                    gradients[i] = value(step, i);
-                    norm += double{gradients[i]} * double{gradients[i]};
-                }
-                norm = std::sqrt(norm);
-                REQUIRE(norm > 2.0);
-                backend->upload(net.gradient_data(), gradients.data(),
-                                gradients.size() * sizeof(float));
-                optimizer.next_step(scalars.get()[step - 1]);
-                optimizer.begin_step(word.get());
-                // As buckets arrive: the first with the tail.
-                optimizer.arrived(net.flat_elems(), net.gradient_elems());
-                optimizer.arrived(48, net.flat_elems());
-                optimizer.arrived(0, 48);
-                optimizer.end_step();
-
-                const double scale = rule.max_norm ? *rule.max_norm / (norm + 1e-6) : 1.0;
-                for (std::size_t i = 0; i < elems; ++i) {
-                    const double g = scale * double{gradients[i]};
-                    if (!rule.adam) {
-                        const double d = g + rule.weight_decay * p[i];
-                        m[i] = rule.momentum * m[i] + d;
-                        p[i] -= rule.lr * (rule.nesterov ? d + rule.momentum * m[i] : m[i]);
-                        continue;
-                    }
-                    if (rule.decoupled) {
-                        p[i] *= 1.0 - rule.lr * rule.weight_decay;
-                    }
-                    const double d = g + (rule.decoupled ? 0.0 : rule.weight_decay * p[i]);
-                    m[i] = rule.beta1 * m[i] + (1 - rule.beta1) * d;
-                    v[i] = rule.beta2 * v[i] + (1 - rule.beta2) * d * d;
-                    p[i] -= rule.lr / (1 - std::pow(rule.beta1, step)) * m[i] /
-                            (std::sqrt(v[i] / (1 - std::pow(rule.beta2, step))) + rule.epsilon);
-                }
-            }
-            std::vector<float> found(elems);
-            backend->download(found.data(), net.parameter_data(), elems * sizeof(float));
-            double worst = 0.0;
-            for (std::size_t i = 0; i < elems; ++i) {
-                const double error = std::abs(double{found[i]} - p[i]);
-                worst = error <= worst ? worst : error;
-            }
-            // Values up to 2, and a few roundings a step.
-            CHECK(worst <= kSteps * 16 * 0x1p-24);
-            if (!emulated) {
-                all.push_back(p);
-            }
-        }
-    }
-    // The rules tell the flags apart: no two come to the same, but for the two that should.
-    int alike = 0;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-        for (std::size_t j = 0; j < i; ++j) {
-            double apart = 0.0;
-            for (std::size_t k = 0; k < all[i].size(); ++k) {
-                apart = std::max(apart, std::abs(all[i][k] - all[j][k]));
-            }
-            INFO(rules[j].first << " and " << rules[i].first << ": " << apart);
-            alike += apart == 0.0;
-            CHECK((apart == 0.0 || apart > 8 * kSteps * 16 * 0x1p-24));
-        }
-    }
-    CHECK(alike == 2);
-}
 
 TEST_CASE("every flag of a training changes what it says") {
     const Training training;
@@ -409,71 +140,16 @@ TEST_CASE("every flag of a training changes what it says") {
     CHECK(training.run(1, "--epochs 2 --batch-size 10").losses == plain.losses);
 
     SECTION("what is trained on, and how much at a time") {
-        const auto first = [&](const std::string& flags, int ranks = 1) {
-            return training.run(ranks, "--epochs 1 " + flags).start;
-        };
-        CHECK(first("--limit 23").at("train_images") == 23);
-        CHECK(first("--limit 23 --batch-size 10").at("steps_per_epoch") == 3);
-        CHECK(first("--classes 9").at("classes") == 9);
-        CHECK(first("--batch-size 5", 3).at("global_batch") == 15);
-        CHECK(first("--batch-size 5 --accumulate 2", 3).at("global_batch") == 30);
-        CHECK(first("--global-batch 20", 3).at("global_batch") == 20);
-        CHECK(first("--global-batch 20", 3).at("batch_size") == 7);
-        CHECK(first("").at("global_batch") == 64);
+        check_amounts(training);
     }
     SECTION("the losses") {
-        // Each of these flags changes something that the loss shows, at the latest in epoch 2.
-        for (const char* flags :
-             {"--seed 2", "--lr 0.02", "--momentum 0.6", "--weight-decay 0.5", "--nesterov",
-              "--max-grad-norm 0.01", "--optimizer adam", "--optimizer adamw", "--no-shuffle",
-              "--no-dropout", "--mean 0.1 --std 0.5", "--accumulate 2", "--limit 50",
-              "--warmup-steps 3", "--warmup-epochs 1", "--lr-schedule cosine",
-              "--lr-schedule cosine --lr-min 0.005", "--lr-schedule one-cycle",
-              "--lr-schedule step --lr-step-size 1"}) {
-            INFO(flags);
-            const auto other = training.run(1, std::string("--epochs 2 --batch-size 10 ") + flags);
-            CHECK(other.epochs.at(1).at("train_loss") != plain.epochs.at(1).at("train_loss"));
-        }
+        check_losses(training, plain);
     }
     SECTION("order and dropout") {
-        // At rate 0 an epoch differs from another in these alone.
-        const auto losses = [&](const std::string& flags) {
-            return training.run(1, "--lr 0 --epochs 2 --batch-size 10 " + flags).losses;
-        };
-        const auto epochs_are_alike = [&](const std::string& flags) {
-            const std::vector<double> all = losses(flags);
-            REQUIRE(all.size() == 12);
-            return std::equal(all.begin(), all.begin() + 6, all.begin() + 6);
-        };
-        CHECK(epochs_are_alike("--no-shuffle --no-dropout"));
-        CHECK(!epochs_are_alike("--no-dropout"));
-        CHECK(!epochs_are_alike("--no-shuffle"));
-        // Both follow the seed, also where the weights do not.
-        const std::string weights = training.file("weights");
-        training.run(1, "--epochs 1 --save " + weights);
-        for (const std::string flags : {"--no-dropout", "--no-shuffle"}) {
-            INFO(flags);
-            const std::string all = flags + " --init " + weights;
-            CHECK(losses(all + " --seed 3") != losses(all + " --seed 4"));
-            CHECK(losses(all + " --seed 3") == losses(all + " --seed 3"));
-        }
+        check_order_and_dropout(training);
     }
     SECTION("the report") {
-        CHECK(training.run(1, "--epochs 3 --batch-size 10").epochs.size() == 3);
-        CHECK(training.run(1, "--epochs 1 --batch-size 10 --log-interval 4").losses.size() == 2);
-        const auto quick = training.run(1, "--epochs 1 --no-eval");
-        CHECK(!quick.epochs.at(0).contains("test_loss"));
-        CHECK(plain.epochs.at(0).contains("test_loss"));
-        CHECK(training.run(1, "--epochs 1 -v").output.find("communicator: ") != std::string::npos);
-        CHECK(plain.output.find("communicator: ") == std::string::npos);
-        CHECK(training.run(1, "--epochs 1 --device emulated --limit 9")
-                  .start.at("device")
-                  .get<std::string>()
-                  .find("emulated") != std::string::npos);
-        CHECK(training.run(1, "--epochs 1 --threads 3")
-                  .start.at("device")
-                  .get<std::string>()
-                  .find("3 threads") != std::string::npos);
+        check_report(training, plain);
     }
     SECTION("the loss of an epoch is the mean over its images") {
         // 53 = 5 * 10 + 3: the last step counts less.
@@ -484,78 +160,8 @@ TEST_CASE("every flag of a training changes what it says") {
         CHECK(plain.epochs.at(0).at("train_loss").get<double>() == Approx(sum / 53).epsilon(1e-12));
     }
     SECTION("what the ranks exchange") {
-        // 6 steps of one message, or of more.
-        const auto messages = [&](const std::string& flags) {
-            return training.run(2, "--epochs 1 --no-eval --global-batch 10 " + flags);
-        };
-        CHECK(messages("--bucket-kib 64").reductions == 6);
-        CHECK(messages("--bucket-kib 1").reductions > 6);
-        CHECK(messages("--bucket-kib 64 --accumulate 3").reductions == 6);
-        CHECK(messages("--bucket-kib 64").gatherings == 0);
-        std::ofstream(training.file("wide")) << "linear 60\nrelu\nlinear classes\n";
-        const auto wide = [&](const std::string& flags) {
-            return training.run(2, "--epochs 1 --no-eval --global-batch 10 --model " +
-                                       training.file("wide") + flags);
-        };
-        CHECK(wide(" --factors on").gatherings == 6 * 2);
-        CHECK(wide(" --factors off").gatherings == 0);
-        for (const auto& [flag, type] : {std::pair{"fp32", DataType::float32},
-                                         {"bf16", DataType::bfloat16},
-                                         {"fp16", DataType::float16}}) {
-            std::set<DataType> types;
-            training.run(2, std::string("--epochs 1 --no-eval --comm-dtype ") + flag, {},
-                         [&](const ThreadRanks::Sum& sum) {
-                             if (sum.rank == 0) {
-                                 types.insert(sum.type);
-                             }
-                         });
-            // The loss and the counts travel as they are.
-            CHECK(types == std::set{type, DataType::float32});
-        }
+        check_messages(training);
     }
-}
-
-TEST_CASE("settings that an optimiser cannot have are refused, in the names of who set them") {
-    const auto backend = make_cpu_backend(1);
-    Net net(*backend, parse_model("linear classes\n", "one"), {1, 3, 3}, 2, {1, 0, true});
-    const Training training;
-    const auto refuse = [&](const OptimizerSpec& spec, const std::string& what,
-                            const std::string& flags, const std::string& said) {
-        INFO(flags);
-        std::string found;
-        try {
-            Optimizer(*backend, net, spec);
-        } catch (const SettingsError& error) {
-            found = error.what();
-            CHECK(error.code() == ExitCode::usage);
-        }
-        CHECK(found == what);
-        expect_error(ExitCode::usage, {said}, [&] { training.run(1, flags); });
-    };
-    const std::string nesterov = "nesterov needs rule sgd and momentum greater than 0",
-                      momentum = "momentum must be at least 0 and less than 1",
-                      nesterov_flag =
-                          "--nesterov needs --optimizer sgd and --momentum greater than 0",
-                      momentum_flag = "--momentum must be at least 0 and less than 1";
-    using Kind = ScheduleKind;
-    refuse({.schedule = {.kind = Kind::step}},
-           "schedule step needs step_size, after which the rate falls", "--lr-schedule step",
-           "--lr-schedule step needs --lr-step-size, after which the rate falls");
-    refuse({.schedule = {.gamma = 0.5}}, "step_size and gamma are for schedule step",
-           "--lr-gamma 0.5", "--lr-step-size and --lr-gamma are for --lr-schedule step");
-    refuse({.schedule = {.kind = Kind::one_cycle, .total_steps = 9, .min_rate = 0.5}},
-           "min_rate is for schedule cosine", "--lr-schedule one-cycle --lr-min 0.5",
-           "--lr-min is for --lr-schedule cosine");
-    refuse({.schedule = {.kind = Kind::one_cycle, .warmup_steps = 1, .total_steps = 9}},
-           "schedule one-cycle has its own warm-up: it goes without warmup_steps",
-           "--lr-schedule one-cycle --warmup-epochs 1",
-           "it goes without --warmup-steps and --warmup-epochs");
-    refuse({.momentum = 0.0f, .nesterov = true}, nesterov, "--nesterov --momentum 0",
-           nesterov_flag);
-    refuse({.rule = UpdateRule::adam, .nesterov = true}, nesterov, "--nesterov --optimizer adam",
-           nesterov_flag);
-    refuse({.momentum = 1.0f}, momentum, "--momentum 1", momentum_flag);
-    refuse({.momentum = std::nanf("")}, momentum, "--momentum 1.5", momentum_flag);
 }
 
 TEST_CASE("an evaluation counts every image once, whatever the ranks and the size of its passes") {

@@ -1,0 +1,126 @@
+// Every flag of `gyre train` reaches its option, and the comparison of the ranks.
+#include <array>
+#include <functional>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "tests/catch.hpp"
+#include "tests/small_training.hpp"
+
+using namespace gyre;
+using namespace gyre::train;
+using namespace gyre::test;
+
+namespace {
+
+// A flag, a value, and whether that has arrived.
+struct Row {
+    const char* flag;
+    const char* value;
+    std::function<bool(const TrainOptions&)> arrived;
+    // Whether ranks that differ in it are refused: it decides what is computed, or what is said
+    // between the ranks.
+    bool compared;
+};
+using O = const TrainOptions&;
+const std::vector<Row> kRows = {
+    {"--data", "x", [](O o) { return o.data == "x"; }, false},  // its contents are
+    {"--classes", "7", [](O o) { return o.classes == 7; }, true},
+    {"--mean", "0.25,0.5",
+     [](O o) {
+         return o.mean == std::vector{0.25f, 0.5f};
+     },
+     true},
+    {"--std", "0.25,0.5",
+     [](O o) {
+         return o.stddev == std::vector{0.25f, 0.5f};
+     },
+     true},
+    {"--test-batch-size", "7", [](O o) { return o.test_batch_size == 7; }, true},
+    {"--device", "emulated", [](O o) { return o.device == "emulated"; }, true},
+    {"--no-cuda", "", [](O o) { return o.device == "cpu"; }, true},
+    {"--kernels", "auto", [](O o) { return o.kernels == "auto"; }, true},
+    {"--kernels-cache", "x", [](O o) { return o.kernels_cache == "x"; }, false},
+    {"--deterministic", "", [](O o) { return o.deterministic; }, true},
+    {"--tf32", "", [](O o) { return o.tf32; }, true},
+    {"--threads", "3", [](O o) { return o.threads == 3; }, false},
+    {"--comm", "gloo", [](O o) { return o.launch.comm == "gloo"; }, true},
+    {"--init-method", "mpi", [](O o) { return o.launch.init_method == "mpi"; }, false},
+    {"--rank", "3", [](O o) { return o.launch.rank == 3; }, false},
+    {"--world-size", "7", [](O o) { return o.launch.world_size == 7; }, true},
+    {"--job-id", "x", [](O o) { return o.launch.job_id == "x"; }, true},
+    {"--init-timeout", "7", [](O o) { return o.launch.init_timeout == 7.0; }, false},
+    {"--share-gpu", "", [](O o) { return o.launch.share_gpu; }, true},
+    {"--nccl-register", "", [](O o) { return o.launch.nccl_register; }, true},
+    {"--timeout", "7", [](O o) { return o.timeout == 7.0; }, true},
+    {"--flight-record", "x", [](O o) { return o.flight_record == "x"; }, false},
+    {"--model", "x", [](O o) { return o.model == "x"; }, true},
+    {"--epochs", "3", [](O o) { return o.epochs == 3; }, true},
+    {"--batch-size", "7", [](O o) { return o.batch_size == 7; }, true},
+    {"--global-batch", "7", [](O o) { return o.global_batch == 7; }, true},
+    {"--accumulate", "7", [](O o) { return o.accumulate == 7; }, true},
+    {"--limit", "7", [](O o) { return o.limit == 7; }, true},
+    {"--seed", "7", [](O o) { return o.seed == 7; }, true},
+    {"--optimizer", "adamw", [](O o) { return o.optimizer.rule == UpdateRule::adamw; }, true},
+    {"--lr", "0.25", [](O o) { return o.optimizer.learning_rate == 0.25f; }, true},
+    {"--lr-schedule", "cosine",
+     [](O o) { return o.optimizer.schedule.kind == ScheduleKind::cosine; }, true},
+    {"--lr-step-size", "7", [](O o) { return o.lr_step_size == 7; }, true},
+    {"--lr-gamma", "0.25", [](O o) { return o.optimizer.schedule.gamma == 0.25; }, true},
+    {"--lr-min", "0.25", [](O o) { return o.optimizer.schedule.min_rate == 0.25; }, true},
+    {"--warmup-steps", "7", [](O o) { return o.optimizer.schedule.warmup_steps == 7; }, true},
+    {"--warmup-epochs", "7", [](O o) { return o.warmup_epochs == 7; }, true},
+    {"--momentum", "0.25", [](O o) { return o.optimizer.momentum == 0.25f; }, true},
+    {"--weight-decay", "0.25", [](O o) { return o.optimizer.weight_decay == 0.25f; }, true},
+    {"--nesterov", "", [](O o) { return o.optimizer.nesterov; }, true},
+    {"--betas", "0.25,0.5",
+     [](O o) {
+         return o.optimizer.betas == std::array{0.25f, 0.5f};
+     },
+     true},
+    {"--eps", "0.25", [](O o) { return o.optimizer.epsilon == 0.25f; }, true},
+    {"--max-grad-norm", "0.25", [](O o) { return o.optimizer.max_grad_norm == 0.25f; }, true},
+    {"--no-shuffle", "", [](O o) { return !o.shuffle; }, true},
+    {"--weight-init", "kaiming-normal",
+     [](O o) { return o.init_weights == WeightInit::kaiming_normal; }, true},
+    {"--no-dropout", "", [](O o) { return !o.dropout; }, true},
+    {"--no-eval", "", [](O o) { return !o.evaluate; }, true},
+    {"--bucket-kib", "7", [](O o) { return o.reduction.bucket_bytes == 7 * 1024; }, true},
+    {"--tune-buckets", "", [](O o) { return o.tune_buckets; }, true},
+    {"--factors", "on", [](O o) { return o.reduction.factors == FactorUse::on; }, true},
+    {"--comm-dtype", "bf16", [](O o) { return o.reduction.type == DataType::bfloat16; }, true},
+    {"--graph", "off", [](O o) { return o.graph == GraphUse::off; }, true},
+    {"--check-sync", "7", [](O o) { return o.check_sync == 7; }, true},
+    {"--log-interval", "7", [](O o) { return o.log_interval == 7; }, true},
+    {"--save", "x", [](O o) { return o.save == "x"; }, false},
+    {"--init", "x", [](O o) { return o.init == "x"; }, false},
+    {"--json", "x", [](O o) { return o.json == "x"; }, false},
+    {"--save-last", "x", [](O o) { return o.save_last == "x"; }, false},
+    {"--verbose", "", [](O o) { return o.verbose; }, false},
+    {"--quiet", "", [](O o) { return o.quiet; }, false},
+};
+
+}  // namespace
+
+TEST_CASE("every flag of gyre train reaches its option, and the comparison of the ranks") {
+    const Parsed none("");
+    std::set<std::string> without_row;
+    for (const CLI::Option* option : none.app.get_options()) {
+        without_row.insert(option->get_name());
+    }
+    without_row.erase("--help");
+    for (const Row& row : kRows) {
+        INFO(row.flag << " " << row.value);
+        const Parsed given(std::string(row.flag) + " " + row.value);
+        CHECK(row.arrived(given.options));
+        CHECK(!row.arrived(none.options));  // or it would show nothing
+        CHECK((given.manifest != none.manifest) == row.compared);
+        CHECK(given.manifest.size() == none.manifest.size());
+        CHECK(without_row.erase(row.flag) == 1);
+    }
+    for (const std::string& flag : without_row) {
+        INFO("this flag needs a row in the table above: " << flag);
+        CHECK(flag.empty());
+    }
+}
