@@ -188,6 +188,80 @@ class Operations {
         });
     }
 
+    void operator()(const bench::AvgPoolWork& work) {
+        const AvgPool2dSpec& s = work.spec;
+        const double bytes = 4.0 * (elems(s.in) + elems(s.out()));
+        Operation& forward = add("forward", bytes, 0, s);
+        forward.operands = {images(Role::in, s.in), images(Role::out, s.out())};
+        do_with(forward, [](const auto& k, const Args& a) {
+            k.op->forward(a.batch(), {.x = a.f(0), .y = a.f(1)});
+        });
+        Operation& backward = add("backward", bytes, 0, s);
+        backward.operands = {images(Role::in, s.out()), images(Role::out, s.in)};
+        do_with(backward, [](const auto& k, const Args& a) {
+            k.op->backward_input(a.batch(), {.dy = a.f(0), .dx = a.f(1)});
+        });
+    }
+
+    // What is read for the statistics or sums has to be read again for the result. The running
+    // statistics become the batch's (momentum 1), however often the same memory is passed.
+    void operator()(const bench::BatchNormWork& work) {
+        const Shape& shape = work.shape;
+        const BatchNorm2dSpec spec{.in = shape, .momentum = 1.0f};
+        const int c = shape.channels;
+        const double fixed_bytes = 4.0 * 8 * c;
+        const auto operands = [&](Role y, Role state) {
+            return std::vector<Operand>{
+                images(Role::in, shape), images(y, shape), vector(Role::in, c),
+                vector(Role::in, c),     vector(state, c), vector(state, c, Values::positive)};
+        };
+        const auto do_forward = [](const auto& k, const Args& a, const Batch& batch, void* saved) {
+            k.op->forward(batch, {.x = a.f(0),
+                                  .y = a.f(1),
+                                  .saved = saved,
+                                  .params = {a.f(2), a.f(3)},
+                                  .state = {a.f(4), a.f(5)}});
+        };
+        const auto train = [=](const auto& k, const Args& a) {
+            do_forward(k, a, a.batch(), a.f(6));
+        };
+        const Operand saved = vector(Role::scratch, 2 * c);
+        Operation& forward = add("forward", 12.0 * elems(shape), fixed_bytes, spec);
+        forward.operands = operands(Role::out, Role::in_out);
+        forward.operands.push_back(saved);
+        compare_with(forward, train);
+        Operation& evaluation = add("evaluation", 8.0 * elems(shape), fixed_bytes, spec);
+        evaluation.operands = operands(Role::out, Role::in);
+        compare_with(evaluation,
+                     [=](const auto& k, const Args& a) { do_forward(k, a, {.n = a.n}, nullptr); });
+        Operation& backward = add("backward", 20.0 * elems(shape), fixed_bytes, spec);
+        backward.operands = operands(Role::scratch, Role::scratch);
+        backward.operands.insert(backward.operands.end(),
+                                 {saved, images(Role::in, shape), images(Role::out, shape),
+                                  vector(Role::out, c), vector(Role::out, c)});
+        set_up_with(backward, train);
+        compare_with(backward, [](const auto& k, const Args& a) {
+            const OpIo io{.x = a.f(0),
+                          .dy = a.f(7),
+                          .dx = a.f(8),
+                          .saved = a.f(6),
+                          .params = {a.f(2), a.f(3)},
+                          .grads = {a.f(9), a.f(10)}};
+            k.op->backward_begin(a.batch(), io);
+            k.op->backward_params(a.batch(), io);
+            k.op->backward_input(a.batch(), io);
+        });
+    }
+
+    // The gradient of both inputs is passed on as it is.
+    void operator()(const bench::AddWork& work) {
+        Operation& op = add("forward", 12.0 * elems(work.shape), 0, AddSpec{work.shape});
+        op.operands = {images(Role::in_out, work.shape), images(Role::in, work.shape)};
+        do_with(op, [](const auto& k, const Args& a) {
+            k.op->forward(a.batch(), {.x = a.f(0), .y = a.f(0), .x2 = a.f(1)});
+        });
+    }
+
     void operator()(const bench::DropoutWork& work) {
         const DropoutSpec spec{
             .in = work.shape, .probability = 0.5f, .by_channel = work.by_channel};

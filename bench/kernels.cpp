@@ -1,4 +1,4 @@
-// Every kernel at the shapes of `net` and `wide`: time, and the share of what the device can do, as
+// Every kernel at shapes of the built-in nets: time, and the share of what the device can do, as
 // measured in the same run.
 //
 //   build/bench-kernels [--device=auto|cpu|cuda|emulated] [--batches=64,256] [--tf32]
@@ -50,14 +50,23 @@ const std::vector<Net>& nets() {
                                            {"relu3", ReluWork{{1024, 1, 1}}},
                                            {"drop1", DropoutWork{{1024, 1, 1}}},
                                            {"fc2", LinearWork{{1024, 10}}},
-                                           {"parameters", ParameterWork{25'775'882}}}}};
+                                           {"parameters", ParameterWork{25'775'882}}}},
+                                         {"resnet",
+                                          {{"bn1", BatchNormWork{{32, 28, 28}}},
+                                           {"bn2", BatchNormWork{{64, 28, 28}}},
+                                           {"bn3", BatchNormWork{{64, 14, 14}}},
+                                           {"add1", AddWork{{64, 14, 14}}},
+                                           {"bn5", BatchNormWork{{128, 14, 14}}},
+                                           {"bn6", BatchNormWork{{128, 7, 7}}},
+                                           {"add2", AddWork{{128, 7, 7}}},
+                                           {"avgpool1", AvgPoolWork{{{128, 7, 7}, 7, 7, 1}}}}}};
     return all;
 }
 
 namespace {
 
 constexpr const char* kUsage =
-    "bench-kernels: time of every kernel at the shapes of net and wide\n"
+    "bench-kernels: time of every kernel at shapes of net, wide and resnet\n"
     "  --device=auto|cpu|cuda|emulated   [auto: a GPU where there is one]\n"
     "  --batches=N,N,...                 images in a call [CPU: 64,256; GPU: 64,256,1024,4096]\n"
     "  --tf32                            GPU: matrix products may use TF32 tensor cores\n"

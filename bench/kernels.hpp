@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/ops/shapes.hpp"
+#include "kernels/ops/specs.hpp"
 
 namespace gyre::bench {
 
@@ -20,7 +20,16 @@ struct ConvWork {
 struct PoolWork {
     MaxPool2dShape shape;
 };
+struct AvgPoolWork {
+    AvgPool2dSpec spec;
+};
 struct ReluWork {
+    Shape shape;
+};
+struct BatchNormWork {
+    Shape shape;
+};
+struct AddWork {
     Shape shape;
 };
 struct DropoutWork {
@@ -37,8 +46,8 @@ struct LossWork {
 struct ParameterWork {
     std::int64_t elems = 0;
 };
-using Work = std::variant<GatherWork, ConvWork, PoolWork, ReluWork, DropoutWork, LinearWork,
-                          LossWork, ParameterWork>;
+using Work = std::variant<GatherWork, ConvWork, PoolWork, AvgPoolWork, ReluWork, BatchNormWork,
+                          AddWork, DropoutWork, LinearWork, LossWork, ParameterWork>;
 
 struct Layer {
     std::string name;
@@ -48,7 +57,8 @@ struct Net {
     std::string name;
     std::vector<Layer> layers;
 };
-// The built-in nets (model/spec.cpp) on images of 28 x 28.
+// The built-in nets (model/spec.cpp) on images of 28 x 28; of `resnet` the kinds of layers that the
+// others lack, each shape once.
 const std::vector<Net>& nets();
 
 struct Options {

@@ -135,6 +135,45 @@ class Suite {
         add(layer + "/backward/" + std::to_string(n), 0, 3 * bytes, [=] { run->backward_input(); });
     }
 
+    void operator()(const std::string& layer, const AvgPoolWork& work, int n) {
+        const Shape &in = work.spec.in, out = work.spec.out();
+        const auto run = operation(work.spec, in, out, n);
+        const double bytes = run->bytes(in) + run->bytes(out);
+        add(layer + "/forward/" + std::to_string(n), 0, bytes, [=] { run->forward(); });
+        add(layer + "/backward/" + std::to_string(n), 0, bytes, [=] { run->backward_input(); });
+    }
+
+    // Read once for the statistics or sums, and once more for the result.
+    void operator()(const std::string& layer, const BatchNormWork& work, int n) {
+        const Shape& shape = work.shape;
+        const auto run = operation(BatchNorm2dSpec{.in = shape}, shape, shape, n);
+        run->hold_parameters(shape.channels, shape.channels);
+        run->io.dy = run->keep(activation(shape, n));
+        run->io.state = {run->keep(filled(shape.channels)), run->keep(filled(shape.channels))};
+        std::fill_n(run->io.state[1].f32(), shape.channels, 1.0f);  // a variance
+        run->forward();  // what the backward pass needs of it
+        const double bytes = run->bytes(shape);
+        add(layer + "/forward/" + std::to_string(n), 0, 3 * bytes, [=] { run->forward(); });
+        add(layer + "/evaluation/" + std::to_string(n), 0, 2 * bytes, [=] {
+            Batch batch = run->batch;
+            batch.training = false;
+            run->op->forward(batch, run->io);
+        });
+        add(layer + "/backward/" + std::to_string(n), 0, 5 * bytes, [=] {
+            run->backward_begin();
+            run->backward_params();
+            run->backward_input();
+        });
+    }
+
+    // The gradient of both is passed on as it is.
+    void operator()(const std::string& layer, const AddWork& work, int n) {
+        const auto run = operation(AddSpec{work.shape}, work.shape, work.shape, n);
+        run->io.x2 = run->keep(activation(work.shape, n));
+        add(layer + "/forward/" + std::to_string(n), 0, 3 * run->bytes(work.shape),
+            [=] { run->forward(); });
+    }
+
     void operator()(const std::string& layer, const DropoutWork& work, int n) {
         // Almost nothing is dropped, so the values stay normal numbers.
         const DropoutSpec spec{
@@ -309,7 +348,7 @@ int run_on_cpu(const Options& options) {
     for (const Net& net : nets()) {
         std::vector<int> batches = options.batches;
         if (batches.empty()) {
-            batches = net.name == "wide" ? std::vector{64} : std::vector{64, 256};
+            batches = net.name == "net" ? std::vector{64, 256} : std::vector{64};
         }
         for (const int n : batches) {
             for (std::size_t i = 0; i < net.layers.size(); ++i) {

@@ -1,5 +1,5 @@
-// Every GPU kernel, gyre's own and the libraries' (cuDNN, cuBLASLt), at the shapes of `net` and
-// `wide`: time, and the share of the ceilings measured in the same run.
+// Every GPU kernel, gyre's own and the libraries' (cuDNN, cuBLASLt), at shapes of the built-in
+// nets: time, and the share of the ceilings measured in the same run.
 //
 // Ceilings: a large copy from device to device (bytes read and written), fused multiply-adds in
 // registers, and large matrix products through cuBLASLt in fp32 and TF32. A kernel's floor is the
