@@ -21,6 +21,7 @@
 
 #include "kernels/backend.hpp"
 #include "kernels/base/error.hpp"
+#include "kernels/base/option_names.hpp"
 
 namespace gyre::bench {
 
@@ -163,10 +164,10 @@ int main(int argc, char** argv) {
     try {
         result = gyre::bench::run(gyre::bench::parse(argc, argv));
     } catch (const gyre::Error& error) {
-        fmt::print(stderr, "bench-kernels: {}\n", error.what());
+        fmt::print(stderr, "bench-kernels: {}\n", gyre::name_flags(error.what()));
         return error.code() == gyre::ExitCode::usage ? 2 : 1;
     } catch (const std::exception& error) {
-        fmt::print(stderr, "bench-kernels: {}\n", error.what());
+        fmt::print(stderr, "bench-kernels: {}\n", gyre::name_flags(error.what()));
         return 1;
     }
     benchmark::Shutdown();

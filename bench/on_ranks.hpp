@@ -10,6 +10,7 @@
 
 #include "comm/communicator.hpp"
 #include "comm/launch/rendezvous.hpp"
+#include "kernels/base/option_names.hpp"
 
 namespace gyre::bench {
 
@@ -72,11 +73,11 @@ inline int on_ranks(const char* program, const LaunchOptions& options,
         return run(*comm);
     } catch (const AgreedError& error) {
         if (comm->is_root()) {
-            fmt::print(stderr, "{}: {}\n", program, error.what());
+            fmt::print(stderr, "{}: {}\n", program, name_flags(error.what()));
         }
         return static_cast<int>(error.code());
     } catch (const Error& error) {
-        fmt::print(stderr, "{}: {}\n", program, error.what());
+        fmt::print(stderr, "{}: {}\n", program, name_flags(error.what()));
         if (comm != nullptr) {
             comm->abort(static_cast<int>(error.code()));
         }

@@ -110,7 +110,7 @@ std::vector<std::int32_t> convert_labels(const std::string& path, const IdxArray
         if (value >= static_cast<double>(limit.classes)) {
             throw input_error(fmt::format(
                 "{}: label of image {}: expected 0..{} because {}, found {}; if the label is "
-                "right, give --classes {} or more",
+                "right, give `classes` {} or more",
                 element_place(path, array, i), i, limit.classes - 1, limit.reason, value,
                 value + 1));
         }
@@ -182,7 +182,7 @@ Dataset load_dataset(const DatasetOptions& options) {
             fmt::format("limit of training images: expected 1 or more, found {}", *options.limit));
     }
     if (options.classes && *options.classes < 2) {
-        throw usage_error(fmt::format("--classes: expected 2 or more, found {}", *options.classes));
+        throw usage_error(fmt::format("`classes`: expected 2 or more, found {}", *options.classes));
     }
     const DatasetFiles files = locate_dataset(options.data);
 
@@ -199,7 +199,7 @@ Dataset load_dataset(const DatasetOptions& options) {
     if (set.classes < 2) {
         throw input_error(
             fmt::format("{}: expected labels of at least 2 classes, found only label 0, as in {}; "
-                        "if the set has more classes, give their number with --classes",
+                        "if the set has more classes, give their number with `classes`",
                         train.labels_path, set.test.labels_path));
     }
     const ImageSet& test = set.test;

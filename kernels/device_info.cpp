@@ -62,8 +62,8 @@ int cuda_device_count() {
 }
 std::unique_ptr<Backend> make_cuda_backend(const GpuOptions&) {
     throw usage_error(
-        "--device cuda: this build of gyre has no CUDA; build it where a CUDA toolkit is found "
-        "(-DGYRE_CUDA=ON says what is missing), or use --device cpu");
+        "`device` cuda: this build of gyre has no CUDA; build it where a CUDA toolkit is found "
+        "(-DGYRE_CUDA=ON says what is missing), or use `device` cpu");
 }
 #endif
 

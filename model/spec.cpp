@@ -134,7 +134,7 @@ ModelSpec load_model(const std::string& name_or_path) {
     text << file.rdbuf();
     if (!file) {
         throw input_error(fmt::format(
-            "model '{}' is neither built in ({}) nor a file that can be read; give --model one of "
+            "model '{}' is neither built in ({}) nor a file that can be read; give `model` one of "
             "these names or the path of a model file",
             name_or_path, fmt::join(builtin_models(), ", ")));
     }

@@ -1,5 +1,6 @@
 # Fails where a room includes one that it must not know: train -> model, data, comm -> kernels, and
-# inside kernels and train the order below. Communication sees the device, and no operation.
+# inside kernels and train the order below. Communication sees the device, and no operation. Only the
+# command line knows flags.
 cmake_minimum_required(VERSION 3.22)
 set(rooms
   kernels/base kernels/device kernels/ops kernels/cpu kernels/cuda kernels/cudnn kernels/emulation
@@ -31,6 +32,7 @@ function(room_of path result)
   set(${result} "no room" PARENT_SCOPE)
 endfunction()
 set(bad "")
+set(flags "")
 foreach(folder kernels comm data model train)
   file(GLOB_RECURSE sources RELATIVE ${ROOT} ${ROOT}/${folder}/*.cpp ${ROOT}/${folder}/*.hpp
     ${ROOT}/${folder}/*.cu ${ROOT}/${folder}/*.cuh)
@@ -47,10 +49,22 @@ foreach(folder kernels comm data model train)
         list(APPEND bad "${source}: ${include}")
       endif()
     endforeach()
+    if(NOT room STREQUAL "train/cli")
+      # Those of other programs are theirs.
+      file(STRINGS ${ROOT}/${source} lines REGEX "^[^/]*\"[^\"]*--[a-z]")
+      list(FILTER lines EXCLUDE REGEX "--master-port|srun --mpi")
+      foreach(line ${lines})
+        list(APPEND flags "${source}: ${line}")
+      endforeach()
+    endif()
   endforeach()
 endforeach()
 if(bad)
   list(JOIN bad "\n  " text)
   message(FATAL_ERROR "includes against the order of the rooms:\n  ${text}")
+endif()
+if(flags)
+  list(JOIN flags "\n  " text)
+  message(FATAL_ERROR "name options in backquotes (kernels/base/option_names.hpp):\n  ${text}")
 endif()
 message(STATUS "every room knows only the ones below it")

@@ -5,6 +5,7 @@
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
 #include "train/cli/nearest.hpp"
+#include "train/cli/setup.hpp"
 #include "train/cli/terminal.hpp"
 #include "train/cli/tutorial_flags.hpp"
 
@@ -54,6 +55,16 @@ TEST_CASE("a forgotten or mistyped subcommand is said") {
     refuse("trian --epochs 3", {"'trian' is no subcommand", "did you mean train?"});
     refuse("mnist", {"'mnist' is no subcommand (train, eval, plan, info)"});
     refuse("", {"subcommand", "see `gyre --help`"});
+}
+
+TEST_CASE("options of the library's messages get their flags' names, commands stay") {
+    using gyre::train::with_flag_names;
+    CHECK(with_flag_names("raise `timeout` or `init-timeout`; `rule` sgd") ==
+          "raise --timeout or --init-timeout; --optimizer sgd");
+    for (const char* same : {"", "no option", "one ` alone", "use `srun --mpi=pmix` or ``",
+                             "`Not one` and `neither, this` nor `"}) {
+        CHECK(with_flag_names(same) == same);
+    }
 }
 
 TEST_CASE("the tutorials' flags are understood, or answered with the flag that does it") {

@@ -9,7 +9,6 @@
 
 #include "kernels/base/error.hpp"
 #include "kernels/base/printable.hpp"
-#include "train/settings_error.hpp"
 
 namespace gyre::train {
 namespace {
@@ -27,10 +26,10 @@ OptimizerSpec complete(OptimizerSpec spec) {
 void check(const OptimizerSpec& spec) {
     const bool sgd = spec.rule == UpdateRule::sgd;
     if (spec.nesterov && (!sgd || spec.momentum == 0.0f)) {
-        throw SettingsError("{nesterov} needs {rule} sgd and {momentum} greater than 0");
+        throw usage_error("`nesterov` needs `rule` sgd and `momentum` greater than 0");
     }
     if (sgd && !(spec.momentum >= 0.0f && spec.momentum < 1.0f)) {
-        throw SettingsError("{momentum} must be at least 0 and less than 1");
+        throw usage_error("`momentum` must be at least 0 and less than 1");
     }
     check(spec.schedule);
 }

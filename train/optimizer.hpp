@@ -30,12 +30,12 @@ struct OptimizerSpec {
     std::optional<float> max_grad_norm = {};  // empty: gradients are not clipped
     ScheduleSpec schedule = {};               // of the learning rate
 };
-// Throws SettingsError for what a rule or a schedule cannot have.
+// Throws Error(usage) for what a rule or a schedule cannot have.
 void check(const OptimizerSpec& spec);
 
 class Optimizer {
  public:
-    // Throws SettingsError as check() does.
+    // Throws as check() does.
     Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec);
 
     // Counts a step and writes what its update reads to the device, which is asked for it before

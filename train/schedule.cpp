@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "train/settings_error.hpp"
+#include "kernels/base/error.hpp"
 
 namespace gyre::train {
 namespace {
@@ -28,24 +28,24 @@ void check(const ScheduleSpec& spec) {
     const bool steps = spec.kind == ScheduleKind::step, cosine = spec.kind == ScheduleKind::cosine,
                one_cycle = spec.kind == ScheduleKind::one_cycle;
     if (steps && !spec.step_size) {
-        throw SettingsError("{schedule} step needs {step_size}, after which the rate falls");
+        throw usage_error("`schedule` step needs `step_size`, after which the rate falls");
     }
     if (spec.step_size && *spec.step_size < 1) {
-        throw SettingsError("{step_size} must be at least 1");
+        throw usage_error("`step_size` must be at least 1");
     }
     if (!steps && (spec.step_size || spec.gamma)) {
-        throw SettingsError("{step_size} and {gamma} are for {schedule} step");
+        throw usage_error("`step_size` and `gamma` are for `schedule` step");
     }
     if (!cosine && spec.min_rate) {
-        throw SettingsError("{min_rate} is for {schedule} cosine");
+        throw usage_error("`min_rate` is for `schedule` cosine");
     }
     if (one_cycle && spec.warmup_steps > 0) {
-        throw SettingsError(
-            "{schedule} one-cycle has its own warm-up: it goes without "
-            "{warmup_steps}");
+        throw usage_error(
+            "`schedule` one-cycle has its own warm-up: it goes without "
+            "`warmup_steps`");
     }
     if ((cosine || one_cycle) && spec.total_steps < 1) {
-        throw SettingsError("{schedule} cosine and one-cycle need {total_steps}");
+        throw usage_error("`schedule` cosine and one-cycle need `total_steps`");
     }
 }
 

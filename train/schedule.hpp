@@ -35,7 +35,7 @@ struct ScheduleSpec {
     std::optional<double> gamma = {};            // step's; 0.1
     std::optional<double> min_rate = {};         // cosine's; 0
 };
-// Throws SettingsError for what does not go together.
+// Throws Error(usage) for what does not go together.
 void check(const ScheduleSpec& spec);
 
 // The rate of a step, from 0; `rate` is that of a constant schedule.

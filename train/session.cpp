@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "train/bucket_table.hpp"
-#include "train/settings_error.hpp"
 
 namespace gyre::train {
 
@@ -58,11 +57,12 @@ std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) cons
 bool Session::choose_graph() const {
     const bool possible = backend_.can_capture() && reducer_->direct();
     if (spec_.graph == GraphUse::on && !possible) {
-        throw SettingsError(
+        throw AgreedError(
+            ExitCode::usage,
             backend_.can_capture()
-                ? "{graph} on needs ranks that reduce on their GPUs, or one rank: here gradients "
+                ? "`graph` on needs ranks that reduce on their GPUs, or one rank: here gradients "
                   "travel through the host's memory; leave it at auto"
-                : "{graph} on is about GPUs, but this run uses the CPU");
+                : "`graph` on is about GPUs, but this run uses the CPU");
     }
     const bool saves_time = !backend_.device_identity().emulated;
     return possible &&

@@ -56,8 +56,8 @@ class Session {
     // Collective; with settings that all ranks share. images: an epoch's, which are moved to the
     // device. Parameters are zeros: initialise() or share_parameters() comes next. Communicator and
     // backend must outlive the session.
-    // Throws SettingsError, on all ranks alike, for a graph that cannot be; AgreedError for what
-    // went wrong on some rank; Error(communication) where the ranks' buckets differ.
+    // Throws AgreedError for a graph that cannot be, and for what went wrong on some rank;
+    // Error(communication) where the ranks' buckets differ.
     Session(Communicator& comm, Backend& backend, const SessionSpec& spec, ImageSet&& images,
             const Normalisation& normalisation);
 

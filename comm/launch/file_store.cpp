@@ -53,7 +53,7 @@ class FileStore final : public Store {
         out.close();
         if (!out) {
             throw meeting_error(
-                fmt::format("--init-method {}: cannot write {}: {}; the path must "
+                fmt::format("`init-method` {}: cannot write {}: {}; the path must "
                             "be a new folder in one that all ranks can write to",
                             where(), draft.string(), error_text(errno)));
         }
@@ -61,7 +61,7 @@ class FileStore final : public Store {
         const int error = errno;
         unlink(draft.c_str());
         if (result != 0 && error != EEXIST) {
-            throw meeting_error(fmt::format("--init-method {}: cannot write {}: {}", where(),
+            throw meeting_error(fmt::format("`init-method` {}: cannot write {}: {}", where(),
                                             name.string(), error_text(error)));
         }
         if (result == 0) {

@@ -35,7 +35,7 @@ constexpr Launcher kLaunchers[] = {
      "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE", true,
      "run it with the mpirun of the MPI that gyre was built with (see `gyre info`)"},
     {"PMI_SIZE", "MPICH's or Intel MPI's mpiexec", "PMI_RANK", "PMI_SIZE", nullptr, nullptr, true,
-     "gyre was built with Open MPI: run it with Open MPI's mpirun, or add --init-method"},
+     "gyre was built with Open MPI: run it with Open MPI's mpirun, or add `init-method`"},
     {"RANK", kByHand, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", false,
      kTorchrunRemedy},
     {"SLURM_STEP_NUM_TASKS", "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
@@ -97,7 +97,7 @@ std::string first_host(const std::string& list) {
 
 void meet_over_tcp(StartUp& start_up, const std::string& address) {
     start_up.method = StartUp::Method::tcp;
-    const std::string flag = "--init-method tcp://" + address;
+    const std::string flag = "`init-method` tcp://" + address;
     const std::size_t colon = address.rfind(':');
     if (colon == std::string::npos || colon == 0) {
         throw usage_error(
@@ -138,7 +138,7 @@ void meet_by_environment(StartUp& start_up) {
         throw launch_error(fmt::format(
             "{} started {} ranks, but {} is not set, so they cannot find each other; set "
             "MASTER_ADDR and MASTER_PORT to the address of rank 0's host and a free port there, "
-            "or use --init-method tcp://HOST:PORT{}{}",
+            "or use `init-method` tcp://HOST:PORT{}{}",
             start_up.launcher, start_up.world_size,
             start_up.host.empty() ? "MASTER_ADDR" : "MASTER_PORT",
             start_up.launcher_remedy.empty() ? "" : ", or ", start_up.launcher_remedy));
@@ -192,7 +192,7 @@ void require_usable(const Launcher& launcher, std::optional<int> size, std::opti
     if (!alone && !several) {
         throw launch_error(fmt::format(
             "{} does not tell this process its rank and the number of ranks: {}, {}; set both ({} "
-            "from 0 to {} - 1), or give --rank R and --world-size N, or {}",
+            "from 0 to {} - 1), or give `rank` R and `world-size` N, or {}",
             launcher.name, shown(launcher.rank), shown(launcher.size), launcher.rank, launcher.size,
             launcher.remedy));
     }
@@ -212,12 +212,12 @@ void require_consistent(const LaunchOptions& options) {
     if (mpi && (options.comm == "gloo" ||
                 !(options.init_method.empty() || options.init_method == "mpi"))) {
         throw usage_error(
-            fmt::format("--comm {} does not go with --init-method {}: MPI finds its "
+            fmt::format("`comm` {} does not go with `init-method` {}: MPI finds its "
                         "ranks itself, Gloo by env://, tcp:// or file://",
                         options.comm, options.init_method));
     }
     if (mpi && (options.rank || options.world_size)) {
-        throw usage_error("--rank and --world-size do not go with MPI, which numbers its ranks");
+        throw usage_error("`rank` and `world-size` do not go with MPI, which numbers its ranks");
     }
 }
 
@@ -264,7 +264,7 @@ bool identify(StartUp& start_up, const LaunchOptions& options) {
         start_up.method = wants_mpi(options) ? StartUp::Method::mpi : StartUp::Method::single;
         return true;
     }
-    start_up.launcher = "--world-size";
+    start_up.launcher = "`world-size`";
     start_up.own_terminal = true;
     start_up.world_size = options.world_size.value_or(0);
     start_up.rank = options.rank.value_or(-1);
@@ -276,7 +276,7 @@ void require_identified(const StartUp& start_up, const LaunchOptions& options) {
         const bool no_size = start_up.world_size < 1;
         throw Error(
             by_flags(options) ? ExitCode::usage : ExitCode::communication,
-            fmt::format("this process does not know {}: give --rank R and --world-size N "
+            fmt::format("this process does not know {}: give `rank` R and `world-size` N "
                         "({}), or start it with a launcher that says it (torchrun, srun, "
                         "mpirun){}{}",
                         no_size ? "the number of ranks" : "its rank",
@@ -294,7 +294,7 @@ void meet_by_file(StartUp& start_up, const std::string& path) {
     start_up.path = std::filesystem::path(path).lexically_normal();
     if (!start_up.path.is_absolute()) {
         throw usage_error(
-            fmt::format("--init-method file://{}: give a full path that all ranks see, "
+            fmt::format("`init-method` file://{}: give a full path that all ranks see, "
                         "as in file:///tmp/job1",
                         path));
     }

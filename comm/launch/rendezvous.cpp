@@ -130,9 +130,9 @@ std::string await(Store& store, const std::string& key, int world_size, int root
                 missing = {0};
             }
             throw meeting_error(fmt::format(
-                "{} of {} ranks did not come to {} within --init-timeout; missing: rank{} {}. "
-                "Start them with the same --init-method and --world-size, check that they reach "
-                "that address, or raise --init-timeout{}",
+                "{} of {} ranks did not come to {} within `init-timeout`; missing: rank{} {}. "
+                "Start them with the same `init-method` and `world-size`, check that they reach "
+                "that address, or raise `init-timeout`{}",
                 missing.size(), world_size, store.where(), missing.size() == 1 ? "" : "s",
                 fmt::join(missing, ", "), refused));
         }
@@ -152,7 +152,7 @@ std::string Store::get(const std::string& key, const std::string& who) {
         }
         if (Clock::now() > deadline) {
             throw meeting_error(fmt::format(
-                "{} has come to {}, but not said within --init-timeout where it can be reached",
+                "{} has come to {}, but not said within `init-timeout` where it can be reached",
                 who, where()));
         }
         std::this_thread::sleep_for(kAskInterval);
@@ -194,7 +194,7 @@ Place meet(Store& store, const StartUp& start_up) {
         if (!joined) {
             const RankFacts first = RankFacts::parse(store.find(rank_key(rank)).value_or(""));
             throw meeting_error(fmt::format(
-                "rank {} is already at {} ({}): another rank has the same --rank, or this is "
+                "rank {} is already at {} ({}): another rank has the same `rank`, or this is "
                 "another or an earlier job's; {}",
                 rank, store.where(), first.who(), store.remedy()));
         }

@@ -155,7 +155,7 @@ void StartAlarm::run() {
         stood_still = std::max(stood_still, seconds_since(before));
         if (seconds_since(begin_) >= limit_) {
             const StartNews::News last = others_->news(true);
-            reason = fmt::format("the start has not come to its end within --init-timeout ({:g} s)",
+            reason = fmt::format("the start has not come to its end within `init-timeout` ({:g} s)",
                                  seconds_);
             if (stood_still >= kStoodStillSeconds) {
                 reason +=
@@ -180,7 +180,8 @@ void StartAlarm::run() {
         }
     }
     fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank_,
-               host_name(), printable(reason, true), static_cast<int>(ExitCode::communication));
+               host_name(), printable(worded(reason, wording_), true),
+               static_cast<int>(ExitCode::communication));
     std::fflush(stderr);
     others_->leave(reason);
     // No library's abort, which may hang where its start-up does: the launcher ends the others.

@@ -6,8 +6,10 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "kernels/base/clock.hpp"
+#include "kernels/base/option_names.hpp"
 
 namespace gyre::comm {
 
@@ -29,7 +31,8 @@ class StartNews {
 class StartAlarm {
  public:
     // Time counts from now on.
-    explicit StartAlarm(double seconds) : seconds_(seconds) {}
+    explicit StartAlarm(double seconds, Wording wording = {})
+        : seconds_(seconds), wording_(std::move(wording)) {}
     ~StartAlarm() { stop(); }
     StartAlarm(const StartAlarm&) = delete;
     StartAlarm& operator=(const StartAlarm&) = delete;
@@ -50,6 +53,7 @@ class StartAlarm {
 
     const Clock::time_point begin_ = Clock::now();
     const double seconds_;
+    const Wording wording_;
     double limit_ = 0.0;
     int rank_ = 0;
     bool own_terminal_ = false;

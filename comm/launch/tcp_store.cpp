@@ -467,14 +467,14 @@ void TcpStore::connect() {
             if (fatal && start_up_.ports.size() == 1) {
                 throw meeting_error(
                     fmt::format("rank {} cannot join at {}: {}; choose another "
-                                "port, or --job-id for jobs on one port",
+                                "port, or `job-id` for jobs on one port",
                                 start_up_.rank, where(), trouble));
             }
         }
         if (Clock::now() + kConnectInterval > deadline) {
             throw meeting_error(fmt::format(
-                "rank {} on {} has not found rank 0 at {} within --init-timeout: {}; missing: "
-                "rank 0 (the others meet there). Start rank 0 with the same --init-method, on the "
+                "rank {} on {} has not found rank 0 at {} within `init-timeout`: {}; missing: "
+                "rank 0 (the others meet there). Start rank 0 with the same `init-method`, on the "
                 "host of that address, and check that no firewall closes the port",
                 start_up_.rank, host_name(), where(), trouble));
         }

@@ -160,8 +160,8 @@ bool NcclCommunicator::usable(const DeviceIdentity& own) {
     }
     if (without >= 0 && options_.required) {
         throw AgreedError(ExitCode::usage,
-                          fmt::format("--comm nccl reduces in the memory of CUDA GPUs, but rank {} "
-                                      "on {} uses the CPU; use --device cuda, or --comm auto",
+                          fmt::format("`comm` nccl reduces in the memory of CUDA GPUs, but rank {} "
+                                      "on {} uses the CPU; use `device` cuda, or `comm` auto",
                                       without, broadcast_string(inner(), host_name_, without)));
     }
     std::string reason = without < 0 ? "" : fmt::format("rank {} has no CUDA GPU", without);
@@ -173,15 +173,15 @@ bool NcclCommunicator::usable(const DeviceIdentity& own) {
                 if (library_->emulated != own.emulated) {
                     library_.reset();
                     throw usage_error(
-                        own.emulated ? "--comm nccl needs CUDA GPUs, which --device emulated is "
-                                       "not; use --comm auto"
+                        own.emulated ? "`comm` nccl needs CUDA GPUs, which `device` emulated is "
+                                       "not; use `comm` auto"
                                      : "the library in GYRE_NCCL_LIBRARY is the tests' stand-in "
                                        "for NCCL, which cannot use GPUs; unset that");
                 }
                 if (options_.register_buffers &&
                     (library_->comm_register == nullptr || library_->comm_deregister == nullptr)) {
                     throw usage_error(fmt::format(
-                        "--nccl-register needs NCCL 2.19 or later, but {} has {}; leave it out",
+                        "`nccl-register` needs NCCL 2.19 or later, but {} has {}; leave it out",
                         host_name_, library_->version()));
                 }
             });
@@ -234,7 +234,7 @@ void NcclCommunicator::refuse_shared_gpus(const DeviceIdentity& own) {
                           fmt::format("ranks share a GPU, which is slower than one rank and which "
                                       "NCCL does not allow; start one rank per GPU (look at "
                                       "CUDA_VISIBLE_DEVICES and at how the launcher binds GPUs), "
-                                      "or, for trying things out, add --share-gpu{}",
+                                      "or, for trying things out, add `share-gpu`{}",
                                       table));
     }
     // NCCL tells GPUs apart by host and bus id: each rank claims a host of its own, so NCCL must
@@ -244,7 +244,7 @@ void NcclCommunicator::refuse_shared_gpus(const DeviceIdentity& own) {
     setenv("NCCL_SHM_DISABLE", "1", 0);
     if (is_root()) {
         fmt::print(stderr,
-                   "gyre: --share-gpu: NCCL is told that every rank is a host of its own "
+                   "gyre: ranks share a GPU: NCCL is told that every rank is a host of its own "
                    "(NCCL_HOSTID, NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1), so its times mean "
                    "nothing:{}\n",
                    table);
@@ -286,7 +286,7 @@ void NcclCommunicator::initialise(const nccl::UniqueId& id) {
     }
     const std::string what =
         state == nccl::in_progress
-            ? fmt::format("has not connected the {} ranks within {:g} s (--init-timeout)", size(),
+            ? fmt::format("has not connected the {} ranks within {:g} s (`init-timeout`)", size(),
                           options_.init_timeout)
             : fmt::format("could not connect the {} ranks: {}", size(), error_text(state));
     abort_nccl();
@@ -294,7 +294,7 @@ void NcclCommunicator::initialise(const nccl::UniqueId& id) {
                 fmt::format("NCCL {} {}, on rank {} on {}; it may have picked a network interface "
                             "that does not lead to the other hosts (set NCCL_SOCKET_IFNAME to one "
                             "that does), or a firewall is in the way; NCCL_DEBUG=INFO says what it "
-                            "tries, and --comm mpi or gloo does without NCCL",
+                            "tries, and `comm` mpi or gloo does without NCCL",
                             library_->version(), what, rank(), host_name_));
 }
 

@@ -25,7 +25,7 @@ void* load(const std::string& file) {
         throw usage_error(
             fmt::format("NCCL could not be loaded on {}: {}; install libnccl2 from NVIDIA's "
                         "package repository, or set {} to the path of a libnccl.so.2, such as "
-                        "PyTorch's in site-packages/nvidia/nccl/lib, or use --comm mpi or gloo",
+                        "PyTorch's in site-packages/nvidia/nccl/lib, or use `comm` mpi or gloo",
                         host_name(), dlerror(), kPathVariable));
     }
     return handle;
@@ -38,7 +38,7 @@ void find(void* handle, const std::string& file, const char* name, Function*& fu
     if (function == nullptr && required) {
         throw usage_error(
             fmt::format("{} on {} lacks the function {}: it is older than NCCL 2.14; install a "
-                        "newer one, or use --comm mpi or gloo",
+                        "newer one, or use `comm` mpi or gloo",
                         file, host_name(), name));
     }
 }

@@ -91,7 +91,7 @@ void Peers::connect_to_root(const std::string& addresses, std::uint16_t port, st
     if (!links_[0].open()) {
         fmt::print(stderr,
                    "gyre: rank {} on {}: no connection to rank 0's watchdog on {} (port {}); waits "
-                   "still end after --timeout, but cannot name who is late\n",
+                   "still end in bounded time, but cannot name who is late\n",
                    rank_, host(), hosts_[0], port);
     }
 }

@@ -12,6 +12,7 @@
 #include <string>
 
 #include "comm/communicator.hpp"
+#include "kernels/base/option_names.hpp"
 
 namespace gyre::comm {
 
@@ -22,6 +23,7 @@ struct WatchOptions {
     // docs/design.md says how to read it.
     std::string flight_record;
     double setup_seconds = 120.0;  // that use_device() may take
+    Wording wording = {};          // of what is printed on failure
 };
 
 // Collective. Ranks that cannot reach rank 0's extra port are watched without news of the others,

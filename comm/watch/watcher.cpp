@@ -135,7 +135,7 @@ void Watcher::end_if_late(const FlightRecorder::Waiting& waiting) {
         seconds_since(last_whole_) >= kGoneSeconds) {
         fail(
             fmt::format("no progress for {:.0f} s in {}; {}. Look at the late rank first (is it "
-                        "running? its host's log, memory, network); --timeout sets how long a "
+                        "running? its host's log, memory, network); `timeout` sets how long a "
                         "wait may last",
                         waiting.seconds, describe(entry), peers_.late_ranks(entry.number)));
     }
@@ -169,7 +169,7 @@ void Watcher::fail(const std::string& reason) {
     exchange();  // the others then hold their tongues, even when this process is gone
     if (speak || comm_.own_terminal()) {
         fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank,
-                   peers_.host(), printable(reason, true),
+                   peers_.host(), printable(worded(reason, options_.wording), true),
                    static_cast<int>(ExitCode::communication));
         std::fflush(stderr);
     } else {

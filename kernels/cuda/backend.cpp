@@ -218,8 +218,8 @@ class GpuBackend final : public Backend {
 #if defined(GYRE_EMULATED)
         if (options.kernels == KernelSet::library) {
             throw usage_error(
-                "--device emulated runs gyre's own kernels only: cuDNN and cuBLASLt need a GPU; "
-                "use --kernels ours");
+                "`device` emulated runs gyre's own kernels only: cuDNN and cuBLASLt need a GPU; "
+                "use `kernels` ours");
         }
         auto library = make_own_factory(context_);  // for trying out how kernels are chosen
 #else

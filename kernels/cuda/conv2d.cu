@@ -53,7 +53,7 @@ class Conv2dOp final : public Op {
         if (positions > 0x7fffffff - 128) {
             throw usage_error(
                 "a convolution over more than 2^31 pixels in a batch; use a smaller "
-                "--batch-size and --test-batch-size");
+                "`batch-size` and `test-batch-size`");
         }
     }
 

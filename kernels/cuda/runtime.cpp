@@ -22,12 +22,12 @@ const char* remedy(cudaError_t result) {
                    "older toolkit (`gyre info` prints both versions)";
         case cudaErrorNoDevice:
             return "; no GPU is visible: check nvidia-smi and CUDA_VISIBLE_DEVICES, or use "
-                   "--device cpu";
+                   "`device` cpu";
         case cudaErrorNoKernelImageForDevice:
             return "; gyre was not built for this GPU: configure with "
                    "-DCMAKE_CUDA_ARCHITECTURES=<its compute capability, such as 90>";
         case cudaErrorMemoryAllocation:
-            return "; use a smaller --batch-size or model, or free the GPU's memory (nvidia-smi)";
+            return "; use a smaller `batch-size` or model, or free the GPU's memory (nvidia-smi)";
         case cudaErrorIllegalAddress:
         case cudaErrorLaunchFailure:
         case cudaErrorMisalignedAddress:
@@ -40,7 +40,7 @@ const char* remedy(cudaError_t result) {
         case cudaErrorStreamCaptureImplicit:
         case cudaErrorCapturedEvent:
             return "; a captured step can neither wait for the device nor allocate, and must join "
-                   "its streams: this is a bug in gyre or a library, --graph off avoids it";
+                   "its streams: this is a bug in gyre or a library, `graph` off avoids it";
         case cudaErrorDevicesUnavailable:
             return "; another process uses the GPU exclusively (nvidia-smi shows its mode)";
         default:
@@ -216,7 +216,7 @@ DeviceProperties select_device(int index, bool share) {
     const cudaError_t found = driver == 0 ? cudaErrorNoDevice : cudaGetDeviceCount(&count);
     if (driver == 0 || found == cudaErrorNoDevice) {
         throw usage_error(fmt::format(
-            "{} has no usable GPU: {}; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use --device "
+            "{} has no usable GPU: {}; check nvidia-smi and CUDA_VISIBLE_DEVICES, or use `device` "
             "cpu",
             host_name(), driver == 0 ? "no NVIDIA driver is loaded" : cudaGetErrorString(found)));
     }
@@ -228,7 +228,7 @@ DeviceProperties select_device(int index, bool share) {
     if (index >= count) {
         throw usage_error(
             fmt::format("this rank would use GPU {}, but {} has {} (CUDA_VISIBLE_DEVICES may hide "
-                        "others); start at most one rank per GPU, or add --share-gpu",
+                        "others); start at most one rank per GPU, or add `share-gpu`",
                         index, host_name(), count));
     }
     GYRE_CUDA_CHECK(cudaSetDevice(index));

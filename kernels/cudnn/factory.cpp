@@ -54,7 +54,7 @@ namespace {
 Error not_built_in() {
     return usage_error(
         "this gyre was built without cuDNN: cudnn.h (of cuDNN 9 or newer) and cublasLt.h were not "
-        "there; install cuDNN's headers and build again, or use --kernels ours");
+        "there; install cuDNN's headers and build again, or use `kernels` ours");
 }
 
 }  // namespace

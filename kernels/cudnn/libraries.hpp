@@ -32,7 +32,7 @@ class SharedLibrary {
         if (handle_ == nullptr) {
             throw usage_error(
                 fmt::format("{} could not be loaded on {}: {}; install {}, add the folder of {} to "
-                            "LD_LIBRARY_PATH, or use --kernels ours",
+                            "LD_LIBRARY_PATH, or use `kernels` ours",
                             product_, host_name(), dlerror(), product_, file_));
         }
     }
@@ -43,7 +43,7 @@ class SharedLibrary {
         if (address == nullptr) {
             throw usage_error(
                 fmt::format("{} on {} lacks the function {}: it is too old or too new; install the "
-                            "{} that gyre was built with, or use --kernels ours",
+                            "{} that gyre was built with, or use `kernels` ours",
                             file_, host_name(), name, product_));
         }
         return reinterpret_cast<Function>(address);
@@ -112,7 +112,7 @@ struct Cudnn {
             std::array<char, 1024> details{};
             cudnnGetLastErrorString(details.data(), details.size());
             throw Error(ExitCode::internal,
-                        fmt::format("{} failed: {} ({}:{} on {}; cuDNN says: '{}'); --kernels ours "
+                        fmt::format("{} failed: {} ({}:{} on {}; cuDNN says: '{}'); `kernels` ours "
                                     "does without cuDNN",
                                     expression, cudnnGetErrorString(status), file, line,
                                     host_name(), details.data()));
@@ -148,7 +148,7 @@ struct CublasLt {
         if (status != CUBLAS_STATUS_SUCCESS) {
             throw Error(
                 ExitCode::internal,
-                fmt::format("{} failed: {} ({}:{} on {}); --kernels ours does without cuBLASLt",
+                fmt::format("{} failed: {} ({}:{} on {}); `kernels` ours does without cuBLASLt",
                             expression, cublasLtGetStatusString(status), file, line, host_name()));
         }
     }

@@ -111,7 +111,7 @@ Dataset TrainCommand::load() {
         data = load_dataset({options_.data, options_.limit, options_.classes});
         facts.classes = data.classes;
         spec_ = session_spec(data);
-        with_flag_names([&] { check(spec_.optimizer); });
+        check(spec_.optimizer);
         facts.normalisation = choose_normalisation(options_, data.train);
         if (files_->writes()) {
             facts.measured =
@@ -177,10 +177,8 @@ TrainCommand::TrainCommand(Communicator& comm, const TrainOptions& options)
     facts_.test_images = data.test.count;
     facts_.classes = data.classes;
     facts_.ranks = comm.size();
-    with_flag_names([&] {
-        session_ = std::make_unique<Session>(comm, *backend_, spec_, std::move(data.train),
-                                             weight_facts_.normalisation);
-    });
+    session_ = std::make_unique<Session>(comm, *backend_, spec_, std::move(data.train),
+                                         weight_facts_.normalisation);
     facts_.device = backend_->description();
     facts_.communicator = comm.description();
     facts_.parameters = session_->net().parameter_count();

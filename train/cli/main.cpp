@@ -100,7 +100,7 @@ void Program::meet() {
         train_->parsed() ? static_cast<const CommonOptions&>(train_options_) : eval_options_;
     LaunchOptions launch = refusal_ ? LaunchOptions{} : common.launch;
     launch.collective_timeout = common.timeout + 15.0;  // the watchdog's comes first
-    alarm_.emplace(launch.init_timeout);
+    alarm_.emplace(launch.init_timeout, with_flag_names);
     if (refusal_) {
         launch.init_timeout = 5.0;
     }
@@ -161,7 +161,7 @@ int Program::run() {
         train_->parsed() ? static_cast<const CommonOptions&>(train_options_) : eval_options_;
     comm_ = make_watched_communicator(
         std::move(comm_), {common.timeout, std::min(5.0, common.timeout / 2), common.flight_record,
-                           common.launch.init_timeout + common.timeout});
+                           common.launch.init_timeout + common.timeout, with_flag_names});
     alarm_->stop();
     return static_cast<int>(train_->parsed() ? run_train(*comm_, train_options_)
                                              : run_eval(*comm_, eval_options_));
@@ -169,7 +169,8 @@ int Program::run() {
 
 int Program::fail(const Error& error, bool on_all_ranks) {
     const bool starting = error.code() == ExitCode::communication && alarm_ && !on_all_ranks;
-    const std::string message = starting ? alarm_->explain(error.what()) : error.what();
+    const std::string message =
+        with_flag_names(starting ? alarm_->explain(error.what()) : error.what());
     const bool several = comm_ != nullptr && comm_->size() > 1;
     if (!on_all_ranks || comm_ == nullptr || comm_->is_root() || comm_->own_terminal()) {
         fmt::print(stderr, "gyre: {}{}\n",

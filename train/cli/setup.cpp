@@ -4,13 +4,13 @@
 
 #include <utility>
 
-#include "train/settings_error.hpp"
+#include "kernels/base/option_names.hpp"
 #include "train/threads.hpp"
 
 namespace gyre::train {
 
-void with_flag_names(const std::function<void()>& work) {
-    const auto flag_of = [](std::string_view setting) {
+std::string with_flag_names(std::string_view message) {
+    return name_options(message, [](std::string_view option) {
         static constexpr std::pair<std::string_view, std::string_view> kOthers[] = {
             {"rule", "--optimizer"},
             {"schedule", "--lr-schedule"},
@@ -19,17 +19,12 @@ void with_flag_names(const std::function<void()>& work) {
             {"min_rate", "--lr-min"},
             {"warmup_steps", "--warmup-steps and --warmup-epochs"}};
         for (const auto& [name, flag] : kOthers) {
-            if (name == setting) {
+            if (name == option) {
                 return std::string(flag);
             }
         }
-        return "--" + std::string(setting);
-    };
-    try {
-        work();
-    } catch (const SettingsError& error) {
-        throw AgreedError(error.code(), error.named(flag_of));
-    }
+        return "--" + std::string(option);
+    });
 }
 
 std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm) {

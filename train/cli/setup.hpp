@@ -1,9 +1,9 @@
 // What the subcommands make of their flags alike.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "comm/communicator.hpp"
 #include "data/dataset.hpp"
@@ -12,9 +12,8 @@
 
 namespace gyre::train {
 
-// Calls work(). A SettingsError, which all ranks have alike, becomes an AgreedError that names
-// flags.
-void with_flag_names(const std::function<void()>& work);
+// A message of the library with the flags that set its options.
+std::string with_flag_names(std::string_view message);
 
 // The backend for --device auto|cpu|cuda|emulated.
 std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm);
