@@ -112,13 +112,13 @@ TEST_CASE("data set: more classes than images, or than 65536, need to be confirm
     arrays.train_labels =
         array_of(IdxType::i32, {6}, std::vector<std::int32_t>{0, 0, one, 0, 0, 0});
     expect_bad_set(arrays, {train_labels_file, "byte offset 16 of the IDX data", "image 2",
-                            "6 training images", "found 1065353216", "--classes 1065353217"});
+                            "6 training images", "found 1065353216", "`classes` 1065353217"});
     arrays = {};
     arrays.train_labels = labels_of({0, 1, 2, 2, 1, 6});
-    expect_bad_set(arrays, {train_labels_file, "byte offset 13", "found 6", "--classes 7"});
+    expect_bad_set(arrays, {train_labels_file, "byte offset 13", "found 6", "`classes` 7"});
     arrays = {};
     arrays.test_labels = labels_of({0, 6, 1});
-    expect_bad_set(arrays, {test_labels_file, "byte offset 9", "6 training images", "--classes 7"});
+    expect_bad_set(arrays, {test_labels_file, "byte offset 9", "6 training images", "`classes` 7"});
 
     const TempDir dir;
     write_set(dir.path(), arrays);
@@ -135,7 +135,7 @@ TEST_CASE("data set: more classes than images, or than 65536, need to be confirm
     labels.back() = 65536;
     arrays.train_labels = array_of(IdxType::i32, {65538}, labels);
     write_set(dir.path(), arrays);
-    expect_error(ExitCode::bad_input, {"image 65537", "more than 65536 classes", "--classes 65537"},
+    expect_error(ExitCode::bad_input, {"image 65537", "more than 65536 classes", "`classes` 65537"},
                  [&] { load(dir.path()); });
     CHECK(load_dataset({dir.path().string(), {}, 65537}).classes == 65537);
 }
@@ -146,7 +146,7 @@ TEST_CASE("data set: option classes", "[data][dataset]") {
     CHECK(load_dataset({dir.path().string(), {}, 10}).classes == 10);
     CHECK(load_dataset({dir.path().string(), {}, 3}).classes == 3);
     for (const int classes : {1, 0, -1}) {
-        expect_error(ExitCode::usage, {"--classes", "expected 2 or more"}, [&] {
+        expect_error(ExitCode::usage, {"`classes`", "expected 2 or more"}, [&] {
             load_dataset({dir.path().string(), {}, classes});
         });
     }
@@ -232,18 +232,18 @@ TEST_CASE("data set: labels out of range", "[data][dataset]") {
 
     expect_bad_set({},
                    {train_labels_file, "byte offset 10 of the IDX data", "image 2", "expected 0..1",
-                    "2 classes", "found 2", "--classes 3"},
+                    "2 classes", "found 2", "`classes` 3"},
                    2);
     arrays = {};
     arrays.test_labels = labels_of({0, 3, 0});
     expect_bad_set(arrays,
                    {test_labels_file, "byte offset 9 of the IDX data", "expected 0..2", "3 classes",
-                    "found 3", "--classes 4"},
+                    "found 3", "`classes` 4"},
                    3);
     arrays = {};
     arrays.test_labels = labels_of({0, 0, 0});
     arrays.train_labels = labels_of({0, 0, 0, 0, 0, 0});
-    expect_bad_set(arrays, {train_labels_file, "at least 2 classes", "--classes"});
+    expect_bad_set(arrays, {train_labels_file, "at least 2 classes", "`classes`"});
 }
 
 TEST_CASE("data set: arrays that do not belong together", "[data][dataset]") {

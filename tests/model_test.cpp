@@ -106,7 +106,7 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("linear many\n", {"'many'"});
     expect_bad_model("relu 3\n", {"'3' was not expected"});
     expect_bad_model("log-softmax\nlinear 3\n", {"line 2", "nothing may follow"});
-    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide, resnet", "--model"},
+    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide, resnet", "`model`"},
                  [] { load_model("no/such/model"); });
 }
 

@@ -234,7 +234,7 @@ TEST_CASE("two ranks on one GPU are refused with a table, unless they are to sha
     const std::string row = std::to_string(world->size() - 1) + "  ";
     expect_error(ExitCode::communication,
                  {"share a GPU", "PCI bus id", "\n     0  ", row, "emulated:00.0", "EMULATED-",
-                  "--share-gpu"},
+                  "`share-gpu`"},
                  [&] { make(required())->use_device(*backend); });
     CHECK(std::getenv("NCCL_HOSTID") == nullptr);
     const Environment p2p("NCCL_P2P_DISABLE", "0");  // the user's own setting stays
@@ -261,7 +261,7 @@ TEST_CASE("NCCL that never gets ready ends at the deadline, also where its abort
         const auto backend = gpu(world->rank());
         const auto begin = std::chrono::steady_clock::now();
         expect_error(ExitCode::communication,
-                     {"has not connected", "0.5 s (--init-timeout)", "rank ", " on ",
+                     {"has not connected", "0.5 s (`init-timeout`)", "rank ", " on ",
                       "NCCL_SOCKET_IFNAME", "NCCL_DEBUG=INFO", "firewall"},
                      [&] { make(options)->use_device(*backend); });
         const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin;
@@ -272,7 +272,7 @@ TEST_CASE("NCCL that never gets ready ends at the deadline, also where its abort
 
 TEST_CASE("a device that NCCL cannot use, or a missing library") {
     const auto cpu = make_cpu_backend(1);
-    expect_error(ExitCode::usage, {"rank 0 on ", "--device cuda", "--comm auto"},
+    expect_error(ExitCode::usage, {"rank 0 on ", "`device` cuda", "`comm` auto"},
                  [&] { make(required())->use_device(*cpu); });
     CHECK(make({})->use_device(*cpu));
     const auto backend = gpu(world->rank());
@@ -282,7 +282,7 @@ TEST_CASE("a device that NCCL cannot use, or a missing library") {
         const Environment nowhere("GYRE_NCCL_LIBRARY", "/nowhere/libnccl.so.2");
         expect_error(
             ExitCode::usage,
-            {"/nowhere/libnccl.so.2", "libnccl2", "site-packages/nvidia/nccl/lib", "--comm mpi"},
+            {"/nowhere/libnccl.so.2", "libnccl2", "site-packages/nvidia/nccl/lib", "`comm` mpi"},
             [&] { make(required())->use_device(*backend); });
     }
     setenv("GYRE_NCCL_LIBRARY", fake.c_str(), 1);
