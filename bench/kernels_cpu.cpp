@@ -3,7 +3,7 @@
 //
 // One thread. Rows such as conv1+relu1 are fused operations. "flop" counts what the formula asks
 // for, not what an implementation does. What the kernels compute is checked in
-// tests/kernels_test.cpp, over these layers' kinds of shapes.
+// tests/products_test.cpp and tests/kernels_test.cpp, over these layers' kinds of shapes.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 

@@ -5,7 +5,7 @@
 //   y tile [2][2] = A^T [ sum over c of (G w[o][c] G^T) * (B^T x[c] tile [4][4] B) ] A
 //
 // Its rounding error is a small multiple of the direct sum's (the transforms have entries 0, 1/2,
-// 1); tests/kernels_test.cpp bounds it.
+// 1); tests/products_test.cpp bounds it.
 #include <algorithm>
 
 #include "kernels/cpu/conv2d_direction.hpp"
