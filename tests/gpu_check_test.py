@@ -18,8 +18,11 @@ import time
 import unittest
 
 SCRIPTS = pathlib.Path(__file__).resolve().parents[1] / "scripts"
-sys.path.insert(0, str(SCRIPTS))
-import gpu_check  # noqa: E402
+CHECK = SCRIPTS / "gpu_check"
+sys.path.insert(0, str(CHECK))
+import check as gpu_check  # noqa: E402
+import steps as gpu_steps  # noqa: E402
+from machine import gpus  # noqa: E402
 from step_runner import FAIL, MOST_BYTES, PASS, SKIPPED, Command, Ran  # noqa: E402
 
 # A program that runs the steps given as Python text, in a folder of the test's.
@@ -44,7 +47,7 @@ class Planted(unittest.TestCase):
         self.archive = pathlib.Path(self.top.name, "results.tar.gz")
 
     def start(self, steps: str, options: str = "") -> subprocess.Popen:
-        text = PROGRAM.format(scripts=str(SCRIPTS), folder=str(self.folder), archive=str(self.archive),
+        text = PROGRAM.format(scripts=str(CHECK), folder=str(self.folder), archive=str(self.archive),
                               steps=steps, options=options)
         return subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE,
                                 stderr=subprocess.STDOUT, text=True)
@@ -188,7 +191,7 @@ class Helpers(unittest.TestCase):
             program = pathlib.Path(top, "tests")
             program.write_text(CATCH2)
             program.chmod(program.stat().st_mode | stat.S_IXUSR)
-            run = subprocess.run([sys.executable, SCRIPTS / "gpu_check.py", "isolate", f"{top}/report.xml",
+            run = subprocess.run([sys.executable, CHECK / "programs.py", "isolate", f"{top}/report.xml",
                                   program, "*"], capture_output=True, text=True, timeout=20)
         self.assertEqual(run.returncode, 1, run.stdout + run.stderr)
         self.assertIn("4 cases, 3 failed", run.stdout)
@@ -216,12 +219,12 @@ class Helpers(unittest.TestCase):
         with tempfile.TemporaryDirectory() as top:
             check = gpu_check.Check(pathlib.Path(top), pathlib.Path(top), "", "cuda")
             try:
-                steps = gpu_check.make_steps(check)
+                steps = gpu_steps.make_steps(check)
             finally:
                 check.close()
-            self.assertLess(gpu_check.BUDGET, 8 * 60)
+            self.assertLess(gpu_steps.BUDGET, 8 * 60)
             needed = [step for step in steps if not step.optional]
-            self.assertLessEqual(sum(step.seconds for step in needed), gpu_check.BUDGET)
+            self.assertLessEqual(sum(step.seconds for step in needed), gpu_steps.BUDGET)
             self.assertEqual(len({step.name for step in steps}), len(steps))
             # Bits are compared where algorithms are chosen by timing never, except with --deterministic.
             for step in steps:
@@ -237,7 +240,7 @@ class Helpers(unittest.TestCase):
         self.assertEqual(check("a", "b.tar.gz", "c").returncode, 2)
         self.assertEqual(check("--nonsense").returncode, 2)
         self.assertIn(".tar.gz", check("build", "results").stderr)
-        if "GPU " not in gpu_check.gpus():
+        if "GPU " not in gpus():
             found = check("build", f"{tempfile.gettempdir()}/never-written.tar.gz")
             self.assertEqual(found.returncode, 77)
             self.assertIn("no GPU", found.stderr)
