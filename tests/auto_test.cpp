@@ -29,6 +29,7 @@ class CountingOp final : public Op {
     void forward(const Batch& batch, const OpIo&) override {
         count(batch.training ? "training" : "forward", batch.n);
     }
+    void backward_begin(const Batch& batch, const OpIo&) override { count("begin", batch.n); }
     void backward_params(const Batch& batch, const OpIo&) override { count("params", batch.n); }
     void backward_input(const Batch& batch, const OpIo&) override { count("input", batch.n); }
 
@@ -85,6 +86,7 @@ struct Chosen {
 
 const Conv2dSpec kConv{.shape = {{2, 6, 6}, 3, 3, 1, 0}};
 const MaxPool2dSpec kPool{{{3, 4, 4}, 2, 2}};
+const BatchNorm2dSpec kNorm{.in = {3, 4, 4}};
 const LinearSpec kLinear{.in = {12, 1, 1}, .shape = {12, 5}};
 
 }  // namespace
@@ -148,7 +150,7 @@ TEST_CASE("each size has its own choice, others that of the next larger") {
                                    {"ours fc forward 21", 1}});
 }
 
-TEST_CASE("parts of an operation are chosen apart, those of max-pooling as a whole") {
+TEST_CASE("parts are chosen apart, those of max-pooling and batch normalisation as a whole") {
     const test::TempDir dir;
     const auto file = dir.path() / "choices.json";
     const OpSizes sizes{.train_images = 4, .eval_images = 20};
@@ -156,11 +158,13 @@ TEST_CASE("parts of an operation are chosen apart, those of max-pooling as a who
         Chosen first(file);
         first.factory->make("fc", kLinear, sizes);
         first.factory->make("pool", kPool, sizes);
+        first.factory->make("norm", kNorm, sizes);
     }
     std::ifstream in(file);
     auto json = nlohmann::json::parse(in);
     in.close();
-    const std::set<std::string> library = {"linear backward data", "maxpool2d both ways"};
+    const std::set<std::string> library = {"linear backward data", "maxpool2d both ways",
+                                           "batchnorm2d both ways"};
     std::set<std::string> found;
     for (auto& timing : json.at("timings")) {
         found.insert(timing.at("operation"));
@@ -169,24 +173,34 @@ TEST_CASE("parts of an operation are chosen apart, those of max-pooling as a who
     }
     CHECK(found == std::set<std::string>{"linear forward", "linear backward data",
                                          "linear backward weights", "maxpool2d both ways",
-                                         "maxpool2d forward"});
+                                         "maxpool2d forward", "batchnorm2d both ways",
+                                         "batchnorm2d forward"});
     std::ofstream(file) << json;
     Chosen second(file);
     for (const auto& op :
-         {second.factory->make("fc", kLinear, sizes), second.factory->make("pool", kPool, sizes)}) {
+         {second.factory->make("fc", kLinear, sizes), second.factory->make("pool", kPool, sizes),
+          second.factory->make("norm", kNorm, sizes)}) {
         op->forward({.n = 4, .training = true}, {});
+        op->backward_begin({.n = 4, .training = true}, {});
         op->backward_params({.n = 4, .training = true}, {});
         op->backward_input({.n = 4, .training = true}, {});
         op->forward({.n = 20}, {});
     }
     CHECK(*second.counts == Counts{{"ours fc training 4", 1},
+                                   {"library fc begin 4", 1},
                                    {"ours fc params 4", 1},
                                    {"library fc input 4", 1},
                                    {"ours fc forward 20", 1},
                                    {"library pool training 4", 1},
+                                   {"library pool begin 4", 1},
                                    {"library pool params 4", 1},
                                    {"library pool input 4", 1},
-                                   {"ours pool forward 20", 1}});
+                                   {"ours pool forward 20", 1},
+                                   {"library norm training 4", 1},
+                                   {"library norm begin 4", 1},
+                                   {"library norm params 4", 1},
+                                   {"library norm input 4", 1},
+                                   {"ours norm forward 20", 1}});
 }
 
 TEST_CASE("what the library lacks is ours, and nothing is timed") {

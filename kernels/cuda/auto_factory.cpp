@@ -72,6 +72,10 @@ class AutoOp final : public Op {
     void forward(const Batch& batch, const OpIo& io) override {
         chosen(kForward, batch.n).forward(batch, io);
     }
+    // Does nothing where the parts are chosen apart.
+    void backward_begin(const Batch& batch, const OpIo& io) override {
+        chosen(kBackwardInput, batch.n).backward_begin(batch, io);
+    }
     void backward_params(const Batch& batch, const OpIo& io) override {
         chosen(kBackwardParams, batch.n).backward_params(batch, io);
     }
@@ -146,6 +150,16 @@ std::optional<Facts> facts_of(const MaxPool2dSpec& spec) {
                  .as_a_whole = true};
 }
 
+std::optional<Facts> facts_of(const BatchNorm2dSpec& spec) {
+    return Facts{.name = "batchnorm2d",
+                 .shape = text_of(spec.in),
+                 .in_elems = spec.in.elems(),
+                 .out_elems = spec.in.elems(),
+                 .weights = spec.in.channels,
+                 .biases = spec.in.channels,
+                 .as_a_whole = true};
+}
+
 // One line of the table: calls that are timed, and what they decide.
 struct Timed {
     std::string name;
@@ -167,24 +181,36 @@ std::vector<Timed> timed_calls(const Facts& facts, bool training) {
     if (!training) {
         return {{forward.name, all, forward.call}};
     }
-    return {{facts.name + " both ways", all, [](Op& op, const Batch& batch, const OpIo& io) {
+    const bool params = facts.weights > 0;
+    return {{facts.name + " both ways", all, [params](Op& op, const Batch& batch, const OpIo& io) {
                  op.forward(batch, io);
+                 op.backward_begin(batch, io);
+                 if (params) {
+                     op.backward_params(batch, io);
+                 }
                  op.backward_input(batch, io);
              }}};
 }
 
 // What an operation is timed on. Each part of one whose parts are apart overwrites one operand with
-// a result of the others, and all stay finite.
+// a result of the others, and all stay finite; of one as a whole, gradients and state have operands
+// of their own.
 class Operands {
  public:
-    Operands(Stream& stream, const Facts& facts, int n, std::size_t saved_bytes)
+    Operands(const Context& context, const Facts& facts, int n, std::size_t saved_bytes)
         : as_a_whole_(facts.as_a_whole),
-          x_(stream, n * facts.in_elems),
-          y_(stream, n * facts.out_elems),
-          w_(stream, facts.weights),
-          b_(stream, facts.biases),
-          dx_(stream, as_a_whole_ ? n * facts.in_elems : 0),
-          saved_(stream, static_cast<std::int64_t>(saved_bytes / sizeof(float)) + 1) {}
+          x_(context.stream, n * facts.in_elems),
+          y_(context.stream, n * facts.out_elems),
+          w_(context.stream, facts.weights),
+          b_(context.stream, facts.biases),
+          dx_(context.stream, as_a_whole_ ? n * facts.in_elems : 0),
+          dw_(context.stream, as_a_whole_ ? facts.weights : 0),
+          db_(context.stream, as_a_whole_ ? facts.biases : 0),
+          mean_(context.stream, as_a_whole_ ? facts.weights : 0),
+          variance_(context.stream, as_a_whole_ ? facts.weights : 0),
+          saved_(context.stream, static_cast<std::int64_t>(saved_bytes / sizeof(float)) + 1) {
+        fill(context, as_a_whole_ ? facts.weights : 0, 1.0f, variance_.get());
+    }
     OpIo io() const {
         return {.x = x_.get(),
                 .y = y_.get(),
@@ -192,12 +218,13 @@ class Operands {
                 .dx = (as_a_whole_ ? dx_ : x_).get(),
                 .saved = saved_.get(),
                 .params = {w_.get(), b_.get()},
-                .grads = {w_.get(), b_.get()}};
+                .grads = {(as_a_whole_ ? dw_ : w_).get(), (as_a_whole_ ? db_ : b_).get()},
+                .state = {mean_.get(), variance_.get()}};
     }
 
  private:
     const bool as_a_whole_;
-    const TimingOperand x_, y_, w_, b_, dx_, saved_;
+    const TimingOperand x_, y_, w_, b_, dx_, dw_, db_, mean_, variance_, saved_;
 };
 
 // The medians of both. Their batches take turns, so that both see the same clocks. Operands are in
@@ -278,7 +305,7 @@ class AutoFactory final : public KernelFactory {
             const Operation operation{calls.name, facts.shape, batch.n};
             if (choices_.find(operation) == nullptr) {
                 if (!operands) {
-                    operands.emplace(context_.stream, facts, batch.n, op.needs().saved_bytes);
+                    operands.emplace(context_, facts, batch.n, op.needs().saved_bytes);
                 }
                 const OpIo io = operands->io();
                 choices_.add(operation,

@@ -36,8 +36,8 @@ class KernelFactory : public OpFactory {
 std::unique_ptr<KernelFactory> make_own_factory(const Context& context);
 // For each direction and named number of images the faster of both, timed in a graph as the
 // operation is made; timings are read from and added to options.choices_file, under the name of
-// the GPU. Max-pooling is chosen as a whole: only our forward pass keeps what our backward pass
-// needs. What the library lacks is ours.
+// the GPU. Max-pooling and batch normalisation are chosen as a whole: what a forward pass keeps,
+// only its own backward pass reads. What the library lacks is ours.
 std::unique_ptr<KernelFactory> make_auto_factory(const Context& context, const GpuOptions& options,
                                                  const std::string& gpu,
                                                  std::unique_ptr<KernelFactory> own,

@@ -1,4 +1,5 @@
-// The CUDA libraries as operations: cuDNN (convolutions, pooling) and cuBLASLt (linear layers).
+// The CUDA libraries as operations: cuDNN (convolutions, max-pooling, batch normalisation) and
+// cuBLASLt (linear layers).
 #pragma once
 
 #include <cstdint>

@@ -107,6 +107,8 @@ std::unique_ptr<Op> make_op(Handles& handles, const std::string& layer, const Li
                             const OpSizes& sizes);
 std::unique_ptr<Op> make_op(Handles& handles, const std::string& layer, const MaxPool2dSpec& spec,
                             const OpSizes& sizes);
+std::unique_ptr<Op> make_op(Handles& handles, const std::string& layer, const BatchNorm2dSpec& spec,
+                            const OpSizes& sizes);
 
 }  // namespace gyre::cuda
 #endif

@@ -104,6 +104,9 @@ struct Cudnn {
     GYRE_FUNCTION(cudnnSetPooling2dDescriptor);
     GYRE_FUNCTION(cudnnPoolingForward);
     GYRE_FUNCTION(cudnnPoolingBackward);
+    GYRE_FUNCTION(cudnnBatchNormalizationForwardTraining);
+    GYRE_FUNCTION(cudnnBatchNormalizationForwardInference);
+    GYRE_FUNCTION(cudnnBatchNormalizationBackward);
     GYRE_FUNCTION(cudnnSoftmaxForward);
     GYRE_FUNCTION(cudnnSoftmaxBackward);
 
