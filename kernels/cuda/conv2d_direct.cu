@@ -289,6 +289,21 @@ __device__ __forceinline__ WeightsItem weights_item(int item, int kernel, int ch
             item / kernel / channels / pairs};
 }
 
+// An image's dy of `outs` output channels from first_out on, as many rows as the block's channels
+// have, and zeros where there is none.
+__device__ __forceinline__ void read_gradients(const WeightsPlan& plan, const float* dy, int image,
+                                               int first_out, int outs, float* gradient) {
+    const Window& window = plan.window;
+    const int dy_elems = plan.out_channels * window.out_height * plan.dy_pitch;
+    const float* from = dy + (std::int64_t{image} * window.out_channels + first_out) *
+                                 window.out_height * window.out_width;
+    for (int i = static_cast<int>(threadIdx.x); i < dy_elems; i += kBlock) {
+        const int w = i % plan.dy_pitch, row = i / plan.dy_pitch;
+        const bool inside = w < window.out_width && row < outs * window.out_height;
+        gradient[i] = inside ? from[row * window.out_width + w] : 0.0f;
+    }
+}
+
 template <int kKernel>
 __global__ void __launch_bounds__(kBlock)
     direct_weights_kernel(WeightsPlan plan, int n, const float* x, const float* dy,
@@ -313,14 +328,7 @@ __global__ void __launch_bounds__(kBlock)
     float bias[kPair] = {};
     for (int image = static_cast<int>(blockIdx.x); image < n; image += plan.image_groups) {
         read_padded(window, x, image, 1, input);
-        const int dy_elems = plan.out_channels * window.out_height * plan.dy_pitch;
-        const float* from = dy + (std::int64_t{image} * window.out_channels + first_out) *
-                                     window.out_height * window.out_width;
-        for (int i = item; i < dy_elems; i += kBlock) {
-            const int w = i % plan.dy_pitch, row = i / plan.dy_pitch;
-            const bool inside = w < window.out_width && row < outs * window.out_height;
-            gradient[i] = inside ? from[row * window.out_width + w] : 0.0f;
-        }
+        read_gradients(plan, dy, image, first_out, outs, gradient);
         __syncthreads();
         for (int row = first_row; active && row < last_row; ++row) {
             const float* pixels = input + (in * rows + row + kh) * window.pitch;
