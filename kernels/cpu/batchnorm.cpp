@@ -13,6 +13,8 @@
 namespace gyre::cpu {
 namespace {
 
+constexpr int kVecs = kLanes / kVec;  // registers to the lanes of a pixel
+
 class BatchNorm2dOp final : public Op {
  public:
     BatchNorm2dOp(const Context& context, const BatchNorm2dSpec& spec)
@@ -44,15 +46,13 @@ class BatchNorm2dOp final : public Op {
         float* const squares = sums + channels_;
         const auto count = static_cast<double>(spec_.count(batch));
         for_channels([&](int c) {
-            sums[c] = sum(batch, c, [x = io.x.f32()](std::int64_t at) {
-                return load_lanes<LaneVec>(x + at);
-            });
+            sums[c] = sum(batch, c, [x = io.x.f32()](std::int64_t at) { return load(x + at); });
         });
         add_ranks(batch, sums, channels_);
         for_channels([&](int c) {
             mean[c] = static_cast<float>(double{sums[c]} / count);
             squares[c] = sum(batch, c, [x = io.x.f32(), m = mean[c]](std::int64_t at) {
-                const LaneVec d = load_lanes<LaneVec>(x + at) - m;
+                const Vec d = load(x + at) - m;
                 return d * d;
             });
         });
@@ -72,10 +72,9 @@ class BatchNorm2dOp final : public Op {
         for_channels([&](int c) {
             const Statistics s = saved(io, c);
             const float *x = io.x.f32(), *dy = io.dy.f32();
-            sums[c] = sum(batch, c, [=](std::int64_t at) { return load_lanes<LaneVec>(dy + at); });
+            sums[c] = sum(batch, c, [=](std::int64_t at) { return load(dy + at); });
             sums[channels_ + c] = sum(batch, c, [=](std::int64_t at) {
-                return load_lanes<LaneVec>(dy + at) * (load_lanes<LaneVec>(x + at) - s.mean) *
-                       s.inverse;
+                return load(dy + at) * (load(x + at) - s.mean) * s.inverse;
             });
         });
     }
@@ -95,10 +94,10 @@ class BatchNorm2dOp final : public Op {
             const float scale = io.params[0].f32()[c] * s.inverse;
             const float of_dy = sums[c] / count;
             const float of_products = sums[channels_ + c] / count * s.inverse;
-            for_pixels(batch, c, [=](std::int64_t at, const IntLanes& present) {
-                const LaneVec d = scale * (load_lanes<LaneVec>(dy + at) - of_dy -
-                                           (load_lanes<LaneVec>(x + at) - s.mean) * of_products);
-                store_lanes(dx + at, present != 0 ? d : LaneVec{});
+            for_pixels(batch, c, [=](std::int64_t at, const IntVec& present) {
+                const Vec d =
+                    scale * (load(dy + at) - of_dy - (load(x + at) - s.mean) * of_products);
+                store(dx + at, present != 0 ? d : Vec{});
             });
         });
     }
@@ -124,17 +123,19 @@ class BatchNorm2dOp final : public Op {
         context_.pool.parallel_for(channels_,
                                    [&](std::int64_t c, int) { body(static_cast<int>(c)); });
     }
-    // body(offset of the pixel's lanes, which of them are images)
+    // body(offset of a register of a pixel's lanes, which of them are images)
     template <typename Body>
     void for_pixels(const Batch& batch, int c, Body&& body) const {
         for (int block = 0; block < block_count(batch.n); ++block) {
-            IntLanes present;
+            std::int32_t present[kLanes];
             for (int lane = 0; lane < kLanes; ++lane) {
                 present[lane] = block * kLanes + lane < batch.n;
             }
             const std::int64_t begin = (std::int64_t{block} * channels_ + c) * plane_floats_;
             for (std::int64_t at = begin; at < begin + plane_floats_; at += kLanes) {
-                body(at, present);
+                for (int lane = 0; lane < kLanes; lane += kVec) {
+                    body(at + lane, load_lanes<IntVec>(present + lane));
+                }
             }
         }
     }
@@ -144,12 +145,14 @@ class BatchNorm2dOp final : public Op {
         double total = 0.0;
         for (int block = 0; block < block_count(batch.n); ++block) {
             const std::int64_t begin = (std::int64_t{block} * channels_ + c) * plane_floats_;
-            LaneVec of_block = {};
+            Vec of_block[kVecs] = {};
             for (std::int64_t at = begin; at < begin + plane_floats_; at += kLanes) {
-                of_block += term(at);
+                for (int v = 0; v < kVecs; ++v) {
+                    of_block[v] += term(at + v * kVec);
+                }
             }
             for (int lane = 0; lane < std::min(kLanes, batch.n - block * kLanes); ++lane) {
-                total += double{of_block[lane]};
+                total += double{of_block[lane / kVec][lane % kVec]};
             }
         }
         return static_cast<float>(total);
@@ -162,9 +165,9 @@ class BatchNorm2dOp final : public Op {
         for_channels([&](int c) {
             const Statistics s = statistics_of(c);
             const float scale = s.inverse * io.params[0].f32()[c], shift = io.params[1].f32()[c];
-            for_pixels(batch, c, [=](std::int64_t at, const IntLanes& present) {
-                const LaneVec v = (load_lanes<LaneVec>(x + at) - s.mean) * scale + shift;
-                store_lanes(y + at, present != 0 ? v : LaneVec{});
+            for_pixels(batch, c, [=](std::int64_t at, const IntVec& present) {
+                const Vec v = (load(x + at) - s.mean) * scale + shift;
+                store(y + at, present != 0 ? v : Vec{});
             });
         });
     }

@@ -15,7 +15,6 @@
 
 namespace gyre::cpu {
 
-using IntLanes = std::int32_t __attribute__((vector_size(kLanes * sizeof(std::int32_t))));
 using IntVec = std::int32_t __attribute__((vector_size(sizeof(Vec))));
 using ByteVec = std::uint8_t __attribute__((vector_size(kVec)));
 
