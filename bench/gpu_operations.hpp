@@ -225,7 +225,8 @@ class Operations {
         const auto train = [=](const auto& k, const Args& a) {
             do_forward(k, a, a.batch(), a.f(6));
         };
-        const Operand saved = vector(Role::scratch, 2 * c);
+        // Mean and deviation, with room for the library to align them.
+        const Operand saved = vector(Role::scratch, 2 * (c + 16));
         Operation& forward = add("forward", 12.0 * elems(shape), fixed_bytes, spec);
         forward.operands = operands(Role::out, Role::in_out);
         forward.operands.push_back(saved);
