@@ -10,8 +10,10 @@ Conv2dTail::Conv2dTail(const Conv2dSpec& spec, int train_images)
       out_(pool_.out()),
       covers_(windows_cover(pool_)),
       mask_(spec.dropout, spec.dropout_stream),
-      plain_(pool_function<false>(pool_.kernel)),
-      scaled_(pool_function<true>(pool_.kernel)),
+      pool_functions_{{pool_function<false, false>(pool_.kernel, relu_),
+                       pool_function<false, true>(pool_.kernel, relu_)},
+                      {pool_function<true, false>(pool_.kernel, relu_),
+                       pool_function<true, true>(pool_.kernel, relu_)}},
       unpool_(unpool_function(pool_.kernel)) {
     const auto lanes = static_cast<std::size_t>(block_count(train_images) * kLanes);
     if (dropout_) {
@@ -51,9 +53,9 @@ Conv2dTail::Output Conv2dTail::output(const Batch& batch, const OpIo& io, int bl
 void Conv2dTail::finish(const Output& to, int channel, int row, const Windows& windows,
                         const float* x) const {
     const std::ptrdiff_t at = channel * plane_floats() + std::ptrdiff_t{row} * out_.width * kLanes;
-    const bool scales = to.factors != nullptr;
-    (scales ? scaled_ : plain_)(windows, x, scales ? to.factors + channel * kLanes : nullptr, relu_,
-                                to.y + at, to.argmax != nullptr ? to.argmax + at : nullptr);
+    const bool scales = to.factors != nullptr, keeps = to.argmax != nullptr;
+    pool_functions_[scales][keeps](windows, x, scales ? to.factors + channel * kLanes : nullptr,
+                                   to.y + at, keeps ? to.argmax + at : nullptr);
 }
 
 void Conv2dTail::gradient_plane(const OpIo& io, int block, int channel, float* to,

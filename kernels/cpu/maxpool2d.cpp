@@ -18,7 +18,8 @@ class MaxPool2dOp final : public Op {
                    out_.width},
           covers_(windows_cover(shape)),
           saved_bytes_(static_cast<std::size_t>(out_.elems() * block_count(train_images) * kLanes)),
-          pool_(pool_function<false>(shape.kernel)),
+          pool_(pool_function<false, false>(shape.kernel, false)),
+          pool_and_save_(pool_function<false, true>(shape.kernel, false)),
           unpool_(unpool_function(shape.kernel)) {}
 
     OpNeeds needs() const override {
@@ -28,8 +29,9 @@ class MaxPool2dOp final : public Op {
     void forward(const Batch& batch, const OpIo& io) override {
         for_planes(batch, [&, argmax = batch.training ? saved(io) : nullptr](std::int64_t plane) {
             const std::int64_t out = plane * out_plane();
-            pool_(windows_, io.x.f32() + plane * in_plane(), nullptr, false, io.y.f32() + out,
-                  argmax == nullptr ? nullptr : argmax + out);
+            const bool save = argmax != nullptr;
+            (save ? pool_and_save_ : pool_)(windows_, io.x.f32() + plane * in_plane(), nullptr,
+                                            io.y.f32() + out, save ? argmax + out : nullptr);
         });
     }
 
@@ -61,7 +63,7 @@ class MaxPool2dOp final : public Op {
     const Windows windows_;
     const bool covers_;
     const std::size_t saved_bytes_;
-    const PoolFunction pool_;
+    const PoolFunction pool_, pool_and_save_;
     const UnpoolFunction unpool_;
 };
 

@@ -43,24 +43,23 @@ struct Largest {
     IntVec where = {};
 
     void take(Vec v, int position) {
-        const IntVec takes = (v > value) | (v != v);
-        where = takes ? IntVec{} + position : where;
-        value = takes ? v : value;
+        // Of both conditions in one g++ 12 makes slower code.
+        where = v > value ? IntVec{} + position : where;
+        value = v > value ? v : value;
+        where = v != v ? IntVec{} + position : where;
+        value = v != v ? v : value;
     }
-    // argmax may be null.
-    void store_to(float* y, std::uint8_t* argmax, bool relu) const {
-        store(y, relu ? clip_below_zero(value) : value);
-        if (argmax != nullptr) {
-            store_lanes(argmax, __builtin_convertvector(where, ByteVec));
-        }
+    void store_value(float* y, bool relu) const { store(y, relu ? clip_below_zero(value) : value); }
+    void store_where(std::uint8_t* argmax) const {
+        store_lanes(argmax, __builtin_convertvector(where, ByteVec));
     }
 };
 
-// kWindow: the kernel's extent where it is known to the compiler, else 0. What may be fused with
-// it: x is multiplied by factor [kLanes] first (kScaled), and y = max(y, 0) with `relu`. argmax may
-// be null.
-template <int kWindow, bool kScaled>
-void pool_windows(const Windows& all, const float* x, const float* factor, bool relu, float* y,
+// kWindow: the kernel's extent where it is known to the compiler, else 0. argmax is written with
+// kKeep. What may be fused with it: x is multiplied by factor [kLanes] first (kScaled), and
+// y = max(y, 0) (kRelu).
+template <int kWindow, bool kScaled, bool kRelu, bool kKeep>
+void pool_windows(const Windows& all, const float* x, const float* factor, float* y,
                   std::uint8_t* argmax) {
     const Windows windows = all;  // a copy, which no store can change
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
@@ -77,20 +76,26 @@ void pool_windows(const Windows& all, const float* x, const float* factor, bool 
                 for (int k = 1; k < kernel * kernel; ++k) {
                     best.take(value(k / kernel, k % kernel), k);
                 }
-                best.store_to(y + lane, argmax != nullptr ? argmax + lane : nullptr, relu);
+                best.store_value(y + lane, kRelu);
+                if constexpr (kKeep) {
+                    best.store_where(argmax + lane);
+                }
             }
             y += kLanes;
-            argmax += argmax != nullptr ? kLanes : 0;
+            argmax += kKeep ? kLanes : 0;
             corner += std::ptrdiff_t{windows.stride} * kLanes;
         }
     }
 }
-using PoolFunction = decltype(&pool_windows<0, false>);
-template <bool kScaled>
-PoolFunction pool_function(int kernel) {
-    return kernel == 2   ? &pool_windows<2, kScaled>
-           : kernel == 3 ? &pool_windows<3, kScaled>
-                         : &pool_windows<0, kScaled>;
+using PoolFunction = decltype(&pool_windows<0, false, false, false>);
+template <bool kScaled, bool kKeep>
+PoolFunction pool_function(int kernel, bool relu) {
+    return relu          ? kernel == 2   ? &pool_windows<2, kScaled, true, kKeep>
+                           : kernel == 3 ? &pool_windows<3, kScaled, true, kKeep>
+                                         : &pool_windows<0, kScaled, true, kKeep>
+                    : kernel == 2 ? &pool_windows<2, kScaled, false, kKeep>
+           : kernel == 3 ? &pool_windows<3, kScaled, false, kKeep>
+                         : &pool_windows<0, kScaled, false, kKeep>;
 }
 
 // dx of the windows from dy, which is 0 where y <= 0 unless y is null. Pixels outside all windows

@@ -111,7 +111,10 @@ void store_largest(const float* points, std::ptrdiff_t step, const Outputs& outp
         for (int k = 1; k < 4; ++k) {
             best.take(v[k / 2][k % 2], k);
         }
-        best.store_to(y + lane, argmax != nullptr ? argmax + lane : nullptr, outputs.relu);
+        best.store_value(y + lane, outputs.relu);
+        if (argmax != nullptr) {
+            best.store_where(argmax + lane);
+        }
     }
 }
 
