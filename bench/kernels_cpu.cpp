@@ -8,7 +8,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <chrono>
 #include <functional>
 #include <numeric>
 #include <string>
@@ -16,42 +15,10 @@
 
 #include "bench/kernels.hpp"
 #include "kernels/backend.hpp"
-#include "kernels/cpu/simd.hpp"
+#include "kernels/cpu_kernels.hpp"
 
 namespace gyre::bench {
 namespace {
-
-// GFLOP/s of independent fused multiply-adds that never leave the registers; best of several runs.
-double measure_fma_peak() {
-    using cpu::Vec;
-    constexpr int kChains =
-        12;  // latency x throughput of every current core, and fits 16 registers
-    double best = 0.0;
-    for (int run = 0; run < 10; ++run) {
-        Vec acc[kChains];
-        for (int i = 0; i < kChains; ++i) {
-            acc[i] = cpu::broadcast(1.0f + static_cast<float>(i));
-        }
-        Vec a = cpu::broadcast(0.999f), b = cpu::broadcast(0.001f);
-        benchmark::DoNotOptimize(a);
-        benchmark::DoNotOptimize(b);
-        constexpr int kRounds = 2'000'000;
-        const auto start = std::chrono::steady_clock::now();
-        for (int round = 0; round < kRounds; ++round) {
-            for (int i = 0; i < kChains; ++i) {
-                acc[i] = acc[i] * a + b;
-            }
-        }
-        const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
-        Vec sum = acc[0];
-        for (int i = 1; i < kChains; ++i) {
-            sum += acc[i];
-        }
-        benchmark::DoNotOptimize(sum);
-        best = std::max(best, 2.0 * kRounds * kChains * cpu::kVec / seconds.count() / 1e9);
-    }
-    return best;
-}
 
 class Suite {
  public:
@@ -341,7 +308,7 @@ class Suite {
 }  // namespace
 
 int run_on_cpu(const Options& options) {
-    const double peak = measure_fma_peak();
+    const double peak = chosen_cpu_kernels().measure_peak();
     benchmark::AddCustomContext("fma_peak_gflops_per_core", fmt::format("{:.1f}", peak));
     const auto backend = make_cpu_backend(1);
     Suite suite(*backend, peak);

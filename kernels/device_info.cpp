@@ -7,7 +7,7 @@
 
 #include "kernels/backend.hpp"
 #include "kernels/base/error.hpp"
-#include "kernels/cpu/simd.hpp"
+#include "kernels/cpu_kernels.hpp"
 
 namespace gyre {
 namespace {
@@ -23,30 +23,23 @@ std::string processor_name() {
     return "an unnamed processor";
 }
 
-std::string instruction_set() {
-#if defined(__AVX512F__)
-    return "AVX-512";
-#elif defined(__AVX2__)
-    return "AVX2";
-#elif defined(__AVX__)
-    return "AVX";
-#elif defined(__SSE4_2__)
-    return "SSE4.2 (x86-64-v2)";
-#elif defined(__aarch64__)
-    return "Neon";
-#else
-    return "the compiler's default";
-#endif
+std::string instruction_sets() {
+    const CpuKernels& chosen = chosen_cpu_kernels();
+    std::string others;
+    for (const CpuKernels* set : available_cpu_kernels()) {
+        others += set == &chosen ? "" : fmt::format("{}{}", others.empty() ? "" : ", ", set->name);
+    }
+    return fmt::format("{}, {} floats{}", chosen.title, chosen.vector_floats,
+                       others.empty() ? "" : "; GYRE_CPU chooses others: " + others);
 }
 
 }  // namespace
 
 std::vector<InfoLine> device_info() {
-    std::vector<InfoLine> lines = {
-        {"compiler", fmt::format("g++ or compatible, {}", __VERSION__)},
-        {"processor",
-         fmt::format("{}, {} threads", processor_name(), std::thread::hardware_concurrency())},
-        {"vectors", fmt::format("{}, {} floats", instruction_set(), cpu::kVec)}};
+    std::vector<InfoLine> lines = {{"compiler", fmt::format("g++ or compatible, {}", __VERSION__)},
+                                   {"processor", fmt::format("{}, {} threads", processor_name(),
+                                                             std::thread::hardware_concurrency())},
+                                   {"vectors", instruction_sets()}};
     for (InfoLine& line : cuda_info()) {
         lines.push_back(std::move(line));
     }

@@ -3,7 +3,7 @@
 # without debugging symbols, and their shared libraries. scripts/gpu-check.sh takes it as BUILD_DIR.
 #   scripts/pack.sh [BUILD_DIR] [FILE.tar.xz]     default: build, build/gyre-pack.tar.xz
 # It must stay small (20 MiB): configure for the GPU's kind alone, such as
-#   cmake --preset portable -DCMAKE_CUDA_ARCHITECTURES=90-real
+#   cmake --preset release -DCMAKE_CUDA_ARCHITECTURES=90-real
 set -euo pipefail
 
 if [ $# -gt 2 ] || [ "${1-}" = -h ] || [ "${1-}" = --help ]; then
@@ -29,9 +29,6 @@ for program in "${programs[@]}"; do
         grep -v -E '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so' |
         xargs -r cp -L -n -t "$folder/lib"
 done
-if ! grep -q '^GYRE_MARCH:STRING=portable' "$build/CMakeCache.txt"; then
-    echo "pack: built for this machine's processor; another kind needs the preset portable" >&2
-fi
 XZ_OPT=-1 tar -C "$folder" -cJf "$out" .
 kib=$(du -sk --apparent-size "$out" | cut -f1)
 if [ "$kib" -gt "$most_kib" ]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what is missing, builds, and runs all tests.
-#   scripts/test.sh [PRESET ...]     presets: release (default), debug, portable, avx2, asan, tsan
+#   scripts/test.sh [PRESET ...]     presets: release (default), debug, asan, tsan, odr
 set -euo pipefail
 cd "$(dirname "$0")/.."
 presets=("${@:-release}")

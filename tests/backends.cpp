@@ -8,6 +8,7 @@
 #include <limits>
 
 #include "kernels/base/philox.hpp"
+#include "kernels/cpu_kernels.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "tests/catch.hpp"
 
@@ -137,9 +138,11 @@ void on_every_backend(const std::function<void(Bench&)>& test) {
         run(make_emulated_backend(tf32), tf32, test);
     }
 #if !defined(GYRE_CHECKER)
-    for (const int threads : {1, 3}) {
-        if (wanted("cpu")) {
-            run(make_cpu_backend(threads), exact, test);
+    for (const CpuKernels* const kernels : available_cpu_kernels()) {
+        for (const int threads : {1, 3}) {
+            if (wanted("cpu")) {
+                run(make_cpu_backend(*kernels, threads), exact, test);
+            }
         }
     }
     if (!wanted("gpu")) {

@@ -10,7 +10,6 @@ memory of the largest rank. A ratio above 1 says that gyre is faster (speed) or 
 
 puts one rank of either on each of two hosts, made of this machine, whose link has that rate.
 
-    cmake --preset avx2 && cmake --build --preset avx2 --target gyre
     python3 bench/peers/compare.py --isa avx2 --check
 
 holds both to AVX2 on a processor that has more: gyre by its build, torch and its libraries by their
@@ -35,19 +34,19 @@ import tempfile
 import torch_ddp
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# images: of the training set, per epoch (0: all); speed: the least ratio gyre / torch, by the number
-# of floats in gyre's vectors.
+# images: of the training set, per epoch (0: all); speed: the least ratio gyre / torch, by gyre's set
+# of instructions.
 CASES = {
     "net": {"images": 30000, "epochs": 3, "optimizer": "sgd", "lr": "0.01",
-            "speed": {16: 4.0, 8: 2.0}},
+            "speed": {"AVX-512": 4.0, "AVX2": 2.0}},
     "wide": {"images": 1920, "epochs": 2, "optimizer": "adam", "lr": "0.001",
-             "speed": {16: 1.5, 8: 1.1}},
+             "speed": {"AVX-512": 1.5, "AVX2": 1.1}},
 }  # fmt: skip
-# What holds torch, MKL and oneDNN to an instruction set.
+# What holds torch, MKL and oneDNN, and gyre, to an instruction set.
 TORCH_ISA = {
     "native": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
-             "ONEDNN_MAX_CPU_ISA": "AVX2"},
+             "ONEDNN_MAX_CPU_ISA": "AVX2", "GYRE_CPU": "avx2"},
 }  # fmt: skip
 ACROSS_HOSTS = 1.5  # the least speed ratio of either case over a link of 1 Gbit/s
 MEMORY_GOAL = 1.0  # the greatest ratio gyre / torch
@@ -130,18 +129,17 @@ def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str
             print(f"  run {i + 1}: torch {pair[0]:.0f}, gyre {pair[1]:.0f} images/s", flush=True)
     end = theirs[0]["events"][-1]
     device = next(line for line in ours[0]["events"] if line["event"] == "start")["device"]
-    floats = int(re.search(r"(\d+) floats a vector", device)[1])
-    if args.isa == "avx2" and (floats != 8 or end["isa"] != "AVX2"):
-        sys.exit(f"compare.py: not AVX2 on both sides: torch says {end['isa']}, gyre "
-                 f"{floats} floats a vector")  # fmt: skip
+    isa = re.search(r"CPU with ([^,]+),", device)[1]
+    if args.isa == "avx2" and (isa != "AVX2" or end["isa"] != "AVX2"):
+        sys.exit(f"compare.py: not AVX2 on both sides: torch says {end['isa']}, gyre {isa}")
     speeds = [[r["images_per_second"] for r in runs] for runs in (theirs, ours)]
     memory = [statistics.median(r["peak_memory_bytes"] for r in runs) for runs in (theirs, ours)]
     return {
         "case": name,
         "torch": end["torch"],
         "blas": end["blas"],
-        "isa": f"{end['isa']}, {32 * floats} bits",
-        "floats_a_vector": floats,
+        "isa": f"{end['isa']}, {isa}",
+        "gyre_isa": isa,
         "form": f"{end['optimizer']} {end['form']}",
         "speed_ratio": statistics.median(b / a for a, b in zip(*speeds)),
         "memory_ratio": memory[1] / memory[0],
@@ -201,7 +199,7 @@ def check(results: list[dict]) -> bool:
     good = True
     for r in results:
         goals = CASES[r["case"]]["speed"]
-        goal = ACROSS_HOSTS if torch_ddp.made_hosts() else goals.get(r["floats_a_vector"], 1.0)
+        goal = ACROSS_HOSTS if torch_ddp.made_hosts() else goals.get(r["gyre_isa"], 1.0)
         for what, met, line in [
             ("speed", r["speed_ratio"] >= goal, f"{r['speed_ratio']:.2f}, goal >= {goal}"),
             ("memory", r["memory_ratio"] <= MEMORY_GOAL,
@@ -217,7 +215,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Times gyre against PyTorch DDP on the CPU.")
     add = parser.add_argument
     add("--isa", choices=TORCH_ISA, default="native", help="instruction set of both sides")
-    add("--gyre", help="the gyre binary (default: build/gyre, for --isa avx2 build-avx2/gyre)")
+    add("--gyre", help="the gyre binary (default: build/gyre)")
     add("--python", action="append",
         help="interpreter with torch; give it more than once to compare with several")  # fmt: skip
     add("--mpirun", help="the launcher, with its options (default: mpirun; across hosts "
@@ -244,8 +242,7 @@ def main() -> int:
     args.ranks = args.ranks or len(hosts) or 2
     launcher = f"{ROOT / 'scripts/launch.sh'} --host {','.join(hosts)}" if hosts else "mpirun"
     args.mpirun = args.mpirun or launcher
-    build = "build" if args.isa == "native" else f"build-{args.isa}"
-    args.gyre = args.gyre or str(ROOT / build / "gyre")
+    args.gyre = args.gyre or str(ROOT / "build/gyre")
     for case in CASES.values():
         case["images"] = case["images"] if args.limit is None else args.limit
         case["epochs"] = args.epochs or case["epochs"]

@@ -11,8 +11,8 @@
 namespace gyre::cpu {
 
 std::string CpuBackend::description() const {
-    return fmt::format("CPU, {} thread{} a rank, {} floats a vector", pool_.threads(),
-                       pool_.threads() == 1 ? "" : "s", kVec);
+    return fmt::format("CPU with {}, {} thread{} a rank", GYRE_CPU_TITLE, pool_.threads(),
+                       pool_.threads() == 1 ? "" : "s");
 }
 
 std::unique_ptr<Op> CpuBackend::make(const std::string&, const OpSpec& spec, const OpSizes& sizes) {
@@ -87,11 +87,3 @@ void CpuBackend::gather(const GatherArgs& args, int n, float* x, std::int32_t* y
 }
 
 }  // namespace gyre::cpu
-
-namespace gyre {
-
-std::unique_ptr<Backend> make_cpu_backend(int threads) {
-    return std::make_unique<cpu::CpuBackend>(threads);
-}
-
-}  // namespace gyre
