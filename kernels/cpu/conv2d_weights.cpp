@@ -25,7 +25,7 @@ struct TileImages {
     float* dw = nullptr;  // dw[r * dw_row + t] += sum
     std::ptrdiff_t dw_row = 0;
     bool first = true, last = true;  // else the sums begin, or end, in `sums`
-    float* sums = nullptr;           // [R][T][lane]
+    float* sums = nullptr;           // [R][T][kVec]
 };
 
 float lane_sum(Vec v) {
@@ -39,58 +39,60 @@ float lane_sum(Vec v) {
     return part[0];
 }
 
+// Images whose lanes are the same in different registers share a sum.
 template <int R, int T>
 void gradient_tile(const TileImages& op) {
-    for (int lane = 0; lane < kLanes; lane += kVec) {
-        Vec acc[R][T] = {};
-        if (!op.first) {
-            for (int r = 0; r < R; ++r) {
-                for (int t = 0; t < T; ++t) {
-                    acc[r][t] = load(op.sums + (r * T + t) * kLanes + lane);
-                }
+    Vec acc[R][T] = {};
+    if (!op.first) {
+        for (int r = 0; r < R; ++r) {
+            for (int t = 0; t < T; ++t) {
+                acc[r][t] = load(op.sums + (r * T + t) * kVec);
             }
         }
-        for (int block = 0; block < op.blocks; ++block) {
-            const float* x[T];
-            for (int t = 0; t < T; ++t) {
-                x[t] = op.x + block * op.x_block + op.tap[t] + lane;
-            }
-            const float* dy = op.dy + block * op.dy_block + lane;
-            for (const std::ptrdiff_t at : *op.pixels) {
+    }
+    for (int block = 0; block < op.blocks; ++block) {
+        const float* x[T];
+        for (int t = 0; t < T; ++t) {
+            x[t] = op.x + block * op.x_block + op.tap[t];
+        }
+        const float* dy = op.dy + block * op.dy_block;
+        for (const std::ptrdiff_t at : *op.pixels) {
+            for (int lane = 0; lane < kLanes; lane += kVec) {
                 Vec d[R];
                 for (int r = 0; r < R; ++r) {
-                    d[r] = load(dy + r * op.dy_row);
+                    d[r] = load(dy + r * op.dy_row + lane);
                 }
                 for (int t = 0; t < T; ++t) {
-                    const Vec v = load(x[t] + at);
+                    Vec v = load(x[t] + at + lane);
+                    load_once(v);
                     for (int r = 0; r < R; ++r) {
                         acc[r][t] += d[r] * v;
                     }
                 }
-                dy += kLanes;
             }
+            dy += kLanes;
         }
-        for (int r = 0; r < R; ++r) {
-            for (int t = 0; t < T; ++t) {
-                if (op.last) {
-                    op.dw[r * op.dw_row + t] += lane_sum(acc[r][t]);
-                } else {
-                    store(op.sums + (r * T + t) * kLanes + lane, acc[r][t]);
-                }
+    }
+    for (int r = 0; r < R; ++r) {
+        for (int t = 0; t < T; ++t) {
+            if (op.last) {
+                op.dw[r * op.dw_row + t] += lane_sum(acc[r][t]);
+            } else {
+                store(op.sums + (r * T + t) * kVec, acc[r][t]);
             }
         }
     }
 }
 
-constexpr int kTile = WeightGradient::kTile;
+constexpr int kRows = WeightGradient::kRows, kTaps = WeightGradient::kTaps;
 using TileFunction = void (*)(const TileImages&);
 
 template <int... Index>
 constexpr std::array<TileFunction, sizeof...(Index)> make_table(
     std::integer_sequence<int, Index...>) {
-    return {&gradient_tile<Index / kTile + 1, Index % kTile + 1>...};
+    return {&gradient_tile<Index / kTaps + 1, Index % kTaps + 1>...};
 }
-constexpr auto kTable = make_table(std::make_integer_sequence<int, kTile * kTile>());
+constexpr auto kTable = make_table(std::make_integer_sequence<int, kRows * kTaps>());
 
 }  // namespace
 
@@ -99,15 +101,15 @@ WeightGradient::WeightGradient(const Conv2dShape& shape, const Conv2dTail& tail,
       tail_(tail),
       out_(shape.out()),
       plane_(forward_plane(shape)),
-      rows_(shape.out_channels, kTile),
-      taps_(shape.in.channels * shape.kernel * shape.kernel, kTile) {
+      rows_(shape.out_channels, kRows),
+      taps_(shape.in.channels * shape.kernel * shape.kernel, kTaps) {
     const std::int64_t blocks = std::max(1, most_blocks);
     group_ = static_cast<int>(
         shape.padding == 0
             ? blocks
             : std::clamp<std::int64_t>(kPaddedGroupFloats / padded_block_floats(), 1, blocks));
     unfused_ = static_cast<int>(
-        std::clamp<std::int64_t>(kUnfusedFloats / (kTile * plane_floats()), 1, group_));
+        std::clamp<std::int64_t>(kUnfusedFloats / (kRows * plane_floats()), 1, group_));
     for (int c = 0; c < shape.in.channels; ++c) {
         for (int kh = 0; kh < shape.kernel; ++kh) {
             for (int kw = 0; kw < shape.kernel; ++kw) {
@@ -173,7 +175,7 @@ void WeightGradient::add_rows(int row, int rows, const Images& images, const OpI
         add_part(row, rows,
                  {blocks, images.x + first * images.x_block, scratch, images.x_block, dy_block,
                   first == 0, first + blocks == images.blocks,
-                  scratch + unfused_ * kTile * plane_floats()},
+                  scratch + unfused_ * kRows * plane_floats()},
                  io);
     }
 }
@@ -195,8 +197,8 @@ void WeightGradient::add_part(int row, int rows, const Part& part, const OpIo& i
         op.tap = tap_.data() + taps_.begin(i);
         op.dw = io.grads[0].f32() + std::ptrdiff_t{row} * taps_.total + taps_.begin(i);
         op.sums = sums;
-        kTable[static_cast<std::size_t>((rows - 1) * kTile + taps_.size(i) - 1)](op);
-        sums += sums != nullptr ? kTile * kTile * kLanes : 0;
+        kTable[static_cast<std::size_t>((rows - 1) * kTaps + taps_.size(i) - 1)](op);
+        sums += sums != nullptr ? kRows * kTaps * kVec : 0;
     }
     for (int r = 0; r < rows; ++r) {
         Vec sum[4] = {};

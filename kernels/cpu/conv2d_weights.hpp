@@ -18,7 +18,7 @@ namespace gyre::cpu {
 class WeightGradient {
  public:
     // Its tile sums over pixels, images and lanes for so many output channels and window positions.
-    static constexpr int kTile = kTileRows > 4 ? 5 : 3;  // fits 32 or 16 registers
+    static constexpr int kRows = kRegisters > 16 ? 5 : 2, kTaps = kRegisters > 16 ? 5 : 6;
 
     // Keeps a reference to the tail.
     WeightGradient(const Conv2dShape& shape, const Conv2dTail& tail, int most_blocks);
@@ -27,7 +27,7 @@ class WeightGradient {
         return shape_.padding > 0 ? group_ * padded_block_floats() : 0;
     }
     std::int64_t worker_floats() const {
-        return tail_.any() ? kTile * (unfused_ * plane_floats() + sum_floats()) : 0;
+        return tail_.any() ? kRows * (unfused_ * plane_floats() + sum_floats()) : 0;
     }
     // Overwrites the gradients of weight and bias, with zeros for no blocks.
     void run(const Context& context, int blocks, const OpIo& io) const;
@@ -50,8 +50,8 @@ class WeightGradient {
     };
     std::int64_t padded_block_floats() const { return shape_.in.channels * plane_.plane_floats(); }
     std::int64_t plane_floats() const { return out_.plane_elems() * kLanes; }
-    // For each of kTile rows.
-    std::int64_t sum_floats() const { return (std::int64_t{taps_.parts} * kTile + 4) * kLanes; }
+    // For each of kRows rows.
+    std::int64_t sum_floats() const { return (std::int64_t{taps_.parts} * kTaps + 4) * kLanes; }
     void add_rows(int row, int rows, const Images& images, const OpIo& io, float* scratch) const;
     void add_part(int row, int rows, const Part& part, const OpIo& io) const;
 

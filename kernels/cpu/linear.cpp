@@ -21,8 +21,8 @@ constexpr int kCacheFloats =
     128 * 1024;                  // the part of a level-2 cache an operand may take: 512 KiB
 constexpr int kPanelRows = 256;  // of w packed at a time for the data gradient
 constexpr int kPanelCols = 256;
-constexpr int kGradientCols = kTileCols * kLanes;  // columns of dw to a task
-constexpr int kLineFloats = 16;                    // floats in a cache line
+constexpr int kGradientCols = 4 * kLanes;  // columns of dw to a task
+constexpr int kLineFloats = 16;            // floats in a cache line
 
 // Asks for rows of a matrix before they are needed: their strides defeat the hardware's prefetcher.
 template <bool kForWriting>
@@ -231,12 +231,13 @@ void LinearOp::weight_gradient_panel(int first, int width, int first_block, int 
             prefetch_rows<true>(to + std::ptrdiff_t{row_count} * in_, in_, rows_.size(tile + 1),
                                 width);
         }
-        if (whole > 0) {
-            for (int c = 0; c < whole; ++c) {
-                op.x[c] = panel + c * kLanes;
-                op.y[c] = to + c * kLanes;
+        const Split groups(whole, kTileCols);
+        for (int group = 0; whole > 0 && group < groups.parts; ++group) {
+            for (int c = 0; c < groups.size(group); ++c) {
+                op.x[c] = panel + (groups.begin(group) + c) * kLanes;
+                op.y[c] = to + (groups.begin(group) + c) * kLanes;
             }
-            tile_function(row_count, whole)(loops, op);
+            tile_function(row_count, groups.size(group))(loops, op);
         }
         if (rest > 0) {
             float* const end = to + whole * kLanes;

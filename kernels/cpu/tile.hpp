@@ -7,7 +7,7 @@
 // For a convolution r counts output channels, c pixels and (i, j, k) input channel and window; for
 // a linear layer c counts blocks of images and k input features; for a linear layer's weight
 // gradient c counts groups of 16 input features and (j, k) images. Weights are broadcast, so they
-// may lie anywhere. R x C accumulators stay in registers: 2*R*C flops for every C loads.
+// may lie anywhere. R x C x kTileVecs accumulators stay in registers.
 #pragma once
 
 #include <algorithm>
@@ -36,12 +36,16 @@ struct TileOperands {
 
 template <int R, int C>
 void run_tile(const TileLoops& loops, const TileOperands& op) {
-    for (int lane = 0; lane < kLanes; lane += kVec) {
-        Vec acc[R][C];
+    constexpr int V = C * kTileVecs;  // registers to a row; v / kTileVecs is the column
+    for (int lane = 0; lane < kLanes; lane += kTileVecs * kVec) {
+        const auto y = [&](int r, int v) {
+            return op.y[v / kTileVecs] + r * op.y_row + lane + v % kTileVecs * kVec;
+        };
+        Vec acc[R][V];
         for (int r = 0; r < R; ++r) {
-            for (int c = 0; c < C; ++c) {
-                acc[r][c] = op.accumulate ? load(op.y[c] + r * op.y_row + lane)
-                                          : broadcast(op.start ? op.start[r] : 0.0f);
+            for (int v = 0; v < V; ++v) {
+                acc[r][v] =
+                    op.accumulate ? load(y(r, v)) : broadcast(op.start ? op.start[r] : 0.0f);
             }
         }
         const float* x[C];
@@ -57,14 +61,14 @@ void run_tile(const TileLoops& loops, const TileOperands& op) {
                 std::ptrdiff_t at_x = i * loops.x_step[0] + j * loops.x_step[1];
                 std::ptrdiff_t at_w = i * loops.w_step[0] + j * loops.w_step[1];
                 for (int k = 0; k < loops.count[2]; ++k) {
-                    Vec v[C];
-                    for (int c = 0; c < C; ++c) {
-                        v[c] = load(x[c] + at_x);
+                    Vec values[V];
+                    for (int v = 0; v < V; ++v) {
+                        values[v] = load(x[v / kTileVecs] + at_x + v % kTileVecs * kVec);
                     }
                     for (int r = 0; r < R; ++r) {
                         const Vec weight = broadcast(w[r][at_w]);
-                        for (int c = 0; c < C; ++c) {
-                            acc[r][c] += weight * v[c];
+                        for (int v = 0; v < V; ++v) {
+                            acc[r][v] += weight * values[v];
                         }
                     }
                     at_x += loops.x_step[2];
@@ -72,14 +76,9 @@ void run_tile(const TileLoops& loops, const TileOperands& op) {
                 }
             }
         }
-        for (int r = 0; op.relu && r < R; ++r) {
-            for (int c = 0; c < C; ++c) {
-                acc[r][c] = clip_below_zero(acc[r][c]);
-            }
-        }
         for (int r = 0; r < R; ++r) {
-            for (int c = 0; c < C; ++c) {
-                store(op.y[c] + r * op.y_row + lane, acc[r][c]);
+            for (int v = 0; v < V; ++v) {
+                store(y(r, v), op.relu ? clip_below_zero(acc[r][v]) : acc[r][v]);
             }
         }
     }
