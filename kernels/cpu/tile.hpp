@@ -34,18 +34,49 @@ struct TileOperands {
     bool relu = false;             // and last y = max(y, 0)
 };
 
+// The sums of the formula. kColumns: count[2] where it is known to the compiler and x and w lie one
+// after another, as in a window; else 0.
+template <int R, int C, int kColumns>
+[[gnu::always_inline]] inline void add_products(const TileLoops& loops, const float* const (&x)[C],
+                                                const float* const (&w)[R],
+                                                Vec (&acc)[R][C * kTileVecs]) {
+    constexpr int V = C * kTileVecs;
+    const int columns = kColumns > 0 ? kColumns : loops.count[2];
+    const std::ptrdiff_t x_step = kColumns > 0 ? kLanes : loops.x_step[2];
+    const std::ptrdiff_t w_step = kColumns > 0 ? 1 : loops.w_step[2];
+    for (int i = 0; i < loops.count[0]; ++i) {
+        for (int j = 0; j < loops.count[1]; ++j) {
+            std::ptrdiff_t at_x = i * loops.x_step[0] + j * loops.x_step[1];
+            std::ptrdiff_t at_w = i * loops.w_step[0] + j * loops.w_step[1];
+            for (int k = 0; k < columns; ++k) {
+                Vec values[V];
+                for (int v = 0; v < V; ++v) {
+                    values[v] = load(x[v / kTileVecs] + at_x + v % kTileVecs * kVec);
+                }
+                for (int r = 0; r < R; ++r) {
+                    const Vec weight = broadcast(w[r][at_w]);
+                    for (int v = 0; v < V; ++v) {
+                        acc[r][v] += weight * values[v];
+                    }
+                }
+                at_x += x_step;
+                at_w += w_step;
+            }
+        }
+    }
+}
+
 template <int R, int C>
 void run_tile(const TileLoops& loops, const TileOperands& op) {
     constexpr int V = C * kTileVecs;  // registers to a row; v / kTileVecs is the column
     for (int lane = 0; lane < kLanes; lane += kTileVecs * kVec) {
-        const auto y = [&](int r, int v) {
-            return op.y[v / kTileVecs] + r * op.y_row + lane + v % kTileVecs * kVec;
-        };
         Vec acc[R][V];
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) {
                 acc[r][v] =
-                    op.accumulate ? load(y(r, v)) : broadcast(op.start ? op.start[r] : 0.0f);
+                    op.accumulate
+                        ? load(op.y[v / kTileVecs] + r * op.y_row + lane + v % kTileVecs * kVec)
+                        : broadcast(op.start ? op.start[r] : 0.0f);
             }
         }
         const float* x[C];
@@ -56,29 +87,24 @@ void run_tile(const TileLoops& loops, const TileOperands& op) {
         for (int r = 0; r < R; ++r) {
             w[r] = op.w + r * op.w_row;
         }
-        for (int i = 0; i < loops.count[0]; ++i) {
-            for (int j = 0; j < loops.count[1]; ++j) {
-                std::ptrdiff_t at_x = i * loops.x_step[0] + j * loops.x_step[1];
-                std::ptrdiff_t at_w = i * loops.w_step[0] + j * loops.w_step[1];
-                for (int k = 0; k < loops.count[2]; ++k) {
-                    Vec values[V];
-                    for (int v = 0; v < V; ++v) {
-                        values[v] = load(x[v / kTileVecs] + at_x + v % kTileVecs * kVec);
-                    }
-                    for (int r = 0; r < R; ++r) {
-                        const Vec weight = broadcast(w[r][at_w]);
-                        for (int v = 0; v < V; ++v) {
-                            acc[r][v] += weight * values[v];
-                        }
-                    }
-                    at_x += loops.x_step[2];
-                    at_w += loops.w_step[2];
-                }
+        // A row of a window is short beside the loop around it where a tile is small; unrolled, a
+        // large one has not enough registers.
+        const bool window = kRegisters == 16 && loops.x_step[2] == kLanes && loops.w_step[2] == 1;
+        if (window && loops.count[2] == 5) {
+            add_products<R, C, 5>(loops, x, w, acc);
+        } else if (window && loops.count[2] == 3) {
+            add_products<R, C, 3>(loops, x, w, acc);
+        } else {
+            add_products<R, C, 0>(loops, x, w, acc);
+        }
+        for (int r = 0; op.relu && r < R; ++r) {
+            for (int v = 0; v < V; ++v) {
+                acc[r][v] = clip_below_zero(acc[r][v]);
             }
         }
         for (int r = 0; r < R; ++r) {
             for (int v = 0; v < V; ++v) {
-                store(y(r, v), op.relu ? clip_below_zero(acc[r][v]) : acc[r][v]);
+                store(op.y[v / kTileVecs] + r * op.y_row + lane + v % kTileVecs * kVec, acc[r][v]);
             }
         }
     }
