@@ -15,10 +15,12 @@
 
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
+#include "tests/small_dataset.hpp"
 #include "tests/temp_dir.hpp"
 
 using namespace gyre;
 using namespace gyre::data;
+using gyre::test::array_of;
 using gyre::test::expect_error;
 using gyre::test::TempDir;
 namespace fs = std::filesystem;
@@ -81,18 +83,6 @@ std::string header(unsigned type, const std::vector<std::uint32_t>& dims) {
         }
     }
     return out;
-}
-
-template <class T>
-IdxArray array_of(IdxType type, std::vector<std::int64_t> dims, const std::vector<T>& values) {
-    IdxArray array;
-    array.type = type;
-    array.dims = std::move(dims);
-    array.payload.resize(values.size() * sizeof(T));
-    if (!values.empty()) {
-        std::memcpy(array.payload.data(), values.data(), array.payload.size());
-    }
-    return array;
 }
 
 // Writes `array`, compresses the file in every way, and requires to read the same back.
