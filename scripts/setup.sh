@@ -12,7 +12,6 @@ packages=(
     libboost-context-dev                                        # fibers of the GPU emulator
     catch2 libbenchmark-dev python3                             # tests, benchmarks
     iproute2                                                    # hosts made of this machine, for tests
-    qemu-user g++-aarch64-linux-gnu                             # other processors, for tests
     dataset-fashion-mnist                                       # the default data set
 )
 
