@@ -226,7 +226,7 @@ class XzSource : public FileSource {
         }
         throw input_error(fmt::format(
             "{}: byte offset {} of the xz file: expected intact xz data, found {}; "
-            "download or copy the file again, or compress it again with plain `xz`",
+            "download or copy the file again, or compress it again with plain xz",
             name(), file_.offset() - static_cast<std::int64_t>(stream_.avail_in), what));
     }
 

@@ -62,7 +62,7 @@ TEST_CASE("options of the library's messages get their flags' names, commands st
     CHECK(with_flag_names("raise `timeout` or `init-timeout`; `rule` sgd") ==
           "raise --timeout or --init-timeout; --optimizer sgd");
     for (const char* same : {"", "no option", "one ` alone", "use `srun --mpi=pmix` or ``",
-                             "`Not one` and `neither, this` nor `"}) {
+                             "`.idx` for `-idx`", "`Not one` and `neither, this` nor `"}) {
         CHECK(with_flag_names(same) == same);
     }
 }

@@ -12,11 +12,12 @@
 namespace gyre {
 
 // The text with name(option) in the place of each option and its backquotes. What else stands
-// between backquotes, such as a command of several words, stays as it is.
+// between backquotes, such as a command of several words or `-suffix`, stays as it is; a command of
+// one word must stand without them.
 inline std::string name_options(std::string_view text,
                                 FunctionRef<std::string(std::string_view option)> name) {
     const auto is_option = [](std::string_view word) {
-        return !word.empty() && std::all_of(word.begin(), word.end(), [](char c) {
+        return !word.empty() && word[0] != '-' && std::all_of(word.begin(), word.end(), [](char c) {
             return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
         });
     };
