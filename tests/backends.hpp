@@ -57,8 +57,9 @@ class Bench {
         backend.upload(device.get(), values.data(), device.bytes());
         return device;
     }
-    // Sums of products: each element within the bound of its rounding errors.
-    void check_close(const Floats& found, const Sums& expected) const;
+    // Sums of products: each element within the bound of its rounding errors. filtered: they may
+    // come from Winograd's filtering on the CPU.
+    void check_close(const Floats& found, const Sums& expected, bool filtered = false) const;
 
     Backend& backend;
     // The largest relative error of a product before it is added: 0, or that of two operands
@@ -70,6 +71,10 @@ class Bench {
     // section 24.1), and there are three, of up to 32 x 32 points.
     bool normwise = false;
     static constexpr int kTransformRoundings = 3 * 7 * 10;
+    // Whether convolutions may be computed by Winograd's filtering, where an error is shared by a
+    // tile: of all shapes here it was at most 24 u times the norm of the products' magnitudes.
+    bool may_filter = false;
+    static constexpr int kFilterRoundings = 64;
 };
 
 double dot(const Floats& a, const Floats& b);

@@ -181,6 +181,8 @@ TEST_CASE("a convolution fused with dropout2d, max-pooling and ReLU does what th
         // by Winograd, even and odd extents
         {{16, 8, 6}, 17, 3, 1, 1},
         {{17, 9, 7}, 16, 3, 1, 0},
+        {{8, 12, 11}, 9, 5, 1, 0},
+        {{9, 5, 8}, 8, 5, 1, 2},
     };
     const MaxPool2dShape pools[] = {{{}, 0, 0}, {{}, 2, 2}, {{}, 3, 2}, {{}, 3, 3}, {{}, 2, 3}};
     for (const Conv2dShape& shape : shapes) {
@@ -210,7 +212,7 @@ TEST_CASE("fused convolutions do so where a batch is more than a cache holds") {
     // at a time.
     for (const Conv2dShape& shape :
          {Conv2dShape{{1, 28, 28}, 11, 5, 1, 0}, Conv2dShape{{2, 30, 30}, 6, 3, 1, 1},
-          Conv2dShape{{64, 29, 28}, 16, 3, 1, 1}}) {
+          Conv2dShape{{64, 29, 28}, 16, 3, 1, 1}, Conv2dShape{{32, 20, 21}, 16, 5, 1, 2}}) {
         for (const int kernel : {2, 3}) {
             check_conv({.shape = shape,
                         .dropout = 0.5f,

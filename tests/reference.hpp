@@ -21,7 +21,6 @@ using Floats = std::vector<float>;
 struct Sums {
     std::vector<double> value, magnitude;
     std::vector<int> terms;
-    std::vector<double> other_bound;  // of another algorithm that may be used instead; or empty
     explicit Sums(std::int64_t elems)
         : value(static_cast<std::size_t>(elems)),
           magnitude(static_cast<std::size_t>(elems)),
@@ -32,10 +31,7 @@ struct Sums {
         magnitude[i] += std::abs(term);
         ++terms[i];
     }
-    double bound(std::size_t i) const {
-        const double direct = rounding(terms[i] + 1) * magnitude[i];
-        return other_bound.empty() ? direct : std::max(direct, other_bound[i]);
-    }
+    double bound(std::size_t i) const { return rounding(terms[i] + 1) * magnitude[i]; }
     // Largest relative error of `roundings` roundings one after another.
     static double rounding(int roundings) {
         const double ku = roundings * 0x1p-24;
@@ -88,69 +84,6 @@ inline Conv2dShape as_conv(const LinearShape& s) {
 
 inline double at(const Floats& values, std::int64_t i) {
     return double{values[static_cast<std::size_t>(i)]};
-}
-
-// The rounding error of Winograd's F(2 x 2, 3 x 3) for x correlated with w (given as w(o, c, kh,
-// kw)), padding and stride 1: the same kind of bound, with the transforms' absolute values,
-// |A^T| [sum over c of |G||w||G^T| * |B^T||x||B|] |A|. Per term: 2 + 4 roundings of the transforms
-// of x and w, one product, `channels` sums, 4 of the output's transform, and the bias.
-template <typename Weight>
-std::vector<double> winograd_bound(const Shape& in, const Shape& out, int padding, int n,
-                                   const Floats& x, Weight w) {
-    const double g[4][3] = {{1, 0, 0}, {.5, .5, .5}, {.5, .5, .5}, {0, 0, 1}};
-    const double b[4][4] = {{1, 0, 1, 0}, {0, 1, 1, 0}, {0, 1, 1, 0}, {0, 1, 0, 1}};
-    const double a[2][4] = {{1, 1, 1, 0}, {0, 1, 1, 1}};
-    std::vector<double> bound(static_cast<std::size_t>(n * out.elems()));
-    for (int image = 0; image < n; ++image) {
-        for (int o = 0; o < out.channels; ++o) {
-            for (int top = 0; top < out.height; top += 2) {
-                for (int left = 0; left < out.width; left += 2) {
-                    double m[4][4] = {};
-                    for (int c = 0; c < in.channels; ++c) {
-                        for (int i = 0; i < 4; ++i) {
-                            for (int j = 0; j < 4; ++j) {
-                                double tw = 0.0, tx = 0.0;
-                                for (int kh = 0; kh < 3; ++kh) {
-                                    for (int kw = 0; kw < 3; ++kw) {
-                                        tw += g[i][kh] * g[j][kw] * std::abs(w(o, c, kh, kw));
-                                    }
-                                }
-                                for (int p = 0; p < 4; ++p) {
-                                    for (int q = 0; q < 4; ++q) {
-                                        const int ih = top - padding + p, iw = left - padding + q;
-                                        if (ih >= 0 && iw >= 0 && ih < in.height && iw < in.width) {
-                                            tx += b[i][p] * b[j][q] *
-                                                  std::abs(at(
-                                                      x, ((std::int64_t{image} * in.channels + c) *
-                                                              in.height +
-                                                          ih) * in.width +
-                                                             iw));
-                                        }
-                                    }
-                                }
-                                m[i][j] += tw * tx;
-                            }
-                        }
-                    }
-                    for (int i = 0; i < 2 && top + i < out.height; ++i) {
-                        for (int j = 0; j < 2 && left + j < out.width; ++j) {
-                            double sum = 1.0;  // the bias
-                            for (int p = 0; p < 4; ++p) {
-                                for (int q = 0; q < 4; ++q) {
-                                    sum += a[i][p] * a[j][q] * m[p][q];
-                                }
-                            }
-                            bound[static_cast<std::size_t>(
-                                ((std::int64_t{image} * out.channels + o) * out.height + top + i) *
-                                    out.width +
-                                left + j)] = Sums::rounding(in.channels + 12) * sum;
-                        }
-                    }
-                }
-            }
-        }
-    }
-    return bound;
 }
 
 inline Sums conv_forward(const Conv2dShape& s, int n, const Floats& x, const Floats& w,

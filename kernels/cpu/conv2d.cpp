@@ -7,14 +7,15 @@
 //   weights:  conv2d_weights.hpp
 //
 // Forward and input gradient are the same correlation, of one block of images at a time, by the
-// register tile (conv2d_tile.cpp) or where it pays by Winograd's algorithm (winograd.cpp). Where
-// windows hang over the edge, they read a zero-padded copy of the block. What may be fused with a
-// convolution: conv2d_tail.hpp.
+// register tile (conv2d_tile.cpp). Where windows hang over the edge, they read a zero-padded copy
+// of the block. What may be fused with a convolution: conv2d_tail.hpp. Where it pays, all three are
+// computed by Winograd's filtering instead (winograd.cpp).
 #include <algorithm>
 
 #include "kernels/cpu/conv2d_direction.hpp"
 #include "kernels/cpu/conv2d_weights.hpp"
 #include "kernels/cpu/ops.hpp"
+#include "kernels/cpu/winograd.hpp"
 
 namespace gyre::cpu {
 namespace {
@@ -26,12 +27,8 @@ class Conv2dOp final : public Op {
           in_(spec.shape.in),
           out_(spec.shape.out()),
           tail_(spec, sizes.train_images),
-          forward_(winograd_pays(spec.shape)
-                       ? make_winograd_forward(spec.shape, tail_)
-                       : make_tile_forward(spec.shape, tail_, context.pool.threads())),
-          backward_(winograd_pays(spec.shape)
-                        ? make_winograd_backward(spec.shape)
-                        : make_tile_backward(spec.shape, context.pool.threads())),
+          forward_(make_tile_forward(spec.shape, tail_, context.pool.threads())),
+          backward_(make_tile_backward(spec.shape, context.pool.threads())),
           weight_gradient_(spec.shape, tail_, block_count(sizes.train_images)) {
         reserve(*forward_, in_);
         reserve(*backward_, out_);
@@ -82,10 +79,9 @@ class Conv2dOp final : public Op {
         return from.channels * direction.plane().plane_floats();
     }
     void reserve(const Direction& direction, const Shape& from) const {
-        context_.workspace.reserve(whole_lines(direction.weight_floats()) +
-                                       whole_lines(direction.output_floats()) +
-                                       padded_floats(direction, from),
-                                   direction.worker_floats());
+        context_.workspace.reserve(
+            whole_lines(direction.weight_floats()) + padded_floats(direction, from),
+            direction.worker_floats());
     }
     // One direction, block by block, from what source(block, memory for a padded copy) returns to
     // target(block).
@@ -93,11 +89,10 @@ class Conv2dOp final : public Op {
     void run(const Direction& direction, const Batch& batch, const OpIo& io, const float* bias,
              Source&& source, Target&& target) const {
         float* const shared = context_.workspace.shared();
-        float* const outputs = shared + whole_lines(direction.weight_floats());
-        float* const padded = outputs + whole_lines(direction.output_floats());
+        float* const padded = shared + whole_lines(direction.weight_floats());
         const float* const weights = direction.arrange(io.params[0].f32(), shared);
         for (int block = 0; block < block_count(batch.n); ++block) {
-            direction.run(context_, {source(block, padded), weights, bias, outputs}, target(block));
+            direction.run(context_, {source(block, padded), weights, bias}, target(block));
         }
     }
     // A block of x, copied where it needs padding.
@@ -122,6 +117,9 @@ class Conv2dOp final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes) {
+    if (winograd_pays(spec.shape)) {
+        return make_winograd(context, spec, sizes);
+    }
     return std::make_unique<Conv2dOp>(context, spec, sizes);
 }
 

@@ -58,36 +58,54 @@ void Conv2dTail::finish(const Output& to, int channel, int row, const Windows& w
                                    to.y + at, keeps ? to.argmax + at : nullptr);
 }
 
+void Conv2dTail::finish_block(const Context& context, const Output& to, const float* x) const {
+    const std::ptrdiff_t line = std::ptrdiff_t{pool_.in.width} * kLanes;
+    context.pool.parallel_for(out_.channels, [&](std::int64_t channel, int) {
+        finish(to, static_cast<int>(channel), 0, windows(line),
+               x + channel * pool_.in.height * line);
+    });
+}
+
+Conv2dTail::Gradient Conv2dTail::gradient(const OpIo& io, int block, int channel) const {
+    const std::ptrdiff_t plane = std::ptrdiff_t{block} * out_.channels + channel;
+    const std::ptrdiff_t at = plane * plane_floats();
+    return {.dy = io.dy.f32() + at,
+            .y = relu_ ? io.y.f32() + at : nullptr,
+            .argmax = pools_ ? argmax(io) + at : nullptr,
+            .factors = dropout_ ? factors(io) + plane * kLanes : nullptr};
+}
+
 void Conv2dTail::gradient_plane(const OpIo& io, int block, int channel, float* to,
                                 std::ptrdiff_t line) const {
-    const std::ptrdiff_t plane = std::ptrdiff_t{block} * out_.channels + channel;
-    const float* dy = io.dy.f32() + plane * plane_floats();
-    const float* y = relu_ ? io.y.f32() + plane * plane_floats() : nullptr;
+    const Gradient from = gradient(io, block, channel);
     const std::ptrdiff_t row_floats = std::ptrdiff_t{pool_.in.width} * kLanes;
     if (pools_) {
         for (int row = 0; !covers_ && row < pool_.in.height; ++row) {
             std::fill_n(to + row * line, row_floats, 0.0f);
         }
-        unpool_(windows(line), dy, y, argmax(io) + plane * plane_floats(), to);
+        unpool_(windows(line), from.dy, from.y, from.argmax, to);
     } else {
         for (int row = 0; row < pool_.in.height; ++row) {
-            const std::ptrdiff_t at = row * row_floats;
             for (std::ptrdiff_t i = 0; i < row_floats; i += kVec) {
-                Vec d = load(dy + at + i);
-                if (y != nullptr) {
-                    d = load(y + at + i) <= 0.0f ? Vec{} : d;
-                }
-                store(to + row * line + i, d);
+                store(to + row * line + i, from.at(row * row_floats + i));
             }
         }
     }
-    const float* factor = factors(io) + plane * kLanes;
     for (int row = 0; dropout_ && row < pool_.in.height; ++row) {
         for (std::ptrdiff_t i = 0; i < row_floats; i += kVec) {
             float* at = to + row * line + i;
-            store(at, load(at) * load(factor + i % kLanes));
+            store(at, load(at) * load(from.factors + i % kLanes));
         }
     }
+}
+
+void Conv2dTail::gradient_block(const Context& context, const OpIo& io, int block,
+                                float* to) const {
+    const std::ptrdiff_t line = std::ptrdiff_t{pool_.in.width} * kLanes;
+    context.pool.parallel_for(out_.channels, [&](std::int64_t channel, int) {
+        gradient_plane(io, block, static_cast<int>(channel), to + channel * pool_.in.height * line,
+                       line);
+    });
 }
 
 }  // namespace gyre::cpu

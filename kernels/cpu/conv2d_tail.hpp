@@ -50,9 +50,30 @@ class Conv2dTail {
     void finish(const Output& to, int channel, int row, const Windows& windows,
                 const float* x) const;
 
+    // All of y's channels, from the convolution's outputs [channel][row][column][lane].
+    void finish_block(const Context& context, const Output& to, const float* x) const;
+
+    // What the gradient of one channel of one block is made of: pointers to its first element, null
+    // where the tail has no such part.
+    struct Gradient {
+        const float *dy, *y = nullptr;
+        const std::uint8_t* argmax = nullptr;
+        const float* factors = nullptr;  // [lane]
+        // dy behind the ReLU, and the position in the window that it goes to.
+        Vec at(std::ptrdiff_t i) const {
+            const Vec d = load(dy + i);
+            return y != nullptr ? pass_above_zero(load(y + i), d) : d;
+        }
+        IntVec where(std::ptrdiff_t i) const {
+            return __builtin_convertvector(load_lanes<ByteVec>(argmax + i), IntVec);
+        }
+    };
+    Gradient gradient(const OpIo& io, int block, int channel) const;
     // The gradient of one plane of the convolution's output, with `line` floats from line to line.
     void gradient_plane(const OpIo& io, int block, int channel, float* to,
                         std::ptrdiff_t line) const;
+    // Of all planes of a block, one after another.
+    void gradient_block(const Context& context, const OpIo& io, int block, float* to) const;
 
  private:
     std::int64_t plane_floats() const { return out_.plane_elems() * kLanes; }

@@ -112,7 +112,7 @@ void unpool_windows(const Windows& all, const float* dy, const float* y, const s
             for (int lane = 0; lane < kLanes; lane += kVec) {
                 Vec d = load(dy + lane);
                 if (y != nullptr) {
-                    d = load(y + lane) <= 0.0f ? Vec{} : d;
+                    d = pass_above_zero(load(y + lane), d);
                 }
                 const IntVec where =
                     __builtin_convertvector(load_lanes<ByteVec>(argmax + lane), IntVec);

@@ -56,4 +56,9 @@ inline Vec clip_below_zero(Vec v) {
     return v <= 0.0f ? Vec{} : v;
 }
 
+// Its gradient: d where y > 0 (or NaN), else 0.
+inline Vec pass_above_zero(Vec y, Vec d) {
+    return y <= 0.0f ? Vec{} : d;
+}
+
 }  // namespace gyre::cpu

@@ -118,13 +118,56 @@ TileFunction tile_function(int rows, int cols);
 // Divides `total` into the fewest parts of at most `most`, as equal as they can be: part p covers
 // [begin(p), begin(p + 1)).
 struct Split {
-    Split(int total_, int most) : total(total_), parts(std::max(1, (total_ + most - 1) / most)) {}
-    int begin(int part) const {
-        return static_cast<int>(static_cast<std::int64_t>(total) * part / parts);
-    }
-    int size(int part) const { return begin(part + 1) - begin(part); }
-    int largest() const { return (total + parts - 1) / parts; }
+    Split(int total_, int most)
+        : total(total_),
+          parts(std::max(1, (total_ + most - 1) / most)),
+          least_(total / parts),
+          larger_(total % parts) {}
+    int begin(int part) const { return part * least_ + std::min(part, larger_); }
+    int size(int part) const { return least_ + (part < larger_ ? 1 : 0); }
+    int largest() const { return size(0); }
     int total, parts;
+
+ private:
+    int least_, larger_;  // the first parts have one more
+};
+
+// A matrix product by the register tile, rows divided by kTileRows and columns by kTileCols:
+//
+//   y[r * y_row + c * kLanes + lane] = (or +=) sum over k of
+//       w[r * w_row + k * w_step] * x[k * x_step + c * kLanes + lane]
+struct TileProduct {
+    const float* w = nullptr;
+    std::ptrdiff_t w_row = 0, w_step = 0;
+    const float* x = nullptr;
+    std::ptrdiff_t x_step = 0;
+    float* y = nullptr;
+    std::ptrdiff_t y_row = 0;
+    int depth = 0;
+    bool accumulate = false;
+
+    // Rows of the parts [first, last); w and y are those of the first of them.
+    void run(const Split& rows, int first, int last, const Split& cols) const {
+        TileLoops loops;
+        loops.count = {1, 1, depth};
+        loops.x_step = {0, 0, x_step};
+        loops.w_step = {0, 0, w_step};
+        TileOperands op;
+        op.w_row = w_row;
+        op.y_row = y_row;
+        op.accumulate = accumulate;
+        for (int part = first; part < last; ++part) {
+            const int row = rows.begin(part) - rows.begin(first);
+            op.w = w + row * w_row;
+            for (int group = 0; group < cols.parts; ++group) {
+                for (int c = 0; c < cols.size(group); ++c) {
+                    op.x[c] = x + (cols.begin(group) + c) * kLanes;
+                    op.y[c] = y + row * y_row + (cols.begin(group) + c) * kLanes;
+                }
+                tile_function(rows.size(part), cols.size(group))(loops, op);
+            }
+        }
+    }
 };
 
 }  // namespace gyre::cpu

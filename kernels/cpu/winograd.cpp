@@ -1,310 +1,271 @@
-// 3 x 3 convolution by Winograd's minimal filtering, with 16 multiplications for four outputs where
-// the formula has 36: Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR
-// 2016, F(2 x 2, 3 x 3).
-//
-//   y tile [2][2] = A^T [ sum over c of (G w[o][c] G^T) * (B^T x[c] tile [4][4] B) ] A
-//
-// Its rounding error is a small multiple of the direct sum's (the transforms have entries 0, 1/2,
-// 1); tests/products_test.cpp bounds it.
+// The operation: forward and input gradient run tile by tile, a few at a time, whose points stay in
+// the level-2 cache; at each point the sum over the channels is a product of matrices.
+#include "kernels/cpu/winograd.hpp"
+
 #include <algorithm>
 
-#include "kernels/cpu/conv2d_direction.hpp"
-#include "kernels/cpu/tile.hpp"
+#include "kernels/cpu/winograd_weights.hpp"
 
 namespace gyre::cpu {
 namespace {
 
-constexpr int kPoints = 16;  // positions of a transformed tile
+constexpr std::ptrdiff_t kInputFloats = 160 * 1024;  // of transformed tiles at a time: 640 KiB
+constexpr std::ptrdiff_t kOutputFloats = 48 * 1024;  // of their products: 192 KiB
+constexpr int kMostTiles = 4;
 
-// to[i] = sum over j of G[i][j] from[j]: three weights become four.
-void transform_weights_1d(const float* from, std::ptrdiff_t step, float* to,
-                          std::ptrdiff_t to_step) {
-    const float a = from[0], b = from[step], c = from[2 * step];
-    to[0] = a;
-    to[to_step] = 0.5f * (a + b + c);
-    to[2 * to_step] = 0.5f * (a - b + c);
-    to[3 * to_step] = c;
-}
-
-// v[0..3] = B^T v.
-void transform_input_1d(Vec& a, Vec& b, Vec& c, Vec& d) {
-    const Vec t0 = a - c, t1 = b + c, t2 = c - b, t3 = b - d;
-    a = t0;
-    b = t1;
-    c = t2;
-    d = t3;
-}
-
-// points [16], `step` floats apart, = B^T tile B.
-void transform_input(const float* tile, std::ptrdiff_t line, float* points, std::ptrdiff_t step) {
-    for (int lane = 0; lane < kLanes; lane += kVec) {
-        Vec v[4][4];
-        for (int i = 0; i < 4; ++i) {
-            for (int j = 0; j < 4; ++j) {
-                v[i][j] = load(tile + i * line + j * kLanes + lane);
-            }
-        }
-        for (int j = 0; j < 4; ++j) {
-            transform_input_1d(v[0][j], v[1][j], v[2][j], v[3][j]);
-        }
-        for (int i = 0; i < 4; ++i) {
-            transform_input_1d(v[i][0], v[i][1], v[i][2], v[i][3]);
-            for (int j = 0; j < 4; ++j) {
-                store(points + (4 * i + j) * step + lane, v[i][j]);
-            }
-        }
-    }
-}
-
-// A tile of two lines of two outputs on its way to memory: + bias, * factor [kLanes] where there is
-// one, and with `relu` no less than 0.
-struct Outputs {
-    float bias;
-    const float* factor;
-    bool relu;
-};
-
-// v[line][column] = A^T points A + bias, * factor.
-void transform_output(const float* points, std::ptrdiff_t step, int lane, const Outputs& outputs,
-                      Vec (&v)[2][2]) {
-    Vec half[2][4];
-    for (int j = 0; j < 4; ++j) {
-        const auto m = [&](int i) { return load(points + (4 * i + j) * step + lane); };
-        half[0][j] = m(0) + m(1) + m(2);
-        half[1][j] = m(1) - m(2) - m(3);
-    }
-    for (int i = 0; i < 2; ++i) {
-        v[i][0] = half[i][0] + half[i][1] + half[i][2] + broadcast(outputs.bias);
-        v[i][1] = half[i][1] - half[i][2] - half[i][3] + broadcast(outputs.bias);
-    }
-    if (outputs.factor != nullptr) {
-        for (int k = 0; k < 4; ++k) {
-            v[k / 2][k % 2] *= load(outputs.factor + lane);
-        }
-    }
-}
-
-// The tile's first rows x cols (1 or 2) outputs.
-void store_outputs(const float* points, std::ptrdiff_t step, const Outputs& outputs, float* y,
-                   std::ptrdiff_t line, int rows, int cols) {
-    for (int lane = 0; lane < kLanes; lane += kVec) {
-        Vec v[2][2];
-        transform_output(points, step, lane, outputs, v);
-        for (int k = 0; outputs.relu && k < 4; ++k) {
-            v[k / 2][k % 2] = clip_below_zero(v[k / 2][k % 2]);
-        }
-        for (int k = 0; k < 4; ++k) {
-            if (k / 2 < rows && k % 2 < cols) {
-                store(y + k / 2 * line + k % 2 * kLanes + lane, v[k / 2][k % 2]);
-            }
-        }
-    }
-}
-
-// The largest of the tile, of which max-pooling by 2 x 2 makes one output. argmax may be null.
-void store_largest(const float* points, std::ptrdiff_t step, const Outputs& outputs, float* y,
-                   std::uint8_t* argmax) {
-    for (int lane = 0; lane < kLanes; lane += kVec) {
-        Vec v[2][2];
-        transform_output(points, step, lane, outputs, v);
-        Largest best{v[0][0]};
-        for (int k = 1; k < 4; ++k) {
-            best.take(v[k / 2][k % 2], k);
-        }
-        best.store_value(y + lane, outputs.relu);
-        if (argmax != nullptr) {
-            best.store_where(argmax + lane);
-        }
-    }
-}
-
-// The correlation of one block of images with 3 x 3 windows.
-class Winograd final : public Direction {
+template <int K>
+class WinogradOp final : public Op {
  public:
-    // w[o * out + c * in + position]; flipped: with the positions in reverse order.
-    struct Weights {
-        std::ptrdiff_t out, in;
-        bool flipped;
-    };
-    // x [in][lane] -> y [out][lane]
-    Winograd(const Shape& in, const Shape& out, int padding, const Weights& weights,
-             const Conv2dTail* tail);
-
-    std::int64_t weight_floats() const override { return kPoints * weights_plane_; }
-    std::int64_t output_floats() const override {
-        return tail_at_ == TailAt::block ? out_.elems() * kLanes : 0;
+    WinogradOp(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes)
+        : context_(context),
+          in_(spec.shape.in),
+          out_(spec.shape.out()),
+          tail_(spec, sizes.train_images),
+          tiles_(spec.shape, tail_),
+          weights_(spec.shape, tail_, tiles_),
+          forward_(in_.channels, out_.channels, forward_tiles(sizes)),
+          backward_(out_.channels, in_.channels, tiles_at_once(out_.channels)),
+          band_rows_(std::clamp(backward_.tiles / tiles_.across(), 1, tiles_.down())) {
+        const std::int64_t apart = tiles_.tail_apart() ? out_.elems() * kLanes : 0;
+        context.workspace.reserve(
+            std::max(weights_.shared_floats(), kPoints * weight_point() + apart),
+            std::max(
+                {weights_.worker_floats(), forward_.worker_floats(), backward_.worker_floats()}));
     }
-    std::int64_t worker_floats() const override { return kPoints * (input_step() + kOutputStep); }
-    const float* arrange(const float* w, float* transformed) const override;
-    void run(const Context& context, const Input& in, const Conv2dTail::Output& to) const override;
+
+    OpNeeds needs() const override {
+        return {.saved_bytes = tail_.saved_bytes(), .backward_reads_y = tail_.relu()};
+    }
+    void forward(const Batch& batch, const OpIo& io) override;
+    void backward_params(const Batch& batch, const OpIo& io) override {
+        weights_.run(context_, block_count(batch.n), io);
+    }
+    void backward_input(const Batch& batch, const OpIo& io) override;
 
  private:
-    // Where the tail is applied: to a tile, which holds one window of a pooling by 2 x 2; or, where
-    // windows lie otherwise, to all outputs of a block.
-    enum class TailAt { tile, window, block };
-    static TailAt place_of(const Conv2dTail* tail);
-    static constexpr std::ptrdiff_t kGroupFloats = kTileCols * kLanes;
-    static constexpr std::ptrdiff_t kOutputStep = kTileRows * kGroupFloats;
-    std::ptrdiff_t input_step() const { return in_.channels * kGroupFloats; }
-    void transform_inputs(int first, int count, const float* padded, float* input) const;
-    void multiply(int row, int rows, int count, const float* transformed, const float* input,
-                  float* output) const;
-    void transform_outputs(int row, int rows, int first, int count, const float* points,
-                           const float* bias, const Conv2dTail::Output& to) const;
+    static constexpr int kPoints = WinogradTiles<K>::kPoints;
 
-    const Shape in_, out_;
-    const Weights weights_;
-    const Conv2dTail* const tail_;  // or null
-    const TailAt tail_at_;
-    const int tiles_across_;
-    const std::ptrdiff_t weights_plane_;
-    // A task is a group of neighbouring tiles. Its transformed input [16][channel][tile][lane]
-    // stays in the level-2 cache while every row tile of output channels goes over it.
-    const Split groups_, rows_;
+    // The sums over the channels of `from` of some tiles, for the channels of `to`.
+    struct Direction {
+        Direction(int from_, int to, int most_tiles)
+            : from(from_), tiles(most_tiles), rows(to, kTileRows) {
+            const std::ptrdiff_t floats = std::ptrdiff_t{kPoints} * kTileRows * tiles * kLanes;
+            row_parts =
+                static_cast<int>(std::clamp<std::ptrdiff_t>(kOutputFloats / floats, 1, rows.parts));
+        }
+        std::ptrdiff_t channel() const { return std::ptrdiff_t{tiles} * kLanes; }
+        std::ptrdiff_t input_point() const {
+            return WinogradTiles<K>::point_step(from * channel());
+        }
+        std::ptrdiff_t output_point() const {
+            return WinogradTiles<K>::point_step(row_parts * kTileRows * channel());
+        }
+        std::int64_t worker_floats() const { return kPoints * (input_point() + output_point()); }
+        const int from, tiles;
+        const Split rows;
+        int row_parts;  // at a time
+    };
+    static int tiles_at_once(int channels) {
+        return static_cast<int>(std::clamp<std::ptrdiff_t>(
+            kInputFloats / (std::ptrdiff_t{kPoints} * channels * kLanes), 1, kMostTiles));
+    }
+    // Fewer where there would be too few tasks for the threads.
+    int forward_tiles(const OpSizes& sizes) const {
+        const int threads = context_.pool.threads();
+        const int all = tiles_.count() * std::max(1, block_count(sizes.train_images));
+        return threads == 1 ? tiles_at_once(in_.channels)
+                            : std::clamp(all / (4 * threads), 1, tiles_at_once(in_.channels));
+    }
+    std::ptrdiff_t padded_channels() const { return whole_lines(in_.channels); }
+    std::ptrdiff_t weight_point() const {
+        return WinogradTiles<K>::point_step(out_.channels * padded_channels());
+    }
+    void transform_weights(const float* w, float* to) const;
+    // finish(row, points of it) for each row, from the transformed tiles at `input`.
+    template <typename Finish>
+    void multiply(const Direction& direction, int count, const float* weights, std::ptrdiff_t w_row,
+                  std::ptrdiff_t w_step, const float* input, Finish&& finish) const;
+    void input_gradient_band(const OpIo& io, int block, int band, const float* weights,
+                             const float* unfused, float* memory) const;
+
+    const Context context_;
+    const Shape in_, out_;  // of the convolution alone
+    const Conv2dTail tail_;
+    const WinogradTiles<K> tiles_;
+    const WinogradWeights<K> weights_;
+    const Direction forward_, backward_;
+    // Lines of tiles whose input gradients one task adds to dx. The tiles of neighbouring bands
+    // overlap: even ones go first, so that the order of the sums does not depend on the threads.
+    const int band_rows_;
 };
 
-Winograd::Winograd(const Shape& in, const Shape& out, int padding, const Weights& weights,
-                   const Conv2dTail* tail)
-    : Direction({(out.height + 1) / 2 * 2 + 2, (out.width + 1) / 2 * 2 + 2, padding}),
-      in_(in),
-      out_(out),
-      weights_(weights),
-      tail_(tail),
-      tail_at_(place_of(tail)),
-      tiles_across_((out.width + 1) / 2),
-      weights_plane_(std::ptrdiff_t{out.channels} * in.channels),
-      groups_(tiles_across_ * ((out.height + 1) / 2), kTileCols),
-      rows_(out.channels, kTileRows) {}
-
-// transformed [16][out.channels][in.channels] = G w G^T.
-const float* Winograd::arrange(const float* w, float* transformed) const {
-    for (int o = 0; o < out_.channels; ++o) {
-        for (int c = 0; c < in_.channels; ++c) {
-            float window[9], columns[12], points[kPoints];
-            std::copy_n(w + o * weights_.out + c * weights_.in, 9, window);
-            if (weights_.flipped) {
-                std::reverse(window, window + 9);
+// to [point][out channel][channel] = G w G^T.
+template <int K>
+void WinogradOp<K>::transform_weights(const float* w, float* to) const {
+    constexpr int kExtent = WinogradTiles<K>::kExtent;
+    context_.pool.parallel_for(out_.channels, [&](std::int64_t o, int) {
+        for (int first = 0; first < in_.channels; first += kVec) {
+            float window[K * K][kVec] = {};
+            const float* from = w + (o * in_.channels + first) * K * K;
+            for (int c = 0; c < std::min(kVec, in_.channels - first); ++c) {
+                for (int k = 0; k < K * K; ++k) {
+                    window[k][c] = *from++;
+                }
             }
-            for (int j = 0; j < 3; ++j) {
-                transform_weights_1d(window + j, 3, columns + j, 3);
-            }
-            for (int i = 0; i < 4; ++i) {
-                transform_weights_1d(columns + 3 * i, 1, points + 4 * i, 1);
-            }
-            for (int point = 0; point < kPoints; ++point) {
-                transformed[point * weights_plane_ + std::ptrdiff_t{o} * in_.channels + c] =
-                    points[point];
-            }
-        }
-    }
-    return transformed;
-}
-
-void Winograd::transform_inputs(int first, int count, const float* padded, float* input) const {
-    const std::ptrdiff_t line = plane().line_floats();
-    for (int c = 0; c < in_.channels; ++c) {
-        for (int t = 0; t < count; ++t) {
-            const int down = (first + t) / tiles_across_, across = (first + t) % tiles_across_;
-            transform_input(padded + c * plane().plane_floats() + 2 * down * line +
-                                std::ptrdiff_t{2} * across * kLanes,
-                            line, input + c * kGroupFloats + t * kLanes, input_step());
-        }
-    }
-}
-
-// output [16][row][tile][lane] = transformed weights * input, for one row tile.
-void Winograd::multiply(int row, int rows, int count, const float* transformed, const float* input,
-                        float* output) const {
-    TileLoops loops;
-    loops.count = {1, 1, in_.channels};
-    loops.x_step = {0, 0, kGroupFloats};
-    loops.w_step = {0, 0, 1};
-    TileOperands op;
-    op.w_row = in_.channels;
-    op.y_row = kGroupFloats;
-    const TileFunction run_tile = tile_function(rows, count);
-    for (int point = 0; point < kPoints; ++point) {
-        op.w = transformed + point * weights_plane_ + std::ptrdiff_t{row} * in_.channels;
-        for (int t = 0; t < count; ++t) {
-            op.x[t] = input + point * input_step() + t * kLanes;
-            op.y[t] = output + point * kOutputStep + t * kLanes;
-        }
-        run_tile(loops, op);
-    }
-}
-
-Winograd::TailAt Winograd::place_of(const Conv2dTail* tail) {
-    if (tail == nullptr || !tail->pools()) {
-        return TailAt::tile;
-    }
-    const Windows windows = tail->windows(0);
-    return windows.kernel == 2 && windows.stride == 2 ? TailAt::window : TailAt::block;
-}
-
-void Winograd::transform_outputs(int row, int rows, int first, int count, const float* points,
-                                 const float* bias, const Conv2dTail::Output& to) const {
-    const bool pools = tail_at_ == TailAt::window;
-    const Shape& shape = pools ? tail_->out() : out_;
-    const std::ptrdiff_t line = std::ptrdiff_t{shape.width} * kLanes;
-    for (int r = 0; r < rows; ++r) {
-        const int o = row + r;
-        const Outputs outputs{
-            .bias = bias ? bias[o] : 0.0f,
-            .factor = to.factors ? to.factors + o * kLanes : nullptr,
-            .relu = tail_ != nullptr && tail_->relu() && tail_at_ != TailAt::block};
-        const std::ptrdiff_t channel = o * shape.plane_elems() * kLanes;
-        for (int t = 0; t < count; ++t) {
-            const int down = (first + t) / tiles_across_, across = (first + t) % tiles_across_;
-            const float* at = points + r * kGroupFloats + t * kLanes;
-            if (!pools) {
-                store_outputs(
-                    at, kOutputStep, outputs,
-                    to.y + channel + 2 * down * line + std::ptrdiff_t{2} * across * kLanes, line,
-                    std::min(2, out_.height - 2 * down), std::min(2, out_.width - 2 * across));
-            } else if (down < shape.height && across < shape.width) {
-                const std::ptrdiff_t y = channel + down * line + std::ptrdiff_t{across} * kLanes;
-                store_largest(at, kOutputStep, outputs, to.y + y,
-                              to.argmax != nullptr ? to.argmax + y : nullptr);
-            }
-        }
-    }
-}
-
-void Winograd::run(const Context& context, const Input& in, const Conv2dTail::Output& to) const {
-    const bool by_block = tail_at_ == TailAt::block;
-    const Conv2dTail::Output outputs = by_block ? Conv2dTail::Output{.y = in.outputs} : to;
-    context.pool.parallel_for(groups_.parts, [&](std::int64_t task, int worker) {
-        const int first = groups_.begin(static_cast<int>(task));
-        const int count = groups_.size(static_cast<int>(task));
-        float* inputs = context.workspace.worker(worker);
-        float* points = inputs + kPoints * input_step();
-        transform_inputs(first, count, in.padded, inputs);
-        for (int part = 0; part < rows_.parts; ++part) {
-            const int row = rows_.begin(part), rows = rows_.size(part);
-            multiply(row, rows, count, in.weights, inputs, points);
-            transform_outputs(row, rows, first, count, points, in.bias, outputs);
+            float* points = to + o * padded_channels() + first;
+            transform_2d<K, kExtent>([&](int i, int j) { return load(window[i * K + j]); },
+                                     Transforms<K>::weights,
+                                     [&](int i, int j, Vec v) {
+                                         store(points + (i * kExtent + j) * weight_point(), v);
+                                     });
         }
     });
-    if (by_block) {
-        const std::ptrdiff_t line = std::ptrdiff_t{out_.width} * kLanes;
-        context.pool.parallel_for(out_.channels, [&](std::int64_t channel, int) {
-            tail_->finish(to, static_cast<int>(channel), 0, tail_->windows(line),
-                          in.outputs + channel * out_.height * line);
-        });
+}
+
+template <int K>
+template <typename Finish>
+void WinogradOp<K>::multiply(const Direction& direction, int count, const float* weights,
+                             std::ptrdiff_t w_row, std::ptrdiff_t w_step, const float* input,
+                             Finish&& finish) const {
+    const Split cols(count, kTileCols);
+    const Split& rows = direction.rows;
+    float* const output = const_cast<float*>(input) + kPoints * direction.input_point();
+    TileProduct product;
+    product.w_row = w_row;
+    product.w_step = w_step;
+    product.x_step = product.y_row = direction.channel();
+    product.depth = direction.from;
+    for (int part = 0; part < rows.parts; part += direction.row_parts) {
+        const int end = std::min(rows.parts, part + direction.row_parts);
+        const int first = rows.begin(part);
+        for (int point = 0; point < kPoints; ++point) {
+            product.w = weights + point * weight_point() + first * w_row;
+            product.x = input + point * direction.input_point();
+            product.y = output + point * direction.output_point();
+            product.run(rows, part, end, cols);
+        }
+        for (int row = first; row < rows.begin(end); ++row) {
+            finish(row, output + (row - first) * direction.channel());
+        }
+    }
+}
+
+template <int K>
+void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
+    tail_.draw_factors(context_, batch, io.saved);
+    float* const weights = context_.workspace.shared();
+    float* const outputs = weights + kPoints * weight_point();  // of a block, with the tail apart
+    transform_weights(io.params[0].f32(), weights);
+    const Split groups(tiles_.count(), forward_.tiles);
+    const std::ptrdiff_t plane = in_.plane_elems() * kLanes;
+    const auto run_group = [&](int block, int group, float* points) {
+        const int first = groups.begin(group), count = groups.size(group);
+        const float* x = io.x.f32() + std::ptrdiff_t{block} * in_.channels * plane;
+        for (int c = 0; c < in_.channels; ++c) {
+            for (int t = 0; t < count; ++t) {
+                tiles_.input(x + c * plane, first + t, points + c * forward_.channel() + t * kLanes,
+                             forward_.input_point());
+            }
+        }
+        const Conv2dTail::Output to =
+            tiles_.tail_apart() ? Conv2dTail::Output{.y = outputs} : tail_.output(batch, io, block);
+        multiply(forward_, count, weights, padded_channels(), 1, points,
+                 [&](int o, const float* at) {
+                     for (int t = 0; t < count; ++t) {
+                         tiles_.output(at + t * kLanes, forward_.output_point(), first + t, o,
+                                       io.params[1].f32()[o], to);
+                     }
+                 });
+    };
+    const int blocks = block_count(batch.n);
+    const int at_once = tiles_.tail_apart() ? 1 : blocks;
+    for (int first = 0; first < blocks; first += std::max(1, at_once)) {
+        context_.pool.parallel_for(
+            std::int64_t{at_once} * groups.parts, [&](std::int64_t task, int worker) {
+                run_group(first + static_cast<int>(task / groups.parts),
+                          static_cast<int>(task % groups.parts), context_.workspace.worker(worker));
+            });
+        if (tiles_.tail_apart()) {
+            tail_.finish_block(context_, tail_.output(batch, io, first), outputs);
+        }
+    }
+}
+
+template <int K>
+void WinogradOp<K>::backward_input(const Batch& batch, const OpIo& io) {
+    float* const weights = context_.workspace.shared();
+    float* const unfused = weights + kPoints * weight_point();  // of a block, with the tail apart
+    transform_weights(io.params[0].f32(), weights);
+    const int blocks = block_count(batch.n);
+    const int at_once = tiles_.tail_apart() ? 1 : blocks;
+    const int bands = (tiles_.down() + band_rows_ - 1) / band_rows_;
+    for (int first = 0; first < blocks; first += std::max(1, at_once)) {
+        if (tiles_.tail_apart()) {
+            tail_.gradient_block(context_, io, first, unfused);
+        }
+        for (int odd = 0; odd < std::min(2, bands); ++odd) {
+            const int of_block = (bands - odd + 1) / 2;
+            context_.pool.parallel_for(
+                std::int64_t{at_once} * of_block, [&](std::int64_t task, int worker) {
+                    input_gradient_band(io, first + static_cast<int>(task / of_block),
+                                        2 * static_cast<int>(task % of_block) + odd, weights,
+                                        unfused, context_.workspace.worker(worker));
+                });
+        }
+    }
+}
+
+template <int K>
+void WinogradOp<K>::input_gradient_band(const OpIo& io, int block, int band, const float* weights,
+                                        const float* unfused, float* points) const {
+    const std::ptrdiff_t plane = in_.plane_elems() * kLanes;
+    float* const dx = io.dx.f32() + std::ptrdiff_t{block} * in_.channels * plane;
+    const int top = band * band_rows_, bottom = std::min(tiles_.down(), top + band_rows_);
+    if (band % 2 == 0) {
+        // Of this band and the next, before anything is added.
+        const auto line_of = [&](int row) {
+            return row == 0               ? 0
+                   : row >= tiles_.down() ? in_.height
+                                          : std::clamp(tiles_.first_line(row), 0, in_.height);
+        };
+        const int begin = line_of(top), end = line_of(top + 2 * band_rows_);
+        const std::ptrdiff_t line = std::ptrdiff_t{in_.width} * kLanes;
+        for (int c = 0; c < in_.channels; ++c) {
+            std::fill_n(dx + c * plane + begin * line, (end - begin) * line, 0.0f);
+        }
+    }
+    const Split groups((bottom - top) * tiles_.across(), backward_.tiles);
+    for (int group = 0; group < groups.parts; ++group) {
+        const int first = top * tiles_.across() + groups.begin(group);
+        const int count = groups.size(group);
+        for (int o = 0; o < out_.channels; ++o) {
+            const Conv2dTail::Gradient from =
+                tiles_.tail_apart()
+                    ? Conv2dTail::Gradient{.dy = unfused + o * out_.plane_elems() * kLanes}
+                    : tail_.gradient(io, block, o);
+            for (int t = 0; t < count; ++t) {
+                tiles_.gradient(from, first + t, points + o * backward_.channel() + t * kLanes,
+                                backward_.input_point(), nullptr);
+            }
+        }
+        multiply(backward_, count, weights, 1, padded_channels(), points,
+                 [&](int c, const float* at) {
+                     for (int t = 0; t < count; ++t) {
+                         tiles_.input_gradient(at + t * kLanes, backward_.output_point(), first + t,
+                                               dx + c * plane);
+                     }
+                 });
     }
 }
 
 }  // namespace
 
-std::unique_ptr<Direction> make_winograd_forward(const Conv2dShape& shape, const Conv2dTail& tail) {
-    const Winograd::Weights weights{
-        .out = std::ptrdiff_t{shape.in.channels} * 9, .in = 9, .flipped = false};
-    return std::make_unique<Winograd>(shape.in, shape.out(), shape.padding, weights, &tail);
-}
-std::unique_ptr<Direction> make_winograd_backward(const Conv2dShape& shape) {
-    const Winograd::Weights weights{
-        .out = 9, .in = std::ptrdiff_t{shape.in.channels} * 9, .flipped = true};
-    return std::make_unique<Winograd>(shape.out(), shape.in, 2 - shape.padding, weights, nullptr);
+std::unique_ptr<Op> make_winograd(const Context& context, const Conv2dSpec& spec,
+                                  const OpSizes& sizes) {
+    if (spec.shape.kernel == 3) {
+        return std::make_unique<WinogradOp<3>>(context, spec, sizes);
+    }
+    return std::make_unique<WinogradOp<5>>(context, spec, sizes);
 }
 
 }  // namespace gyre::cpu

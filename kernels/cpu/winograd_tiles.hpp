@@ -1,0 +1,74 @@
+// Between the tensors of one block of images and the points of their tiles
+// (winograd_transforms.hpp): where the tiles of 4 x 4 outputs lie, how they are read with zeros
+// around the image, and what is fused with the convolution, applied as its outputs are written and
+// their gradients read.
+#pragma once
+
+#include "kernels/cpu/conv2d_tail.hpp"
+#include "kernels/cpu/winograd_transforms.hpp"
+
+namespace gyre::cpu {
+
+template <int K>
+class WinogradTiles {
+ public:
+    static constexpr int kTile = Transforms<K>::kTile, kExtent = Transforms<K>::kExtent;
+    static constexpr int kPoints = kExtent * kExtent;
+    // Floats from one point to the next where each has so many: a line more, so that not all points
+    // of a tile fall into the same set of a cache.
+    static constexpr std::ptrdiff_t point_step(std::ptrdiff_t floats) { return floats + kLanes; }
+
+    // Keeps a reference to the tail.
+    WinogradTiles(const Conv2dShape& shape, const Conv2dTail& tail);
+
+    int down() const { return (out_.height + kTile - 1) / kTile; }
+    int across() const { return (out_.width + kTile - 1) / kTile; }
+    // Of the input, that a line of tiles reads from on; may be in the padding.
+    int first_line(int row) const { return row * kTile - padding_; }
+    int count() const { return down() * across(); }
+    // Whether the tail's windows do not fill tiles, so that it takes all outputs of a channel.
+    bool tail_apart() const { return place_ == Place::apart; }
+
+    // points [kPoints][lane], `step` apart, = B^T x B of a tile of a channel's plane.
+    void input(const float* plane, int tile, float* points, std::ptrdiff_t step) const;
+    // The same of 16 channels, of which `channels` exist, with the channel as the fastest
+    // dimension: points [kPoints][lane][channel], lanes `lane_step` apart. scratch: kScratch
+    // floats.
+    static constexpr std::int64_t kScratch = std::int64_t{kPoints} * kLanes * kLanes;
+    void input_by_channel(const float* planes, int channels, int tile, float* scratch,
+                          float* points, std::ptrdiff_t step, std::ptrdiff_t lane_step) const;
+    // points = A dy A^T, dy the gradient of the convolution's outputs. sum [lane]: += its sum.
+    void gradient(const Conv2dTail::Gradient& from, int tile, float* points, std::ptrdiff_t step,
+                  float* sum) const;
+    // A channel of the convolution's outputs, = A^T points A + bias, and what the tail makes of it;
+    // with the tail apart, outputs go to to.y as they are.
+    void output(const float* points, std::ptrdiff_t step, int tile, int channel, float bias,
+                const Conv2dTail::Output& to) const;
+    // plane += B points B^T.
+    void input_gradient(const float* points, std::ptrdiff_t step, int tile, float* plane) const;
+
+ private:
+    // What is applied to a tile: ReLU and dropout; pooling by 2 x 2 too; or nothing.
+    enum class Place { tile, window, apart };
+    static Place place_of(const Conv2dTail& tail);
+    // Where a tile's inputs lie in a plane: floats from its beginning, and the lines and columns
+    // that are not padding.
+    struct Window {
+        std::ptrdiff_t at;
+        int i0, i1, j0, j1;
+        bool whole() const { return i0 == 0 && i1 == kExtent && j0 == 0 && j1 == kExtent; }
+        bool has(int i, int j) const { return i >= i0 && i < i1 && j >= j0 && j < j1; }
+    };
+    Window window(int tile) const;
+    std::ptrdiff_t line() const { return std::ptrdiff_t{in_.width} * kLanes; }
+
+    const Shape in_, out_;
+    const int padding_;
+    const Conv2dTail& tail_;
+    const Place place_;
+};
+
+extern template class WinogradTiles<3>;
+extern template class WinogradTiles<5>;
+
+}  // namespace gyre::cpu
