@@ -200,15 +200,9 @@ void LinearOp::weight_gradient_panel(int first, int width, int first_block, int 
         const float* from =
             io.x.f32() + (std::ptrdiff_t{first_block + block} * in_ + first) * kLanes;
         float* to = panel + std::ptrdiff_t{block} * kLanes * kGradientCols;
-        for (int f = 0; f < width; ++f) {
-            for (int lane = 0; lane < kLanes; ++lane) {
-                to[lane * kGradientCols + f] = from[f * kLanes + lane];
-            }
-        }
-        for (int f = width; f < kGradientCols; ++f) {
-            for (int lane = 0; lane < kLanes; ++lane) {
-                to[lane * kGradientCols + f] = 0.0f;
-            }
+        for (int f = 0; f < kGradientCols; f += kLanes) {
+            transpose(from + f * kLanes, kLanes, std::clamp(width - f, 0, kLanes), to + f,
+                      kGradientCols);
         }
     }
     float* spill = panel + std::ptrdiff_t{gradient_blocks_} * kLanes * kGradientCols;

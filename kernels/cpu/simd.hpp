@@ -5,8 +5,10 @@
 // so every layer vectorises whatever its width, and weights are scalars that are broadcast.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 namespace gyre::cpu {
 
@@ -59,6 +61,47 @@ inline Vec clip_below_zero(Vec v) {
 // Its gradient: d where y > 0 (or NaN), else 0.
 inline Vec pass_above_zero(Vec y, Vec d) {
     return y <= 0.0f ? Vec{} : d;
+}
+
+// One step of a transposition: squares of kStep x kStep beside the diagonal change places. low and
+// high are rows kStep apart.
+template <int kStep, int... kLane>
+[[gnu::always_inline]] inline void exchange(Vec& low, Vec& high,
+                                            std::integer_sequence<int, kLane...>) {
+    const Vec a = low, b = high;
+    low = __builtin_shufflevector(a, b, ((kLane & kStep) != 0 ? kVec + kLane - kStep : kLane)...);
+    high = __builtin_shufflevector(a, b, ((kLane & kStep) != 0 ? kVec + kLane : kLane + kStep)...);
+}
+template <int kStep>
+[[gnu::always_inline]] inline void transpose_registers(Vec (&rows)[kVec]) {
+#pragma GCC unroll 16
+    for (int i = 0; i < kVec; ++i) {
+        if ((i & kStep) == 0) {
+            exchange<kStep>(rows[i], rows[i + kStep], std::make_integer_sequence<int, kVec>{});
+        }
+    }
+    if constexpr (kStep > 1) {
+        transpose_registers<kStep / 2>(rows);
+    }
+}
+// to [lane][row] = from [row][lane]: kLanes x kLanes floats, lines so many floats apart. Rows from
+// `rows` on are zeros.
+inline void transpose(const float* from, std::ptrdiff_t from_line, int rows, float* to,
+                      std::ptrdiff_t to_line) {
+    for (int row = 0; row < kLanes; row += kVec) {
+        for (int lane = 0; lane < kLanes; lane += kVec) {
+            Vec square[kVec];
+#pragma GCC unroll 16
+            for (int i = 0; i < kVec; ++i) {
+                square[i] = row + i < rows ? load(from + (row + i) * from_line + lane) : Vec{};
+            }
+            transpose_registers<kVec / 2>(square);
+#pragma GCC unroll 16
+            for (int i = 0; i < kVec; ++i) {
+                store(to + (lane + i) * to_line + row, square[i]);
+            }
+        }
+    }
 }
 
 }  // namespace gyre::cpu

@@ -34,20 +34,6 @@ void read_windows(const Conv2dTail::Gradient& from, std::ptrdiff_t at, std::ptrd
     }
 }
 
-// to [lane][channel] = from [channel][lane], channels `step` apart; zeros for those that are none.
-void transpose(const float* from, std::ptrdiff_t step, int channels, float* to) {
-    for (int channel = 0; channel < channels; ++channel) {
-        for (int lane = 0; lane < kLanes; ++lane) {
-            to[lane * kLanes + channel] = from[channel * step + lane];
-        }
-    }
-    for (int channel = channels; channel < kLanes; ++channel) {
-        for (int lane = 0; lane < kLanes; ++lane) {
-            to[lane * kLanes + channel] = 0.0f;
-        }
-    }
-}
-
 }  // namespace
 
 template <int K>
@@ -106,7 +92,7 @@ void WinogradTiles<K>::input_by_channel(const float* planes, int channels, int t
             float* to = scratch + (i * kExtent + j) * kLanes * kLanes;
             if (in.has(i, j)) {
                 transpose(planes + (in.at + i * line() + j * kLanes), in_.plane_elems() * kLanes,
-                          channels, to);
+                          channels, to, kLanes);
             } else {
                 std::fill_n(to, kLanes * kLanes, 0.0f);
             }
