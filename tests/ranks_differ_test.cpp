@@ -54,6 +54,7 @@ const std::map<std::string, std::string> kOwnFlags = {
     {"--save-last", "--save-last FILE"},
     {"--init", "--init FILE"},
     {"--json", "--json FILE"},
+    {"--recipe", "--recipe FILE"},
     {"--verbose", "-v"},
     {"--quiet", "-q"},
     {"--threads", "--threads 2"},
@@ -97,6 +98,9 @@ TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what
             const std::string path = job.file("file" + name + std::to_string(rank));
             if (name == "--init") {
                 std::filesystem::copy_file(weights, path);
+            }
+            if (name == "--recipe") {  // with flags that the other rank has, too
+                std::ofstream(path) << "--epochs 2\n--threads 1\n";
             }
             std::string given = flags;
             if (const auto at = given.find("FILE"); at != given.npos) {

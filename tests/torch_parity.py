@@ -385,7 +385,7 @@ def run(args: argparse.Namespace, work: pathlib.Path) -> int:
     import torch
 
     torch.set_num_threads(1)
-    images, labels = torch_ddp.load_train(args.data, BATCH * args.steps)
+    images, labels = torch_ddp.load_set(args.data, BATCH * args.steps)
     if len(labels) < BATCH * args.steps:
         print(f"torch_parity.py: {len(labels)} images are too few: {args.steps} steps of {BATCH}")
         return 2

@@ -56,6 +56,7 @@ const std::vector<Row> kRows = {
     {"--timeout", "7", [](O o) { return o.timeout == 7.0; }, true},
     {"--flight-record", "x", [](O o) { return o.flight_record == "x"; }, false},
     {"--model", "x", [](O o) { return o.model == "x"; }, true},
+    {"--recipe", "x", [](O o) { return o.recipe == "x"; }, false},  // its flags are
     {"--epochs", "3", [](O o) { return o.epochs == 3; }, true},
     {"--batch-size", "7", [](O o) { return o.batch_size == 7; }, true},
     {"--global-batch", "7", [](O o) { return o.global_batch == 7; }, true},

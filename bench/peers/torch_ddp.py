@@ -85,11 +85,11 @@ def read_idx(path: pathlib.Path, limit: int = 0):
     return torch.frombuffer(raw, dtype=torch.uint8).reshape(shape)
 
 
-def load_train(name: str, limit: int = 0):
-    """Normalised images [n, 1, h, w] (float32) and labels [n] (int64) of the training set."""
+def load_set(name: str, limit: int = 0, part: str = "train"):
+    """Normalised images [n, 1, h, w] (float32) and labels [n] (int64) of train or t10k."""
     folder = dataset_dir(name)
-    images = read_idx(folder / "train-images-idx3-ubyte.gz", limit)
-    labels = read_idx(folder / "train-labels-idx1-ubyte.gz", limit)
+    images = read_idx(folder / f"{part}-images-idx3-ubyte.gz", limit)
+    labels = read_idx(folder / f"{part}-labels-idx1-ubyte.gz", limit)
     images = images.unsqueeze(1).float().div_(255).sub_(MEAN).div_(STD)
     return images, labels.long()
 
@@ -147,6 +147,8 @@ def make_optimizer(args: argparse.Namespace, parameters):
     options: dict[str, object] = {} if form == "default" else {form: True}
     if args.optimizer == "sgd":
         options["momentum"] = args.momentum
+    else:
+        options["betas"] = tuple(args.betas)
     return getattr(torch.optim, kind)(parameters, lr=args.lr, **options), form
 
 
@@ -191,6 +193,15 @@ def pin(rank: int) -> None:
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
+def accuracy(model, images, labels) -> float:
+    """Share of the images whose most likely class is the label's."""
+    import torch
+
+    with torch.no_grad():
+        right = [(model(x).argmax(1) == y).sum() for x, y in zip(images.split(1000), labels.split(1000))]
+    return float(sum(right)) / len(labels)
+
+
 def work(args: argparse.Namespace) -> None:
     """One rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -202,16 +213,21 @@ def work(args: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    images, labels = load_train(args.data, args.limit)
+    images, labels = load_set(args.data, args.limit)
     n = len(labels)
 
     torch.manual_seed(args.seed + rank)  # dropout differs between ranks; DDP evens the weights out
-    model = build_model(args.model)
+    model = build_model(args.model, dropout=not args.no_dropout)
     if args.channels_last:
         model, images = (x.to(memory_format=torch.channels_last) for x in (model, images))
     model = DistributedDataParallel(model, gradient_as_bucket_view=args.bucket_view)
     model.train()
     optimizer, form = make_optimizer(args, model.parameters())
+    schedule = None
+    if args.one_cycle:
+        steps = args.epochs * -(-(-(-n // ranks)) // args.batch_size)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=args.lr, total_steps=steps, cycle_momentum=False)  # fmt: skip
 
     speeds = []
     for epoch in range(1, args.epochs + 1):
@@ -227,6 +243,8 @@ def work(args: argparse.Namespace) -> None:
             loss = nll_loss(model(images.index_select(0, batch)), labels.index_select(0, batch))
             loss.backward()
             optimizer.step()
+            if schedule:
+                schedule.step()
             total, steps = total + loss.item(), steps + 1
         dist.barrier()
         seconds = time.perf_counter() - start
@@ -249,6 +267,8 @@ def work(args: argparse.Namespace) -> None:
         line["isa"] = torch.backends.cpu.get_cpu_capability()  # of its kernels; MKL has its own
         line["images_per_second"] = statistics.harmonic_mean(speeds) if speeds else None
         line["peak_memory_bytes"] = peak.item()
+        if args.evaluate:
+            line["test_accuracy"] = accuracy(model.module.eval(), *load_set(args.data, 0, "t10k"))
         print(json.dumps(line), flush=True)
     dist.destroy_process_group()
 
@@ -299,6 +319,10 @@ def main() -> int:
     add("--optimizer", choices=["sgd", "adam"], default="sgd")
     add("--lr", type=float, default=0.01)
     add("--momentum", type=float, default=0.5, help="for sgd")
+    add("--betas", type=float, nargs=2, default=[0.9, 0.999], help="for adam")
+    add("--one-cycle", action="store_true", help="OneCycleLR up to --lr, per step")
+    add("--no-dropout", action="store_true", help="leave the dropout layers out")
+    add("--evaluate", action="store_true", help="accuracy on the test images at the end")
     add("--adam", "--form", dest="form", choices=["auto", "default", "foreach", "fused"],
         default="default",
         help="form of the optimiser; auto: fused where there is one")  # fmt: skip

@@ -117,7 +117,7 @@ def measure(args: argparse.Namespace, form: str) -> dict:
     torch.backends.cudnn.allow_tf32 = args.tf32
     torch.backends.cudnn.benchmark = True
     torch.manual_seed(1)
-    images, labels = (x.to(device) for x in torch_ddp.load_train(args.data, args.limit))
+    images, labels = (x.to(device) for x in torch_ddp.load_set(args.data, args.limit))
     model = torch_ddp.build_model(args.model).to(device)
     if args.channels_last:
         model, images = (x.to(memory_format=torch.channels_last) for x in (model, images))

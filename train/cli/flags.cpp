@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "train/cli/flag_values.hpp"
+#include "train/cli/recipe.hpp"
 
 namespace gyre::train {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 constexpr std::string_view kOwnFlags[] = {
     "--rank",          "--init-method",   "--init-timeout",  // each rank's place
     "--threads",       "--kernels-cache",                    // its processors and GPU
-    "--data",                                                // what is there is compared
+    "--data",          "--recipe",                           // what is there is compared
     "--flight-record",                                       // each rank's own file
     "--init",          "--save",          "--save-last",     // rank 0's count
     "--json",          "--verbose",       "--quiet",        "--help",
@@ -185,6 +186,11 @@ void add_schedule_flags(CLI::App& app, TrainOptions& o) {
 
 void add_training_flags(CLI::App& app, TrainOptions& o) {
     heading(app, "Training");
+    path(app.add_option("--recipe", o.recipe,
+                        fmt::format("Flags under a name ({}), or in a file, one with its value to "
+                                    "a line; flags given here override them",
+                                    fmt::join(recipe_names(), ", "))),
+         "NAME|FILE");
     app.add_option("--epochs", o.epochs, "Epochs to train")
         ->capture_default_str()
         ->check(at_least(1));

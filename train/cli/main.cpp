@@ -14,6 +14,7 @@
 #include "train/cli/commands.hpp"
 #include "train/cli/flags.hpp"
 #include "train/cli/help.hpp"
+#include "train/cli/recipe.hpp"
 #include "train/cli/setup.hpp"
 
 namespace {
@@ -86,7 +87,7 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
 // they come soon.
 void Program::parse() {
     try {
-        std::vector<std::string> arguments = translate_arguments(app_, typed_);
+        std::vector<std::string> arguments = with_recipe(app_, translate_arguments(app_, typed_));
         std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
         app_.parse(std::move(arguments));
     } catch (...) {

@@ -33,6 +33,7 @@ struct CommonOptions {
 };
 
 struct TrainOptions : CommonOptions {
+    std::string recipe;  // a name, or a file, whose flags stand among the others; empty: none
     int epochs = 10;
     int batch_size = 64;              // per rank
     std::optional<int> global_batch;  // over all ranks, instead of batch_size
