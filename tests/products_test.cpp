@@ -1,6 +1,7 @@
 // Convolution and linear layers on every backend, against a naive double-precision reference, over
 // odd shapes, with poisoned outputs and guarded buffers.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <string>
 #include <utility>
@@ -133,6 +134,44 @@ TEST_CASE("gradients of weights are zero for an empty batch") {
         check(LinearSpec{.in = {20, 1, 1}, .shape = linear}, linear.weight_elems(),
               linear.out_features);
     });
+}
+
+// More blocks of images than there are sums of the weights' gradient, and channels so many that all
+// blocks share one.
+TEST_CASE("a convolution's results do not depend on the number of threads") {
+    for (const auto& [s, n] : {std::pair{Conv2dShape{{9, 6, 7}, 8, 5, 1, 0}, 300},
+                               {Conv2dShape{{256, 2, 2}, 256, 3, 1, 1}, 20},
+                               {Conv2dShape{{3, 9, 8}, 7, 3, 2, 1}, 300}}) {
+        const Conv2dSpec spec{.shape = s, .relu = true};
+        const auto results = [&, shape = s, images = n](int threads) {
+            const auto backend = make_cpu_backend(threads);
+            Bench bench(*backend);
+            const Guarded x =
+                bench.activation(shape.in, images, random_floats(images * shape.in.elems(), 1));
+            const Guarded dy = bench.activation(shape.out(), images,
+                                                random_floats(images * shape.out().elems(), 2));
+            const Guarded w = bench.vector(random_floats(shape.weight_elems(), 3));
+            const Guarded b = bench.vector(random_floats(shape.out_channels, 4));
+            const Guarded y = bench.empty_activation(shape.out(), images);
+            const Guarded dx = bench.empty_activation(shape.in, images);
+            const Guarded dw = bench.empty(shape.weight_elems()),
+                          db = bench.empty(shape.out_channels);
+            RunOp op(*backend, spec, images);
+            op.forward({.x = x.get(), .y = y.get(), .params = {w.get(), b.get()}});
+            op.backward({.x = x.get(),
+                         .y = y.get(),
+                         .dy = dy.get(),
+                         .dx = dx.get(),
+                         .params = {w.get(), b.get()},
+                         .grads = {dw.get(), db.get()}});
+            return std::array{bench.read(shape.out(), images, y), bench.read(shape.in, images, dx),
+                              dw.download(), db.download()};
+        };
+        INFO(text_of(s, n));
+        const auto one = results(1);
+        CHECK(results(2) == one);
+        CHECK(results(5) == one);
+    }
 }
 
 // As where ranks gather the factors of all: the operation is made for the images of one.

@@ -28,17 +28,6 @@ struct TileImages {
     float* sums = nullptr;           // [R][T][kVec]
 };
 
-float lane_sum(Vec v) {
-    float part[kVec];
-    std::memcpy(part, &v, sizeof v);
-    for (int half = kVec / 2; half > 0; half /= 2) {
-        for (int l = 0; l < half; ++l) {
-            part[l] += part[l + half];
-        }
-    }
-    return part[0];
-}
-
 // Images whose lanes are the same in different registers share a sum.
 template <int R, int T>
 void gradient_tile(const TileImages& op) {

@@ -63,6 +63,17 @@ inline Vec pass_above_zero(Vec y, Vec d) {
     return y <= 0.0f ? Vec{} : d;
 }
 
+inline float lane_sum(Vec v) {
+    float part[kVec];
+    std::memcpy(part, &v, sizeof v);
+    for (int half = kVec / 2; half > 0; half /= 2) {
+        for (int l = 0; l < half; ++l) {
+            part[l] += part[l + half];
+        }
+    }
+    return part[0];
+}
+
 // One step of a transposition: squares of kStep x kStep beside the diagonal change places. low and
 // high are rows kStep apart.
 template <int kStep, int... kLane>

@@ -1,6 +1,37 @@
 #include "kernels/cpu/thread_pool.hpp"
 
+#include <chrono>
+
 namespace gyre::cpu {
+namespace {
+
+// About what falling asleep and being woken cost. Longer only takes time from others.
+constexpr std::chrono::microseconds kSpin{50};
+
+void pause() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Whether it came true while spinning.
+template <typename Condition>
+bool spin_until(Condition&& condition) {
+    const auto end = std::chrono::steady_clock::now() + kSpin;
+    do {
+        for (int i = 0; i < 32; ++i) {
+            if (condition()) {
+                return true;
+            }
+            pause();
+        }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+}
+
+}  // namespace
 
 ThreadPool::ThreadPool(int threads) {
     for (int worker = 1; worker < threads; ++worker) {
@@ -11,7 +42,7 @@ ThreadPool::ThreadPool(int threads) {
 ThreadPool::~ThreadPool() {
     {
         const std::lock_guard lock(mutex_);
-        stopping_ = true;
+        state_.fetch_or(kStop);
     }
     start_.notify_all();
     for (std::thread& worker : workers_) {
@@ -20,33 +51,49 @@ ThreadPool::~ThreadPool() {
 }
 
 void ThreadPool::run(const Job& job) {
-    {
+    job_ = job;
+    next_.store(0, std::memory_order_relaxed);
+    state_.store((state_.load() / kGeneration + 1) * kGeneration + kOpen);
+    if (sleeping_.load() > 0) {
         const std::lock_guard lock(mutex_);
-        job_ = job;
-        next_.store(0);
-        busy_ = static_cast<int>(workers_.size());
-        ++generation_;
+        start_.notify_all();
     }
-    start_.notify_all();
     take_tasks(job, 0);
-    std::unique_lock lock(mutex_);
-    done_.wait(lock, [this] { return busy_ == 0; });
+    state_.fetch_sub(kOpen);
+    const auto nobody = [this] { return state_.load() % kOpen == 0; };
+    if (!spin_until(nobody)) {
+        std::unique_lock lock(mutex_);
+        waiting_.store(true);
+        done_.wait(lock, nobody);
+        waiting_.store(false);
+    }
 }
 
 void ThreadPool::work(int worker) {
     std::uint64_t seen = 0;
-    std::unique_lock lock(mutex_);
+    const auto called = [&] {
+        const std::uint64_t state = state_.load();
+        return (state & kStop) != 0 || ((state & kOpen) != 0 && state / kGeneration != seen);
+    };
     for (;;) {
-        start_.wait(lock, [&] { return stopping_ || generation_ != seen; });
-        if (stopping_) {
+        if (!spin_until(called)) {
+            std::unique_lock lock(mutex_);
+            sleeping_.fetch_add(1);
+            start_.wait(lock, called);
+            sleeping_.fetch_sub(1);
+        }
+        std::uint64_t state = state_.load();
+        if ((state & kStop) != 0) {
             return;
         }
-        seen = generation_;
-        const Job job = job_;
-        lock.unlock();
-        take_tasks(job, worker);
-        lock.lock();
-        if (--busy_ == 0) {
+        if ((state & kOpen) == 0 || !state_.compare_exchange_strong(state, state + 1)) {
+            continue;  // it was closed meanwhile, or somebody else came or went
+        }
+        seen = state / kGeneration;
+        take_tasks(job_, worker);
+        const bool last = state_.fetch_sub(1) % kOpen == 1;
+        if (last && waiting_.load()) {
+            const std::lock_guard lock(mutex_);
             done_.notify_one();
         }
     }

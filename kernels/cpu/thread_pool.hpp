@@ -1,4 +1,8 @@
 // Splits independent tasks over the worker threads of one rank. With one thread it is a plain loop.
+//
+// Whoever waits spins for some tens of microseconds, which is how long the pauses within a step
+// are, and then sleeps. A job needs no worker: one that is late, because others use its processor,
+// finds the job closed and is not waited for.
 #pragma once
 
 #include <atomic>
@@ -48,14 +52,18 @@ class ThreadPool {
     void work(int worker);
     void take_tasks(const Job& job, int worker);
 
+    // Of the state: how many workers are at the job; whether more may come; the job's number.
+    static constexpr std::uint64_t kOpen = 1 << 16, kStop = 1 << 17, kGeneration = 1 << 18;
+
     std::vector<std::thread> workers_;
+    Job job_{};  // written while no worker is at a job
+    alignas(64) std::atomic<std::uint64_t> state_{0};
+    alignas(64) std::atomic<std::int64_t> next_{0};
+    // For those that sleep.
+    alignas(64) std::atomic<int> sleeping_{0};  // workers
+    std::atomic<bool> waiting_{false};          // who called run
     std::mutex mutex_;
     std::condition_variable start_, done_;
-    Job job_{};  // guarded by mutex_, like the next two
-    std::uint64_t generation_ = 0;
-    int busy_ = 0;
-    bool stopping_ = false;
-    std::atomic<std::int64_t> next_{0};
 };
 
 }  // namespace gyre::cpu

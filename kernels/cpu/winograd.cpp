@@ -22,7 +22,7 @@ class WinogradOp final : public Op {
           out_(spec.shape.out()),
           tail_(spec, sizes.train_images),
           tiles_(spec.shape, tail_),
-          weights_(spec.shape, tail_, tiles_),
+          weights_(context, spec.shape, tail_, tiles_, block_count(sizes.train_images)),
           forward_(in_.channels, out_.channels, forward_tiles(sizes)),
           backward_(out_.channels, in_.channels, tiles_at_once(out_.channels)),
           band_rows_(std::clamp(backward_.tiles / tiles_.across(), 1, tiles_.down())) {
@@ -38,7 +38,7 @@ class WinogradOp final : public Op {
     }
     void forward(const Batch& batch, const OpIo& io) override;
     void backward_params(const Batch& batch, const OpIo& io) override {
-        weights_.run(context_, block_count(batch.n), io);
+        weights_.run(block_count(batch.n), io);
     }
     void backward_input(const Batch& batch, const OpIo& io) override;
 
@@ -74,7 +74,7 @@ class WinogradOp final : public Op {
         const int threads = context_.pool.threads();
         const int all = tiles_.count() * std::max(1, block_count(sizes.train_images));
         return threads == 1 ? tiles_at_once(in_.channels)
-                            : std::clamp(all / (4 * threads), 1, tiles_at_once(in_.channels));
+                            : std::clamp(all / (2 * threads), 1, tiles_at_once(in_.channels));
     }
     std::ptrdiff_t padded_channels() const { return whole_lines(in_.channels); }
     std::ptrdiff_t weight_point() const {

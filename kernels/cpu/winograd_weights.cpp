@@ -5,18 +5,18 @@
 namespace gyre::cpu {
 namespace {
 
-constexpr std::ptrdiff_t kCacheFloats = 256 * 1024;  // of transformed tiles: 1 MiB
-
-int tiles_at_once(std::ptrdiff_t floats_per_tile, int tiles) {
-    return static_cast<int>(std::clamp<std::ptrdiff_t>(kCacheFloats / floats_per_tile, 1, tiles));
-}
+constexpr std::ptrdiff_t kCacheFloats = 160 * 1024;      // of a transformed x: 640 KiB
+constexpr std::ptrdiff_t kSumsFloats = 4 * 1024 * 1024;  // of all sums: 16 MiB
+constexpr int kMostSums = 16, kMostParts = 4;
 
 }  // namespace
 
 template <int K>
-WinogradWeights<K>::WinogradWeights(const Conv2dShape& shape, const Conv2dTail& tail,
-                                    const WinogradTiles<K>& tiles)
-    : channels_(shape.in.channels),
+WinogradWeights<K>::WinogradWeights(const Context& context, const Conv2dShape& shape,
+                                    const Conv2dTail& tail, const WinogradTiles<K>& tiles,
+                                    int most_blocks)
+    : context_(context),
+      channels_(shape.in.channels),
       in_(shape.in),
       out_(shape.out()),
       tail_(tail),
@@ -24,105 +24,123 @@ WinogradWeights<K>::WinogradWeights(const Conv2dShape& shape, const Conv2dTail& 
       rows_(shape.out_channels, kTileRows),
       cols_(static_cast<int>(padded_channels() / kLanes), kTileCols),
       groups_(tiles.count(),
-              tiles_at_once(kPoints * kLanes * (padded_channels() + shape.out_channels),
-                            tiles.count())) {}
+              static_cast<int>(std::clamp<std::ptrdiff_t>(
+                  kCacheFloats / (kPoints * kLanes * padded_channels()), 1, tiles.count()))),
+      row_parts_(std::min(rows_.parts, kMostParts)),
+      most_sums_(std::clamp(static_cast<int>(kSumsFloats / sums_floats()), 1,
+                            std::clamp(most_blocks, 1, kMostSums))) {}
 
 template <int K>
-std::int64_t WinogradWeights<K>::shared_floats() const {
-    return kPoints * (x_point() + dy_point() + sums_point()) + rows_.total * kLanes +
-           unfused_floats();
+std::int64_t WinogradWeights<K>::worker_floats() const {
+    return kPoints * (x_point() + dy_point()) +
+           std::max<std::int64_t>(WinogradTiles<K>::kScratch,
+                                  tiles_.tail_apart() ? plane_floats() : 0);
 }
 
 template <int K>
-typename WinogradWeights<K>::Memory WinogradWeights<K>::memory(float* shared) const {
-    Memory at{};
-    at.x = shared;
-    at.dy = at.x + kPoints * x_point();
-    at.sums = at.dy + kPoints * dy_point();
-    at.bias = at.sums + kPoints * sums_point();
-    at.unfused = at.bias + rows_.total * kLanes;
-    return at;
+void WinogradWeights<K>::run(int blocks, const OpIo& io) const {
+    float* const sums = context_.workspace.shared();
+    const Split shares(blocks, std::max(1, (blocks + most_sums_ - 1) / most_sums_));
+    // Where there are fewer than threads, rows are divided, too; each part transforms x for itself.
+    const int wanted = (context_.pool.threads() + shares.parts - 1) / shares.parts;
+    const Split parts(rows_.parts, std::max(1, rows_.parts / wanted));
+    context_.pool.parallel_for(
+        std::int64_t{shares.parts} * parts.parts, [&](std::int64_t task, int worker) {
+            const auto share = static_cast<int>(task / parts.parts);
+            const auto part = static_cast<int>(task % parts.parts);
+            run_task(io, {shares.begin(share), shares.begin(share + 1), parts.begin(part),
+                          parts.begin(part + 1), sums + share * sums_floats(),
+                          context_.workspace.worker(worker)});
+        });
+    store_gradients(shares.parts, sums, io);
 }
 
 template <int K>
-void WinogradWeights<K>::run(const Context& context, int blocks, const OpIo& io) const {
-    const Memory at = memory(context.workspace.shared());
-    std::fill_n(at.sums, kPoints * sums_point() + rows_.total * kLanes, 0.0f);
-    for (int block = 0; block < blocks; ++block) {
-        if (tiles_.tail_apart()) {
-            tail_.gradient_block(context, io, block, at.unfused);
-        }
+void WinogradWeights<K>::run_task(const OpIo& io, const Task& task) const {
+    const std::ptrdiff_t plane = in_.plane_elems() * kLanes;
+    const int row = rows_.begin(task.first_part), rows = rows_.begin(task.last_part) - row;
+    for (int point = 0; point < kPoints; ++point) {
+        std::fill_n(task.sums + point * sums_point() + row * padded_channels(),
+                    rows * padded_channels(), 0.0f);
+    }
+    std::fill_n(task.sums + kPoints * sums_point() + row * kLanes, rows * kLanes, 0.0f);
+    float* const scratch = task.memory + kPoints * (x_point() + dy_point());
+    for (int block = task.first_block; block < task.last_block; ++block) {
+        const float* x = io.x.f32() + block * in_.channels * plane;
         for (int group = 0; group < groups_.parts; ++group) {
-            transform(context, io, block, group, at);
-            add_products(context, group, at);
+            for (int channel = 0; channel < channels_; channel += kLanes) {
+                for (int t = 0; t < groups_.size(group); ++t) {
+                    tiles_.input_by_channel(x + channel * plane,
+                                            std::min(kLanes, channels_ - channel),
+                                            groups_.begin(group) + t, scratch,
+                                            task.memory + t * kLanes * padded_channels() + channel,
+                                            x_point(), padded_channels());
+                }
+            }
+            for (int part = task.first_part; part < task.last_part; part += row_parts_) {
+                add_products(io, block, group, part, std::min(task.last_part, part + row_parts_),
+                             task);
+            }
         }
     }
-    store_gradients(context, at, io);
 }
 
 template <int K>
-void WinogradWeights<K>::transform(const Context& context, const OpIo& io, int block, int group,
-                                   const Memory& at) const {
-    const int first = groups_.begin(group), count = groups_.size(group);
-    const std::ptrdiff_t plane = in_.plane_elems() * kLanes;
-    const float* x = io.x.f32() + block * in_.channels * plane;
-    const int lines = static_cast<int>(padded_channels() / kLanes);
-    context.pool.parallel_for(lines + rows_.total, [&](std::int64_t task, int worker) {
-        if (task < lines) {
-            const int channel = static_cast<int>(task) * kLanes;
-            for (int t = 0; t < count; ++t) {
-                tiles_.input_by_channel(
-                    x + channel * plane, std::min(kLanes, in_.channels - channel), first + t,
-                    context.workspace.worker(worker),
-                    at.x + t * kLanes * padded_channels() + channel, x_point(), padded_channels());
-            }
-            return;
+void WinogradWeights<K>::add_products(const OpIo& io, int block, int group, int first_part,
+                                      int last_part, const Task& task) const {
+    const int first = rows_.begin(first_part), last = rows_.begin(last_part);
+    const int count = groups_.size(group);
+    float* const dy = task.memory + kPoints * x_point();
+    float* const unfused = dy + kPoints * dy_point();
+    float* const bias = task.sums + kPoints * sums_point();
+    for (int o = first; o < last; ++o) {
+        Conv2dTail::Gradient from = tail_.gradient(io, block, o);
+        if (tiles_.tail_apart()) {
+            tail_.gradient_plane(io, block, o, unfused, std::ptrdiff_t{out_.width} * kLanes);
+            from = {.dy = unfused};
         }
-        const int o = static_cast<int>(task) - lines;
-        const Conv2dTail::Gradient from =
-            tiles_.tail_apart()
-                ? Conv2dTail::Gradient{.dy = at.unfused + o * out_.plane_elems() * kLanes}
-                : tail_.gradient(io, block, o);
         for (int t = 0; t < count; ++t) {
-            tiles_.gradient(from, first + t, at.dy + o * dy_row() + t * kLanes, dy_point(),
-                            at.bias + o * kLanes);
+            tiles_.gradient(from, groups_.begin(group) + t,
+                            dy + (o - first) * dy_row() + t * kLanes, dy_point(),
+                            bias + o * kLanes);
         }
-    });
+    }
+    TileProduct product;
+    product.w_row = dy_row();
+    product.w_step = 1;
+    product.x_step = product.y_row = padded_channels();
+    product.depth = count * kLanes;
+    product.accumulate = true;
+    for (int point = 0; point < kPoints; ++point) {
+        product.w = dy + point * dy_point();
+        product.x = task.memory + point * x_point();
+        product.y = task.sums + point * sums_point() + first * padded_channels();
+        product.run(rows_, first_part, last_part, cols_);
+    }
 }
 
 template <int K>
-void WinogradWeights<K>::add_products(const Context& context, int group, const Memory& at) const {
-    context.pool.parallel_for(kPoints, [&](std::int64_t point, int) {
-        TileProduct product;
-        product.w = at.dy + point * dy_point();
-        product.w_row = dy_row();
-        product.w_step = 1;
-        product.x = at.x + point * x_point();
-        product.x_step = padded_channels();
-        product.y = at.sums + point * sums_point();
-        product.y_row = padded_channels();
-        product.depth = groups_.size(group) * kLanes;
-        product.accumulate = true;
-        product.run(rows_, 0, rows_.parts, cols_);
-    });
-}
-
-template <int K>
-void WinogradWeights<K>::store_gradients(const Context& context, const Memory& at,
-                                         const OpIo& io) const {
+void WinogradWeights<K>::store_gradients(int sums, const float* from, const OpIo& io) const {
     constexpr int kExtent = WinogradTiles<K>::kExtent;
-    context.pool.parallel_for(rows_.total, [&](std::int64_t o, int) {
-        const float* bias = at.bias + o * kLanes;
-        float sum = 0.0f;
-        for (int lane = 0; lane < kLanes; ++lane) {
-            sum += bias[lane];
+    const auto total = [&](std::ptrdiff_t at) {
+        Vec v = load(from + at);
+        for (int i = 1; i < sums; ++i) {
+            v += load(from + i * sums_floats() + at);
         }
-        io.grads[1].f32()[o] = sum;
+        return v;
+    };
+    context_.pool.parallel_for(rows_.total, [&](std::int64_t o, int) {
+        Vec bias = {};
+        for (int lane = 0; lane < kLanes; lane += kVec) {
+            bias += total(kPoints * sums_point() + o * kLanes + lane);
+        }
+        io.grads[1].f32()[o] = lane_sum(bias);
         for (int first = 0; first < channels_; first += kVec) {
-            const float* from = at.sums + o * padded_channels() + first;
             float window[K * K][kVec];
             transform_2d<kExtent, K>(
-                [&](int i, int j) { return load(from + (i * kExtent + j) * sums_point()); },
+                [&](int i, int j) {
+                    return total((i * kExtent + j) * sums_point() + o * padded_channels() + first);
+                },
                 Transforms<K>::weights_adjoint,
                 [&](int i, int j, Vec v) { store(window[i * K + j], v); });
             float* to = io.grads[0].f32() + (o * channels_ + first) * K * K;
