@@ -1,12 +1,13 @@
 #include "kernels/cpu/thread_pool.hpp"
 
-#include <chrono>
+#include <algorithm>
 
 namespace gyre::cpu {
 namespace {
 
-// About what falling asleep and being woken cost. Longer only takes time from others.
-constexpr std::chrono::microseconds kSpin{50};
+// Most is about what falling asleep and being woken cost. Where spinning was in vain, others use
+// the processors: it only takes time from them.
+constexpr std::chrono::nanoseconds kLeastSpin{3000}, kMostSpin{50000};
 
 void pause() {
 #if defined(__x86_64__)
@@ -16,24 +17,26 @@ void pause() {
 #endif
 }
 
-// Whether it came true while spinning.
+// Whether it came true within so long, which is then made longer, or else shorter.
 template <typename Condition>
-bool spin_until(Condition&& condition) {
-    const auto end = std::chrono::steady_clock::now() + kSpin;
+bool spin_until(Condition&& condition, std::chrono::nanoseconds& spin) {
+    const auto end = std::chrono::steady_clock::now() + spin;
     do {
         for (int i = 0; i < 32; ++i) {
             if (condition()) {
+                spin = std::min(2 * spin, kMostSpin);
                 return true;
             }
             pause();
         }
     } while (std::chrono::steady_clock::now() < end);
+    spin = std::max(spin / 4, kLeastSpin);
     return false;
 }
 
 }  // namespace
 
-ThreadPool::ThreadPool(int threads) {
+ThreadPool::ThreadPool(int threads) : spin_(kMostSpin) {
     for (int worker = 1; worker < threads; ++worker) {
         workers_.emplace_back([this, worker] { work(worker); });
     }
@@ -61,7 +64,7 @@ void ThreadPool::run(const Job& job) {
     take_tasks(job, 0);
     state_.fetch_sub(kOpen);
     const auto nobody = [this] { return state_.load() % kOpen == 0; };
-    if (!spin_until(nobody)) {
+    if (!spin_until(nobody, spin_)) {
         std::unique_lock lock(mutex_);
         waiting_.store(true);
         done_.wait(lock, nobody);
@@ -71,12 +74,13 @@ void ThreadPool::run(const Job& job) {
 
 void ThreadPool::work(int worker) {
     std::uint64_t seen = 0;
+    std::chrono::nanoseconds spin = kMostSpin;
     const auto called = [&] {
         const std::uint64_t state = state_.load();
         return (state & kStop) != 0 || ((state & kOpen) != 0 && state / kGeneration != seen);
     };
     for (;;) {
-        if (!spin_until(called)) {
+        if (!spin_until(called, spin)) {
             std::unique_lock lock(mutex_);
             sleeping_.fetch_add(1);
             start_.wait(lock, called);

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
@@ -56,7 +57,8 @@ class ThreadPool {
     static constexpr std::uint64_t kOpen = 1 << 16, kStop = 1 << 17, kGeneration = 1 << 18;
 
     std::vector<std::thread> workers_;
-    Job job_{};  // written while no worker is at a job
+    std::chrono::nanoseconds spin_;  // of who called run
+    Job job_{};                      // written while no worker is at a job
     alignas(64) std::atomic<std::uint64_t> state_{0};
     alignas(64) std::atomic<std::int64_t> next_{0};
     // For those that sleep.
