@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "kernels/cpu/ops.hpp"
-#include "kernels/cpu/pooling.hpp"
 
 namespace gyre::cpu {
 namespace {
@@ -20,9 +19,9 @@ class AvgPool2dOp final : public Op {
             const float* x = io.x.f32() + plane * spec_.in.plane_elems() * kLanes;
             float* y = io.y.f32() + plane * out_.plane_elems() * kLanes;
             for_windows([&](std::ptrdiff_t corner, std::ptrdiff_t to) {
-                LaneVec sum = {};
-                for_window(corner, [&](std::ptrdiff_t at) { sum += load_lanes<LaneVec>(x + at); });
-                store_lanes(y + to, sum * spec_.scale());
+                Vec sum = {};
+                for_window(corner, [&](std::ptrdiff_t at) { sum += load(x + at); });
+                store(y + to, sum * spec_.scale());
             });
         });
     }
@@ -33,10 +32,9 @@ class AvgPool2dOp final : public Op {
             float* dx = io.dx.f32() + plane * spec_.in.plane_elems() * kLanes;
             std::fill_n(dx, spec_.in.plane_elems() * kLanes, 0.0f);
             for_windows([&](std::ptrdiff_t corner, std::ptrdiff_t from) {
-                const LaneVec share = load_lanes<LaneVec>(dy + from) * spec_.scale();
-                for_window(corner, [&](std::ptrdiff_t at) {
-                    store_lanes(dx + at, load_lanes<LaneVec>(dx + at) + share);
-                });
+                const Vec share = load(dy + from) * spec_.scale();
+                for_window(corner,
+                           [&](std::ptrdiff_t at) { store(dx + at, load(dx + at) + share); });
             });
         });
     }
@@ -48,14 +46,17 @@ class AvgPool2dOp final : public Op {
         context_.pool.parallel_for(std::int64_t{block_count(batch.n)} * out_.channels,
                                    [&](std::int64_t plane, int) { body(plane); });
     }
-    // body(offset of the window's corner, offset of its output)
+    // body(offset of the window's corner, offset of its output), for each register of lanes
     template <typename Body>
     void for_windows(Body&& body) const {
         const std::ptrdiff_t line = std::ptrdiff_t{spec_.in.width} * kLanes;
         for (int row = 0; row < out_.height; ++row) {
             for (int col = 0; col < out_.width; ++col) {
-                body(row * spec_.stride * line + std::ptrdiff_t{col} * spec_.stride * kLanes,
-                     (std::ptrdiff_t{row} * out_.width + col) * kLanes);
+                for (int lane = 0; lane < kLanes; lane += kVec) {
+                    body(row * spec_.stride * line + std::ptrdiff_t{col} * spec_.stride * kLanes +
+                             lane,
+                         (std::ptrdiff_t{row} * out_.width + col) * kLanes + lane);
+                }
             }
         }
     }

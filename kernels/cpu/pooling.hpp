@@ -88,14 +88,16 @@ void pool_windows(const Windows& all, const float* x, const float* factor, float
     }
 }
 using PoolFunction = decltype(&pool_windows<0, false, false, false>);
+template <bool kScaled, bool kRelu, bool kKeep>
+PoolFunction pool_function_of(int kernel) {
+    return kernel == 2   ? &pool_windows<2, kScaled, kRelu, kKeep>
+           : kernel == 3 ? &pool_windows<3, kScaled, kRelu, kKeep>
+                         : &pool_windows<0, kScaled, kRelu, kKeep>;
+}
 template <bool kScaled, bool kKeep>
 PoolFunction pool_function(int kernel, bool relu) {
-    return relu          ? kernel == 2   ? &pool_windows<2, kScaled, true, kKeep>
-                           : kernel == 3 ? &pool_windows<3, kScaled, true, kKeep>
-                                         : &pool_windows<0, kScaled, true, kKeep>
-                    : kernel == 2 ? &pool_windows<2, kScaled, false, kKeep>
-           : kernel == 3 ? &pool_windows<3, kScaled, false, kKeep>
-                         : &pool_windows<0, kScaled, false, kKeep>;
+    return relu ? pool_function_of<kScaled, true, kKeep>(kernel)
+                : pool_function_of<kScaled, false, kKeep>(kernel);
 }
 
 // dx of the windows from dy, which is 0 where y <= 0 unless y is null. Pixels outside all windows

@@ -29,7 +29,6 @@ inline constexpr int kRegisters = 16, kVec = 4, kTileCols = 1, kTileVecs = 2;
 #endif
 
 using Vec = float __attribute__((vector_size(kVec * sizeof(float))));
-using LaneVec = float __attribute__((vector_size(kLanes * sizeof(float))));
 
 inline Vec load(const float* p) {
     Vec v;

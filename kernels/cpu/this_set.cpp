@@ -2,7 +2,6 @@
 #include "kernels/cpu_kernels.hpp"
 
 #include <algorithm>
-#include <chrono>
 
 #include "kernels/cpu/backend_cpu.hpp"
 
