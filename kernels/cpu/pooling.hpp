@@ -66,6 +66,11 @@ void pool_windows(const Windows& all, const float* x, const float* factor, float
     for (int row = 0; row < windows.rows; ++row) {
         const float* corner = x + row * windows.stride * windows.line;
         for (int col = 0; col < windows.cols; ++col) {
+            // Of the next row: lines this short defeat the hardware's prefetcher.
+            for (int k = 0; k < kernel * kernel; ++k) {
+                __builtin_prefetch(corner + (k / kernel + windows.stride) * windows.line +
+                                   k % kernel * kLanes);
+            }
             for (int lane = 0; lane < kLanes; lane += kVec) {
                 const auto value = [&](int kh, int kw) {
                     const Vec v =
