@@ -81,10 +81,11 @@ class WinogradOp final : public Op {
         return WinogradTiles<K>::point_step(out_.channels * padded_channels());
     }
     void transform_weights(const float* w, float* to) const;
-    // finish(row, points of it) for each row, from the transformed tiles at `input`.
+    // finish(row, points of it) for each row, from the transformed tiles at `input`, behind which
+    // there is memory for the products.
     template <typename Finish>
     void multiply(const Direction& direction, int count, const float* weights, std::ptrdiff_t w_row,
-                  std::ptrdiff_t w_step, const float* input, Finish&& finish) const;
+                  std::ptrdiff_t w_step, float* input, Finish&& finish) const;
     void input_gradient_band(const OpIo& io, int block, int band, const float* weights,
                              const float* unfused, float* memory) const;
 
@@ -125,11 +126,11 @@ void WinogradOp<K>::transform_weights(const float* w, float* to) const {
 template <int K>
 template <typename Finish>
 void WinogradOp<K>::multiply(const Direction& direction, int count, const float* weights,
-                             std::ptrdiff_t w_row, std::ptrdiff_t w_step, const float* input,
+                             std::ptrdiff_t w_row, std::ptrdiff_t w_step, float* input,
                              Finish&& finish) const {
     const Split cols(count, kTileCols);
     const Split& rows = direction.rows;
-    float* const output = const_cast<float*>(input) + kPoints * direction.input_point();
+    float* const output = input + kPoints * direction.input_point();
     TileProduct product;
     product.w_row = w_row;
     product.w_step = w_step;
