@@ -112,6 +112,7 @@ class MpiCommunicator final : public Communicator {
     };
     Sum sums_[3] = {{MPI_FLOAT, MPI_SUM}, {MPI_UINT16_T, MPI_OP_NULL}, {MPI_UINT16_T, MPI_OP_NULL}};
 
+    SpinTime spin_;     // of who waits
     std::mutex mutex_;  // guards MPI and everything below
     MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
@@ -156,7 +157,7 @@ class MpiCommunicator::Operation final : public Request {
     }
 
     void wait() override {
-        for (Backoff backoff;; backoff.pause()) {
+        for (Backoff backoff(comm_.spin_);; backoff.pause()) {
             {
                 const std::lock_guard lock(comm_.mutex_);
                 if (pieces_left_ > 0) {
@@ -303,7 +304,7 @@ void MpiCommunicator::complete(Call call) {
         const std::lock_guard lock(mutex_);
         call(&request);
     }
-    for (Backoff backoff;; backoff.pause()) {
+    for (Backoff backoff(spin_);; backoff.pause()) {
         int flag = 0;
         const std::lock_guard lock(mutex_);
         GYRE_MPI(MPI_Test(&request, &flag, MPI_STATUS_IGNORE));
