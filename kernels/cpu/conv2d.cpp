@@ -1,9 +1,9 @@
 // 2-D convolution (cross-correlation, as PyTorch's Conv2d) on the CPU.
 //
-//   forward:  y[o][oh][ow] = b[o] + sum_{c,kh,kw} w[o][c][kh][kw] x[c][oh*s - p + kh][ow*s - p +
-//   kw] input:    dx[c][ih][iw] = sum_{o,kh,kw} w[o][c][kh][kw] dy[o][(ih + p - kh)/s][(iw + p -
-//   kw)/s]
-//             over the kh, kw for which the divisions leave no remainder
+//   forward:  y[o][oh][ow] = b[o] + sum over c, kh, kw of
+//                 w[o][c][kh][kw] x[c][oh*s - p + kh][ow*s - p + kw]
+//   input:    dx[c][ih][iw] = sum over o, and kh, kw where the divisions leave no remainder, of
+//                 w[o][c][kh][kw] dy[o][(ih + p - kh)/s][(iw + p - kw)/s]
 //   weights:  conv2d_weights.hpp
 //
 // Forward and input gradient are the same correlation, of one block of images at a time, by the
