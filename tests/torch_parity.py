@@ -38,7 +38,10 @@ import torch_rates  # noqa: E402
 
 SKIPPED = 77
 BATCH = 64
-RESNET_STEPS = 10
+# resnet has batch normalisation and residual connections, and is slow in double precision. With Adam
+# net is soon where single roundings decide: of 100 steps, no seed of 6 went without a flip, since
+# gyre's convolutions have the rounding of Winograd's filtering (15 to 20 times the formula's).
+MOST_STEPS = {("resnet", "sgd"): 10, ("net", "adam"): 20, ("net", "adamw"): 20}
 WEIGHT_BOUND = 1e-3  # of the weights after SGD: absolute, against max(1, greatest weight)
 
 # Stride 2, padding, and a pooling that leaves out the last row and column (7 x 7 to 3 x 3).
@@ -61,9 +64,9 @@ CASES = [
     ("sgd", "--optimizer sgd --lr 0.01 --momentum 0.5", "SGD", {"lr": 0.01, "momentum": 0.5}, 1e-4),
     ("nesterov", "--optimizer sgd --lr 0.01 --momentum 0.5 --nesterov --weight-decay 1e-4", "SGD",
      {"lr": 0.01, "momentum": 0.5, "nesterov": True, "weight_decay": 1e-4}, 1e-4),
-    ("adam", "--optimizer adam --lr 1e-3", "Adam", {"lr": 1e-3}, 1e-3),
+    ("adam", "--optimizer adam --lr 1e-3", "Adam", {"lr": 1e-3}, 1e-4),
     ("adamw", "--optimizer adamw --lr 1e-3 --weight-decay 1e-2", "AdamW",
-     {"lr": 1e-3, "weight_decay": 1e-2}, 1e-3),
+     {"lr": 1e-3, "weight_decay": 1e-2}, 1e-4),
 ]  # fmt: skip
 
 # Of the golden series: gyre's options, optimiser and options of torch, greatest gradient norm.
@@ -391,12 +394,12 @@ def run(args: argparse.Namespace, work: pathlib.Path) -> int:
         return 2
     print(f"torch {torch.__version__}, {args.steps} steps of {BATCH} images", flush=True)
     results = [torch_rates.hold()]
-    results += [holds(args, work, name, case, images, labels)
-                for name in ("net", "strided") for case in CASES]  # fmt: skip
-    # Batch normalisation and residual connections; slow in double precision.
-    few = argparse.Namespace(**{**vars(args), "steps": min(args.steps, RESNET_STEPS)})
-    count = BATCH * few.steps
-    results += [holds(few, work, "resnet", case, images[:count], labels[:count]) for case in CASES[:1]]
+    for name, cases in (("net", CASES), ("strided", CASES), ("resnet", CASES[:1])):
+        for case in cases:
+            steps = min(args.steps, MOST_STEPS.get((name, case[0]), args.steps))
+            few = argparse.Namespace(**{**vars(args), "steps": steps})
+            count = BATCH * steps
+            results.append(holds(few, work, name, case, images[:count], labels[:count]))
     print(f"{sum(results)} of {len(results)} cases hold")
     return 0 if all(results) else 1
 
