@@ -40,7 +40,7 @@ SKIPPED = 77
 BATCH = 64
 # resnet has batch normalisation and residual connections, and is slow in double precision. With Adam
 # net is soon where single roundings decide: of 100 steps, no seed of 6 went without a flip, since
-# gyre's convolutions have the rounding of Winograd's filtering (15 to 20 times the formula's).
+# gyre's convolutions have the rounding of Winograd's filtering, which is greater than the formula's.
 MOST_STEPS = {("resnet", "sgd"): 10, ("net", "adam"): 20, ("net", "adamw"): 20}
 WEIGHT_BOUND = 1e-3  # of the weights after SGD: absolute, against max(1, greatest weight)
 

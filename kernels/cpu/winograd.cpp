@@ -180,7 +180,7 @@ void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
     };
     const int blocks = block_count(batch.n);
     const int at_once = tiles_.tail_apart() ? 1 : blocks;
-    for (int first = 0; first < blocks; first += std::max(1, at_once)) {
+    for (int first = 0; first < blocks; first += at_once) {
         context_.pool.parallel_for(
             std::int64_t{at_once} * groups.parts, [&](std::int64_t task, int worker) {
                 run_group(first + static_cast<int>(task / groups.parts),
@@ -200,7 +200,7 @@ void WinogradOp<K>::backward_input(const Batch& batch, const OpIo& io) {
     const int blocks = block_count(batch.n);
     const int at_once = tiles_.tail_apart() ? 1 : blocks;
     const int bands = (tiles_.down() + band_rows_ - 1) / band_rows_;
-    for (int first = 0; first < blocks; first += std::max(1, at_once)) {
+    for (int first = 0; first < blocks; first += at_once) {
         if (tiles_.tail_apart()) {
             tail_.gradient_block(context_, io, first, unfused);
         }
