@@ -5,6 +5,8 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
+constexpr int kDynamicFloats = 20000;
+
 template <bool kBug>
 __global__ void dropped_barrier(const float* x, float* y) {
     SIMT_SHARED(float, tile, [64]);
@@ -166,6 +168,15 @@ __global__ void shared_size(const float* x, float* y) {
     y[threadIdx.x] = large[kFloats - 1 - threadIdx.x];
 }
 
+template <bool kBug>
+__global__ void dynamic_bounds(const float* x, float* y) {
+    SIMT_DYNAMIC_SHARED(float, tile);
+    const unsigned i = threadIdx.x;
+    tile[kDynamicFloats - (kBug ? 0 : 1) - i] = x[i];  // bug: dynamic bounds
+    __syncthreads();
+    y[i] = tile[kDynamicFloats - (i == 63 ? 1 : 2) - i];
+}
+
 __global__ void copy(const float* x, float* y) {
     y[threadIdx.x] = x[threadIdx.x];
 }
@@ -178,6 +189,18 @@ __global__ void scale(float factor, const float* x, float* y) {
 template <auto kernel_with, auto kernel_without, unsigned kBlocks = 1>
 void start(Stream& stream, bool bug, float* x, float* y) {
     launch("planted", bug ? kernel_with : kernel_without, dim3(kBlocks), dim3(64), stream, x, y);
+}
+
+template <auto kernel_with, auto kernel_without>
+void start_dynamic(Stream& stream, bool bug, float* x, float* y) {
+    launch("planted", bug ? kernel_with : kernel_without, dim3(1), dim3(64),
+           SharedBytes{kDynamicFloats * sizeof(float)}, stream, x, y);
+}
+
+// A kernel without its memory; or with all there is.
+void start_dynamic_size(Stream& stream, bool bug, float* x, float* y) {
+    launch("planted", dynamic_bounds<false>, dim3(1), dim3(64),
+           SharedBytes{bug ? 0 : kMostSharedBytes}, stream, x, y);
 }
 
 void start_released(Stream& stream, bool bug, float*, float* y) {
@@ -264,6 +287,11 @@ const std::vector<PlantedBug>& planted_bugs() {
          emulator,
          {"'large'", "52000 bytes", "49152"},
          start<shared_size<13000>, shared_size<12000>>},
+        {"dynamic bounds",
+         address_sanitizer,
+         {"out of bounds: ", "0 bytes behind the end", "80000"},
+         start_dynamic<dynamic_bounds<true>, dynamic_bounds<false>>},
+        {"dynamic size", emulator, {"dynamic shared memory"}, start_dynamic_size},
         {"block size", emulator, {"multiple of 32"}, start_block_size},
     };
     return bugs;

@@ -97,6 +97,14 @@ void release(void* memory) noexcept;
 void* allocate_pinned(std::size_t bytes);
 void release_pinned(void* memory) noexcept;
 
+// Dynamic shared memory of a launch.
+struct SharedBytes {
+    std::size_t count = 0;
+};
+// Shared memory that a block may have in all on sm_90 (sm_80: 163 KiB), and what without asking.
+constexpr std::size_t kMostSharedBytes = 227 << 10;
+constexpr std::size_t kSharedBytesUnasked = 48 << 10;
+
 struct DeviceProperties {
     std::string name;
     int multiprocessors = 1;

@@ -28,6 +28,11 @@
 
 // A variable of the block, aligned to 16 bytes: SIMT_SHARED(float, tile, [16][20]).
 #define SIMT_SHARED(type, name, extents) __shared__ __align__(16) type name extents
+// The block's dynamic shared memory, SharedBytes of launch(), as a pointer; aligned to 128 bytes and,
+// like the above, not initialised: SIMT_DYNAMIC_SHARED(float, tile). Once in a kernel.
+#define SIMT_DYNAMIC_SHARED(type, name)                                  \
+    extern __shared__ __align__(128) unsigned char simt_dynamic_shared[]; \
+    type* const name = reinterpret_cast<type*>(simt_dynamic_shared)
 // Before a loop whose trip count is known: arrays it indexes then live in registers.
 #define SIMT_UNROLL _Pragma("unroll")
 
@@ -88,19 +93,30 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const std::uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Starts kernel<<<grid, block>>>(arguments...) in the stream. `name` is for messages.
+// Starts kernel<<<grid, block, shared>>>(arguments...) in the stream. `name` is for messages. More
+// than 48 KiB of dynamic shared memory have to be asked for, kernel by kernel.
 template <typename... P, typename... A>
-void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Stream& stream,
-            A&&... arguments) {
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
+            Stream& stream, A&&... arguments) {
+    const auto* const entry = reinterpret_cast<const void*>(kernel);
+    if (shared.count > kSharedBytesUnasked) {
+        check_launch(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                          static_cast<int>(shared.count)),
+                     name);
+    }
     std::tuple<P...> values(std::forward<A>(arguments)...);
     std::apply(
         [&](auto&... each) {
             void* pointers[] = {static_cast<void*>(&each)...};
-            check_launch(cudaLaunchKernel(reinterpret_cast<const void*>(kernel), grid, block,
-                                          pointers, 0, native(stream)),
-                         name);
+            check_launch(
+                cudaLaunchKernel(entry, grid, block, pointers, shared.count, native(stream)), name);
         },
         values);
+}
+template <typename... P, typename... A>
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Stream& stream,
+            A&&... arguments) {
+    launch(name, kernel, grid, block, SharedBytes{}, stream, std::forward<A>(arguments)...);
 }
 
 }  // namespace gyre::cuda

@@ -322,7 +322,7 @@ template <bool kWrite, std::size_t kBytes = 0>
 
 class Checker final : public emulator::Listener {
  public:
-    void launch_begins() override {
+    void launch_begins(const emulator::Launch&) override {
         for (const auto& [at, bytes] : variables) {
             each_word(shared, reinterpret_cast<const void*>(at), bytes,
                       [](Cell& cell, unsigned) { cell = {}; });

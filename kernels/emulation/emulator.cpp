@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "kernels/base/error.hpp"
+#include "kernels/cuda/runtime.hpp"
 #include "kernels/emulation/fibers.hpp"
 #include "kernels/emulation/sanitizer.hpp"
 #include "kernels/emulation/warp.hpp"
@@ -46,7 +47,6 @@ struct Lane : Thread {
 namespace {
 
 constexpr unsigned kMostThreads = 1024;
-constexpr std::size_t kSharedBytes = 48 << 10;  // what a kernel may declare without asking
 constexpr std::size_t kRedzone = 64;
 constexpr std::size_t kSlack = 4096;  // beyond the shared memory, for redzones
 constexpr std::uint64_t kAllLanes = 0xffffffffu;
@@ -68,15 +68,16 @@ class Machine {
  public:
     Machine() {
         const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-        shared_ = static_cast<std::byte*>(map_memory(kSharedBytes + 2 * page));
+        shared_ = static_cast<std::byte*>(map_memory(kMostSharedBytes + 2 * page));
         for (unsigned i = 0; i < kMostThreads; ++i) {
             lanes_[i].linear = i;
         }
     }
 
     // --- the host's side -------------------------------------------------------------------------
-    void run_grid(const char* kernel, dim3 grid, dim3 block, const std::function<void()>& body) {
-        kernel_ = kernel;
+    void run_grid(const Launch& launch, const std::function<void()>& body) {
+        const char* const kernel = kernel_ = launch.kernel;
+        const dim3 grid = launch.grid, block = launch.block;
         body_ = &body;
         threads_ = static_cast<unsigned>(block.count());
         report_.clear();
@@ -96,11 +97,21 @@ class Machine {
         for (unsigned i = 0; i < threads_; ++i) {
             lanes_[i].index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
         }
-        shared_used_ = 0;
+        shared_used_ = declared_ = 0;
+        dynamic_ = nullptr;
         variables_.clear();
-        poison(shared_, kSharedBytes + kSlack);
+        poison(shared_, kMostSharedBytes + kSlack);
         if (listener != nullptr) {
-            listener->launch_begins();
+            listener->launch_begins(launch);
+        }
+        if (launch.shared_bytes > 0) {
+            if (launch.shared_bytes > kMostSharedBytes) {
+                throw Error(ExitCode::internal,
+                            fmt::format("kernel {}: {} bytes of dynamic shared memory; there are {}",
+                                        kernel, launch.shared_bytes, kMostSharedBytes));
+            }
+            declared_ = launch.shared_bytes;
+            dynamic_ = add_variable(this, launch.shared_bytes, 128);
         }
         order_.resize(grid.count());
         std::iota(order_.begin(), order_.end(), std::size_t{0});
@@ -127,7 +138,7 @@ class Machine {
     bool in_kernel() const {
         return fibers_.running != nullptr && fibers_.running != &fibers_.host;
     }
-    Range shared() const { return {shared_, shared_ + kSharedBytes + kSlack}; }
+    Range shared() const { return {shared_, shared_ + kMostSharedBytes + kSlack}; }
 
     // --- the threads' side -----------------------------------------------------------------------
     void sync_block(const Place& place) {
@@ -195,22 +206,19 @@ class Machine {
                 return variable.at;
             }
         }
-        const std::size_t align = std::max<std::size_t>(alignment, 16);
-        const std::size_t begin = (shared_used_ + kRedzone + align - 1) / align * align;
-        declared_ = variables_.empty() ? bytes : declared_ + bytes;
-        if (declared_ > kSharedBytes || begin + bytes + kRedzone > kSharedBytes + kSlack) {
-            report(fmt::format("shared memory '{}': with it the kernel needs {} bytes, but has {}",
-                               name, declared_, kSharedBytes));
+        declared_ += bytes;
+        const std::size_t most = dynamic_ == nullptr ? kSharedBytesUnasked : kMostSharedBytes;
+        if (void* at = declared_ <= most ? add_variable(key, bytes, alignment) : nullptr) {
+            return at;
         }
-        shared_used_ = begin + bytes;
-        void* at = shared_ + begin;
-        unpoison(at, bytes);
-        std::memset(at, 0xff, bytes);  // NaN
-        variables_.push_back({key, at, bytes});
-        if (listener != nullptr) {
-            listener->shared_declared(at, bytes);
+        report(fmt::format("shared memory '{}': with it the kernel needs {} bytes, but has {}", name,
+                           declared_, most));
+    }
+    void* dynamic_shared() {
+        if (dynamic_ == nullptr) {
+            report("this kernel uses dynamic shared memory, of which its launch has none");
         }
-        return at;
+        return dynamic_;
     }
 
     [[noreturn]] void report(std::string what) {
@@ -234,6 +242,24 @@ class Machine {
         void* at;
         std::size_t bytes;
     };
+
+    // Null: there is no more room.
+    void* add_variable(const void* key, std::size_t bytes, std::size_t alignment) {
+        const std::size_t align = std::max<std::size_t>(alignment, 16);
+        const std::size_t begin = (shared_used_ + kRedzone + align - 1) / align * align;
+        if (begin + bytes + kRedzone > kMostSharedBytes + kSlack) {
+            return nullptr;
+        }
+        shared_used_ = begin + bytes;
+        void* at = shared_ + begin;
+        unpoison(at, bytes);
+        std::memset(at, 0xff, bytes);  // NaN
+        variables_.push_back({key, at, bytes});
+        if (listener != nullptr) {
+            listener->shared_declared(at, bytes);
+        }
+        return at;
+    }
 
     void all_ready() {
         for (unsigned w = 0; w < threads_ / kWarp; ++w) {
@@ -406,6 +432,7 @@ class Machine {
     std::string report_;
     std::byte* shared_ = nullptr;
     std::size_t shared_used_ = 0, declared_ = 0;
+    void* dynamic_ = nullptr;
     std::vector<Variable> variables_;
     std::uint64_t seed_ = 0;
     std::mt19937_64 random_;
@@ -432,8 +459,11 @@ void atomic_max(std::int32_t* at, std::int32_t value) {
 void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment) {
     return Machine::instance().shared_variable(key, name, bytes, alignment);
 }
-void run_grid(const char* kernel, dim3 grid, dim3 block, const std::function<void()>& body) {
-    Machine::instance().run_grid(kernel, grid, block, body);
+void* dynamic_shared() {
+    return Machine::instance().dynamic_shared();
+}
+void run_grid(const Launch& launch, const std::function<void()>& body) {
+    Machine::instance().run_grid(launch, body);
 }
 void set_schedule(std::uint64_t seed) {
     Machine::instance().set_schedule(seed);

@@ -67,7 +67,15 @@ void atomic_max(std::int32_t* at, std::int32_t value);
 // Memory of the block for the declaration `key`; filled with NaN when the block starts.
 void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment);
 
-void run_grid(const char* kernel, dim3 grid, dim3 block, const std::function<void()>& body);
+// The launch's dynamic shared memory, likewise.
+void* dynamic_shared();
+
+struct Launch {
+    const char* kernel = "";
+    dim3 grid, block;
+    std::size_t shared_bytes = 0;  // dynamic
+};
+void run_grid(const Launch& launch, const std::function<void()>& body);
 // Appends work to a stream.
 void submit(Stream& stream, std::function<void()> work);
 
@@ -94,7 +102,7 @@ Range shared_range();
 // What the checker wants to know; without it nobody listens.
 struct Listener {
     virtual ~Listener() = default;
-    virtual void launch_begins() = 0;
+    virtual void launch_begins(const Launch& launch) = 0;
     virtual void block_begins() = 0;
     virtual void block_barrier() = 0;
     virtual void warp_barrier(unsigned warp) = 0;

@@ -29,6 +29,9 @@
     auto& name = *static_cast<name##_in_shared*>(::gyre::emulated::emulator::shared_variable( \
         &name##_key, #name, sizeof(name##_in_shared), alignof(name##_in_shared)))
 
+#define SIMT_DYNAMIC_SHARED(type, name) \
+    type* const name = static_cast<type*>(::gyre::emulated::emulator::dynamic_shared())
+
 namespace gyre::emulated {
 
 struct alignas(8) float2 {
@@ -92,11 +95,17 @@ inline void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint
 }
 
 template <typename... P, typename... A>
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
+            Stream& stream, A&&... arguments) {
+    emulator::submit(stream, [=, values = std::tuple<P...>(std::forward<A>(arguments)...)] {
+        emulator::run_grid({name, grid, block, shared.count},
+                           [&] { std::apply(kernel, values); });
+    });
+}
+template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Stream& stream,
             A&&... arguments) {
-    emulator::submit(stream, [=, values = std::tuple<P...>(std::forward<A>(arguments)...)] {
-        emulator::run_grid(name, grid, block, [&] { std::apply(kernel, values); });
-    });
+    launch(name, kernel, grid, block, SharedBytes{}, stream, std::forward<A>(arguments)...);
 }
 
 }  // namespace gyre::emulated
