@@ -28,9 +28,9 @@
 
 // A variable of the block, aligned to 16 bytes: SIMT_SHARED(float, tile, [16][20]).
 #define SIMT_SHARED(type, name, extents) __shared__ __align__(16) type name extents
-// The block's dynamic shared memory, SharedBytes of launch(), as a pointer; aligned to 128 bytes and,
-// like the above, not initialised: SIMT_DYNAMIC_SHARED(float, tile). Once in a kernel.
-#define SIMT_DYNAMIC_SHARED(type, name)                                  \
+// The block's dynamic shared memory, SharedBytes of launch(), as a pointer; aligned to 128 bytes
+// and, like the above, not initialised: SIMT_DYNAMIC_SHARED(float, tile). Once in a kernel.
+#define SIMT_DYNAMIC_SHARED(type, name)                                   \
     extern __shared__ __align__(128) unsigned char simt_dynamic_shared[]; \
     type* const name = reinterpret_cast<type*>(simt_dynamic_shared)
 // Before a loop whose trip count is known: arrays it indexes then live in registers.

@@ -106,9 +106,10 @@ class Machine {
         }
         if (launch.shared_bytes > 0) {
             if (launch.shared_bytes > kMostSharedBytes) {
-                throw Error(ExitCode::internal,
-                            fmt::format("kernel {}: {} bytes of dynamic shared memory; there are {}",
-                                        kernel, launch.shared_bytes, kMostSharedBytes));
+                throw Error(
+                    ExitCode::internal,
+                    fmt::format("kernel {}: {} bytes of dynamic shared memory; there are {}",
+                                kernel, launch.shared_bytes, kMostSharedBytes));
             }
             declared_ = launch.shared_bytes;
             dynamic_ = add_variable(this, launch.shared_bytes, 128);
@@ -211,8 +212,8 @@ class Machine {
         if (void* at = declared_ <= most ? add_variable(key, bytes, alignment) : nullptr) {
             return at;
         }
-        report(fmt::format("shared memory '{}': with it the kernel needs {} bytes, but has {}", name,
-                           declared_, most));
+        report(fmt::format("shared memory '{}': with it the kernel needs {} bytes, but has {}",
+                           name, declared_, most));
     }
     void* dynamic_shared() {
         if (dynamic_ == nullptr) {

@@ -98,8 +98,7 @@ template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
             Stream& stream, A&&... arguments) {
     emulator::submit(stream, [=, values = std::tuple<P...>(std::forward<A>(arguments)...)] {
-        emulator::run_grid({name, grid, block, shared.count},
-                           [&] { std::apply(kernel, values); });
+        emulator::run_grid({name, grid, block, shared.count}, [&] { std::apply(kernel, values); });
     });
 }
 template <typename... P, typename... A>
