@@ -4,9 +4,14 @@
 //   build/bench-kernels [--device=auto|cpu|cuda|emulated] [--batches=64,256] [--tf32]
 //                       [--launch=graph|stream] [--check] [--benchmark_filter=conv]
 //                       [--benchmark_out=FILE.json]
+//   build/bench-kernels --device=emulated --profile [--gpu=h200] ...
+//   build/bench-kernels --device=emulated --step=net [--profile] [--gpu=h200] ...
 //
 // On the CPU: kernels_cpu.cpp. On a GPU, beside cuDNN and cuBLAS: kernels_gpu.cpp. Emulated: the
-// GPU's benchmark on the emulator, to try the benchmark itself; its times mean nothing.
+// GPU's benchmark on the emulator, to try the benchmark itself; its times mean nothing. With
+// --profile the kernels' accesses, FLOPs and busy threads are counted there
+// (kernels/emulation/profiler.hpp), with --step the launches of a whole training step are listed
+// (gpu_step.hpp).
 //
 // Exit codes: 0; 1: a wrong result, or an error; 2: wrong flags; 3: a goal of --check is missed.
 #include "bench/kernels.hpp"
@@ -19,6 +24,9 @@
 #include <exception>
 #include <string_view>
 
+#if defined(GYRE_HAVE_PROFILER)
+#include "bench/gpu_step.hpp"
+#endif
 #include "kernels/backend.hpp"
 #include "kernels/base/error.hpp"
 #include "kernels/base/option_names.hpp"
@@ -74,6 +82,11 @@ constexpr const char* kUsage =
     "  --launch=graph|stream             GPU: time replays of a CUDA graph [graph], or plain "
     "calls\n"
     "  --check                           GPU: exit code 3 where a goal is missed\n"
+    "  --profile                         emulated: count what kernels do, in place of timing them\n"
+    "  --step=MODEL                      emulated: list the launches of a training step\n"
+    "  --gpu=a100|h100|h200              that --profile and --step are for [h200]\n"
+    "  --resources=DIR                   ptxas' reports of registers: kernels/ of a build with "
+    "CUDA\n"
     "and Google Benchmark's own, such as --benchmark_filter=REGEX --benchmark_out=FILE.json\n";
 
 std::vector<int> parse_batches(std::string_view text) {
@@ -118,6 +131,14 @@ Options parse(int argc, char** argv) {
             options.tf32 = about_gpus = true;
         } else if (word == "--check") {
             options.check = about_gpus = true;
+        } else if (word == "--profile") {
+            options.profile = true;
+        } else if (name == "--step" && !value.empty()) {
+            options.step = value;
+        } else if (name == "--gpu" && !value.empty()) {
+            options.gpu = value;
+        } else if (name == "--resources" && !value.empty()) {
+            options.resources = value;
         } else {
             throw usage_error(fmt::format("unknown flag or value: {}\n{}", word, kUsage));
         }
@@ -134,6 +155,9 @@ Options parse(int argc, char** argv) {
     if (options.device == "cpu" && about_gpus) {
         throw usage_error("--tf32, --launch and --check are about GPUs, but this run uses the CPU");
     }
+    if ((options.profile || !options.step.empty()) && options.device != "emulated") {
+        throw usage_error("--profile and --step count on the emulator; add --device=emulated");
+    }
     return options;
 }
 
@@ -144,6 +168,15 @@ int run(const Options& options) {
 #if defined(GYRE_HAVE_CUDA)
     if (options.device == "cuda") {
         return cuda::run_benchmarks(options);
+    }
+#endif
+#if defined(GYRE_HAVE_PROFILER)
+    if (!options.step.empty()) {
+        return run_step(options);
+    }
+#else
+    if (options.profile || !options.step.empty()) {
+        throw usage_error("--profile and --step need a build by g++ without sanitizers");
     }
 #endif
     return emulated::run_benchmarks(options);

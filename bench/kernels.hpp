@@ -67,6 +67,11 @@ struct Options {
     bool tf32 = false;
     bool graph = true;   // GPU: time replays of a CUDA graph, or else plain calls
     bool check = false;  // exit with 3 where a goal is missed
+    // Emulated only:
+    bool profile = false;      // count what kernels do in place of timing them
+    std::string step;          // a model: list the launches of its step
+    std::string gpu = "h200";  // that these two are for
+    std::string resources;     // folder of ptxas' reports; empty: none
 };
 
 // All return the program's exit code.

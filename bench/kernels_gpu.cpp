@@ -24,6 +24,12 @@
 #include "bench/gpu_ceilings.hpp"
 #include "bench/gpu_verify.hpp"
 #include "bench/report.hpp"
+#if defined(GYRE_EMULATED) && defined(GYRE_HAVE_PROFILER)
+#include "bench/gpu_step.hpp"
+#define GYRE_PROFILES 1
+#else
+#define GYRE_PROFILES 0
+#endif
 #include "kernels/base/error.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
@@ -134,7 +140,7 @@ class Suite {
         named.direction = op.direction;
         named.n = the_case->n;
         for (const bool ours : {true, false}) {
-            if (!ours && (!op.library || !library_)) {
+            if (!ours && (!op.library || !library_ || options_.profile)) {
                 continue;
             }
             benchmark::RegisterBenchmark(
@@ -167,6 +173,10 @@ class Suite {
                 state.SkipWithError(row.skipped.c_str());
                 return;
             }
+            if (options_.profile) {
+                profile(state, op, row);
+                return;
+            }
             if (!the_case->verified) {
                 the_case->verified = true;
                 the_case->fault = verify(*the_case);
@@ -196,6 +206,25 @@ class Suite {
         if (!ours && row.ours_us > 0) {
             state.counters["ratio"] = row.ratio();
         }
+    }
+
+    // Counts one call in place of timing it.
+    void profile([[maybe_unused]] benchmark::State& state, [[maybe_unused]] const Operation& op,
+                 [[maybe_unused]] const Row& row) {
+#if GYRE_PROFILES
+        Args& args = operands_->sets().front();
+        set_up(op, true, args);
+        stream_.synchronize();
+        take_profiles();
+        emulator::set_most_blocks(bench::kCountedBlocks);
+        call(op, true, args);
+        stream_.synchronize();
+        emulator::set_most_blocks(-1);
+        profiles_ += bench::text_of_operation(row.name(), take_profiles(), options_);
+        for (auto _ : state) {
+            state.SetIterationTime(1e-6);
+        }
+#endif
     }
 
     static int images_of(const Case& c) {
@@ -400,6 +429,13 @@ class Suite {
     // ---- the end
 
     int conclude() {
+        if (options_.profile) {
+            fmt::print("\n{}\n", profiles_);
+            for (const std::string& fault : faults_) {
+                fmt::print("{}\n", fault);
+            }
+            return faults_.empty() ? 0 : 1;
+        }
         fmt::print("\n");
         for (const auto& [name, text] : facts()) {
             fmt::print("{:<22} {}\n", name, text);
@@ -446,11 +482,18 @@ class Suite {
     std::unique_ptr<OperandSets> operands_;
     bench::Report report_;
     std::vector<std::string> faults_;
+    std::string profiles_;
 };
 
 }  // namespace
 
 int run_benchmarks(const bench::Options& options) {
+#if GYRE_PROFILES
+    if (options.profile) {
+        enable_profiler();
+        emulator::set_multiprocessors(bench::gpu_model(options.gpu).multiprocessors);
+    }
+#endif
     return Suite(options).run();
 }
 

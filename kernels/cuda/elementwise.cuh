@@ -9,10 +9,10 @@
 namespace gyre::SIMT_NAMESPACE {
 
 __device__ __forceinline__ float4 load4(const float* at) {
-    return *reinterpret_cast<const float4*>(at);
+    return load_vector<float4>(at);
 }
 __device__ __forceinline__ void store4(float* at, const float4& value) {
-    *reinterpret_cast<float4*>(at) = value;
+    store_vector(at, value);
 }
 // Four floats at `from`, a multiple of 16 bytes, into values[0..3].
 __device__ __forceinline__ void read4(const float* from, float* values) {

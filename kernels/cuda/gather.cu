@@ -45,7 +45,7 @@ __global__ void gather_kernel(std::int64_t elems, Gather gather, int n, float* x
     }
     const Source from = source_of(gather, i);
     if constexpr (kQuads) {
-        const uchar4 p = *reinterpret_cast<const uchar4*>(from.pixels);
+        const uchar4 p = load_vector<uchar4>(from.pixels);
         store4(x + i, make_float4(p.x * from.scale + from.shift, p.y * from.scale + from.shift,
                                   p.z * from.scale + from.shift, p.w * from.scale + from.shift));
     } else {

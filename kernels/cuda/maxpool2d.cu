@@ -82,13 +82,13 @@ __device__ __forceinline__ Window window_2x2(float a, float b, float c, float d)
 }
 
 __device__ __forceinline__ float2 load2(const float* at) {
-    return *reinterpret_cast<const float2*>(at);
+    return load_vector<float2>(at);
 }
 __device__ __forceinline__ void store2(float* at, float x, float y) {
     float2 value;
     value.x = x;
     value.y = y;
-    *reinterpret_cast<float2*>(at) = value;
+    store_vector(at, value);
 }
 
 // kWide: elements of a row that a thread takes at a time, 4 or 2.

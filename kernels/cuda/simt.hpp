@@ -40,6 +40,16 @@ namespace gyre::cuda {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 
+// A float4, float2, uint4, uint2 or uchar4, aligned to its size, in one access.
+template <typename T>
+__device__ __forceinline__ T load_vector(const void* at) {
+    return *static_cast<const T*>(at);
+}
+template <typename T>
+__device__ __forceinline__ void store_vector(void* at, const T& value) {
+    *static_cast<T*>(at) = value;
+}
+
 // The sum over the warp, on every lane; added as a butterfly (distance 16, 8, 4, 2, 1).
 __device__ __forceinline__ float warp_sum(float value) {
     for (int distance = 16; distance > 0; distance /= 2) {

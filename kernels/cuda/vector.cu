@@ -28,7 +28,7 @@ __global__ void narrow_kernel(std::int64_t elems, const float* x, std::uint16_t*
             uint2 four;
             four.x = narrow::to<type>(v.x) | std::uint32_t{narrow::to<type>(v.y)} << 16;
             four.y = narrow::to<type>(v.z) | std::uint32_t{narrow::to<type>(v.w)} << 16;
-            *reinterpret_cast<uint2*>(y + i) = four;
+            store_vector(y + i, four);
         },
         [=](std::int64_t i) { y[i] = narrow::to<type>(x[i]); });
 }
@@ -38,7 +38,7 @@ __global__ void widen_kernel(std::int64_t elems, const std::uint16_t* x, float* 
     for_my_quad(
         elems,
         [=](std::int64_t i) {
-            const uint2 four = *reinterpret_cast<const uint2*>(x + i);
+            const uint2 four = load_vector<uint2>(x + i);
             const auto low = [](std::uint32_t two) {
                 return narrow::from<type>(static_cast<std::uint16_t>(two & 0xffffu));
             };

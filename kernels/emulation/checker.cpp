@@ -1,9 +1,7 @@
 #include "kernels/emulation/checker.hpp"
 
 #include <fmt/format.h>
-#include <link.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +14,7 @@
 
 #include "kernels/base/error.hpp"
 #include "kernels/emulation/emulator.hpp"
+#include "kernels/emulation/places.hpp"
 
 namespace gyre::emulated {
 namespace {
@@ -51,7 +50,7 @@ struct Region {
     Cell& cell(std::uintptr_t at) const { return cells[(at - begin) / 4]; }
 };
 constinit Region device, shared;
-constinit std::uintptr_t program_begin = 0;
+constinit std::uintptr_t code_begin = 0;  // program_begin()
 
 // Ticks where all that went before is ordered before all that follows.
 constinit std::uint32_t epoch = 1, launch_start = 1, block_start = 1;
@@ -72,32 +71,6 @@ void each_word(const Region& region, const void* begin, std::size_t bytes, F f) 
 }
 
 // --- words for reports ---------------------------------------------------------------------------
-
-// "file:line", and the calls that were inlined there; without helpers and the standard library.
-std::string place_of(std::uint32_t pc) {
-    std::array<char, 4096> text{};
-    if (readlink("/proc/self/exe", text.data(), text.size() - 1) <= 0) {
-        return fmt::format("{:#x}", pc);
-    }
-    // The address is where the call returns to; the call itself may be the end of a line.
-    const std::string command =
-        fmt::format("addr2line -i -e '{}' {:#x} 2>/dev/null", text.data(), pc - 1);
-    std::string places;
-    int listed = 0;
-    if (FILE* pipe = popen(command.c_str(), "r")) {
-        while (std::fgets(text.data(), static_cast<int>(text.size()), pipe) != nullptr) {
-            std::string line = text.data();
-            line.erase(std::min(line.find_first_of(" \n"), line.size()));
-            const bool helper = line.find("??") != line.npos || line.rfind("/usr/", 0) == 0 ||
-                                line.find("emulation/simt.hpp:") != line.npos;
-            if (!helper && listed < 3) {
-                places += (listed++ > 0 ? ", called from " : "") + line;
-            }
-        }
-        pclose(pipe);
-    }
-    return listed > 0 ? places : fmt::format("{:#x} of the program", pc);
-}
 
 std::string behind_at(std::uint32_t pc) {
     return pc == 0 ? "" : " at " + place_of(pc);
@@ -278,9 +251,8 @@ void write_word(Cell& cell, unsigned mask, const What& what) {
 // kBytes is what an aligned access has (-fsanitize=alignment finds those that are not), or 0.
 template <bool kWrite, std::size_t kBytes>
 void check(const Region& region, std::uintptr_t at, std::size_t bytes, const void* pc) {
-    const What what{
-        region, at, bytes, kWrite,
-        static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(pc) - program_begin)};
+    const What what{region, at, bytes, kWrite,
+                    static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(pc) - code_begin)};
     if (emulator::thread == nullptr) {
         report_host(what);
     }
@@ -307,9 +279,8 @@ void check(const Region& region, std::uintptr_t at, std::size_t bytes, const voi
     }
 }
 
-template <bool kWrite, std::size_t kBytes = 0>
-[[gnu::always_inline]] inline void access(const void* at, const void* pc,
-                                          std::size_t bytes = kBytes) {
+template <bool kWrite, std::size_t kBytes>
+[[gnu::always_inline]] inline void access(const void* at, const void* pc, std::size_t bytes) {
     const auto address = reinterpret_cast<std::uintptr_t>(at);
     if (device.contains(address)) {
         check<kWrite, kBytes>(device, address, bytes, pc);
@@ -317,6 +288,8 @@ template <bool kWrite, std::size_t kBytes = 0>
         check<kWrite, kBytes>(shared, address, bytes, pc);
     }
 }
+
+void code_reached(const void*) {}
 
 // --- what the emulator tells ---------------------------------------------------------------------
 
@@ -336,7 +309,11 @@ class Checker final : public emulator::Listener {
         block_start = epoch;
     }
     void block_barrier() override { tick(); }
-    void warp_barrier(unsigned warp) override { ++fences[warp]; }
+    void warp_operation(unsigned warp, emulator::WarpOperation operation) override {
+        if (operation == emulator::WarpOperation::sync) {
+            ++fences[warp];
+        }
+    }
     void shared_declared(void* at, std::size_t bytes) override {
         variables[reinterpret_cast<std::uintptr_t>(at)] = bytes;
         make_live(shared, at, bytes);
@@ -415,12 +392,7 @@ void enable_checker() {
     if (emulator::allocation_count() > 0) {
         throw Error(ExitCode::internal, "enable_checker() must come before the first allocation");
     }
-    dl_iterate_phdr(
-        [](dl_phdr_info* info, std::size_t, void*) {
-            program_begin = info->dlpi_addr;
-            return 1;  // the program comes before its libraries
-        },
-        nullptr);
+    code_begin = program_begin();
     static Checker checker;
     emulator::listener = &checker;
     device = region_of(emulator::device_range(), false);
@@ -429,70 +401,4 @@ void enable_checker() {
 
 }  // namespace gyre::emulated
 
-// --- what the compiler calls ---------------------------------------------------------------------
-
-using gyre::emulated::access;
-
-#define GYRE_HOOKS(bytes)                                      \
-    void __tsan_read##bytes(void* at) {                        \
-        access<false, bytes>(at, __builtin_return_address(0)); \
-    }                                                          \
-    void __tsan_write##bytes(void* at) {                       \
-        access<true, bytes>(at, __builtin_return_address(0));  \
-    }                                                          \
-    void __tsan_unaligned_read##bytes(void* at) {              \
-        access<false>(at, __builtin_return_address(0), bytes); \
-    }                                                          \
-    void __tsan_unaligned_write##bytes(void* at) {             \
-        access<true>(at, __builtin_return_address(0), bytes);  \
-    }
-// What -fsanitize=alignment hands over.
-struct TypeMismatch {
-    struct {
-        const char* file;
-        std::uint32_t line, column;
-    } place;
-    const void* type;
-    unsigned char log_alignment, kind;
-};
-
-extern "C" {
-
-void __tsan_init() {}
-void __tsan_func_entry(void*) {}
-void __tsan_func_exit(void*) {}
-void __tsan_vptr_read(void*) {}
-void __tsan_vptr_update(void*, void*) {}
-GYRE_HOOKS(1)
-GYRE_HOOKS(2)
-GYRE_HOOKS(4)
-GYRE_HOOKS(8)
-GYRE_HOOKS(16)
-void __tsan_read_range(void* at, long bytes) {
-    access<false>(at, __builtin_return_address(0), static_cast<std::size_t>(bytes));
-}
-void __tsan_write_range(void* at, long bytes) {
-    access<true>(at, __builtin_return_address(0), static_cast<std::size_t>(bytes));
-}
-
-// Kernels have no atomics; these belong to the guards of static variables and to shared_ptr.
-std::uint8_t __tsan_atomic8_load(const volatile void* at, int) {
-    return __atomic_load_n(static_cast<const volatile std::uint8_t*>(at), __ATOMIC_SEQ_CST);
-}
-std::uint32_t __tsan_atomic32_fetch_add(volatile void* at, std::uint32_t value, int) {
-    return __atomic_fetch_add(static_cast<volatile std::uint32_t*>(at), value, __ATOMIC_SEQ_CST);
-}
-
-// A vector of 16 bytes may reach memory as four accesses of 4, so the hooks alone do not see where
-// it should have been.
-void __ubsan_handle_type_mismatch_v1(const TypeMismatch* mismatch, std::uintptr_t at) {
-    const std::string what =
-        fmt::format("misaligned: an access at {}:{} to address {:#x}; it must be a multiple of {}",
-                    mismatch->place.file, mismatch->place.line, at, 1 << mismatch->log_alignment);
-    if (gyre::emulated::emulator::thread == nullptr) {
-        gyre::emulated::end_program(what);
-    }
-    gyre::emulated::emulator::report(what);
-}
-
-}  // extern "C"
+#include "kernels/emulation/compiler_hooks.hpp"

@@ -119,7 +119,10 @@ class Machine {
         if (seed_ != 0) {
             std::shuffle(order_.begin(), order_.end(), random_);
         }
-        for (const std::size_t i : order_) {
+        const auto run =
+            most_blocks_ < 0 ? order_.size() : std::min(order_.size(), std::size_t(most_blocks_));
+        for (std::size_t nth = 0; nth < run; ++nth) {
+            const std::size_t i = order_[nth * order_.size() / run];
             block_index = {static_cast<unsigned>(i % grid.x),
                            static_cast<unsigned>(i / grid.x % grid.y),
                            static_cast<unsigned>(i / grid.x / grid.y)};
@@ -129,8 +132,12 @@ class Machine {
             }
         }
         body_ = nullptr;
+        if (listener != nullptr) {
+            listener->launch_ends(static_cast<std::int64_t>(run));
+        }
     }
 
+    void set_most_blocks(std::int64_t count) { most_blocks_ = count; }
     void set_schedule(std::uint64_t seed) {
         seed_ = seed;
         random_.seed(seed);
@@ -193,8 +200,8 @@ class Machine {
             }
             warp.arrived = 0;
             warp.ready = kAllLanes;
-            if (operation == WarpOperation::sync && listener != nullptr) {
-                listener->warp_barrier(lane.linear / kWarp);
+            if (listener != nullptr) {
+                listener->warp_operation(lane.linear / kWarp, operation);
             }
         }
         give_way(lane);
@@ -301,6 +308,8 @@ class Machine {
         fibers_.running = nullptr;
         if (!report_.empty()) {
             fibers_.abandon_all();
+        } else if (listener != nullptr) {
+            listener->block_ends();
         }
     }
 
@@ -436,6 +445,7 @@ class Machine {
     void* dynamic_ = nullptr;
     std::vector<Variable> variables_;
     std::uint64_t seed_ = 0;
+    std::int64_t most_blocks_ = -1;
     std::mt19937_64 random_;
     bool uniform_ = false;
     std::vector<unsigned> warp_order_;
@@ -468,6 +478,9 @@ void run_grid(const Launch& launch, const std::function<void()>& body) {
 }
 void set_schedule(std::uint64_t seed) {
     Machine::instance().set_schedule(seed);
+}
+void set_most_blocks(std::int64_t count) {
+    Machine::instance().set_most_blocks(count);
 }
 void report(const std::string& what) {
     Machine::instance().report(what);

@@ -72,6 +72,7 @@ void* dynamic_shared();
 
 struct Launch {
     const char* kernel = "";
+    const void* entry = nullptr;  // the function
     dim3 grid, block;
     std::size_t shared_bytes = 0;  // dynamic
 };
@@ -82,6 +83,11 @@ void submit(Stream& stream, std::function<void()> work);
 // The order in which blocks and threads run: 0: by index; others: at random, the same for the same
 // seed. Mixes depth-first runs of single warps with uniform picks.
 void set_schedule(std::uint64_t seed);
+// Launches run at most this many of their blocks, evenly spread, and then their results are of no
+// use: for looking at kernels on large grids, or with 0 at launches alone. Negative: all blocks.
+void set_most_blocks(std::int64_t count);
+// What the emulated GPU says it has; 4 unless set, before a backend is made.
+void set_multiprocessors(int count);
 // Allocations of device memory so far, to show that a step makes none.
 std::int64_t allocation_count();
 // Times that the host has submitted work to a stream so far; the launch of a graph is one.
@@ -99,18 +105,21 @@ struct Range {
 Range device_range();
 Range shared_range();
 
-// What the checker wants to know; without it nobody listens.
+// What the checker or the profiler wants to know; without them nobody listens.
 struct Listener {
     virtual ~Listener() = default;
-    virtual void launch_begins(const Launch& launch) = 0;
-    virtual void block_begins() = 0;
-    virtual void block_barrier() = 0;
-    virtual void warp_barrier(unsigned warp) = 0;
-    virtual void shared_declared(void* at, std::size_t bytes) = 0;
-    virtual void device_allocated(void* at, std::size_t bytes) = 0;
-    virtual void device_released(void* at, std::size_t bytes) = 0;
+    virtual void launch_begins(const Launch& /*launch*/) {}
+    virtual void block_begins() {}
+    virtual void block_barrier() {}
+    // All lanes of the warp have arrived; barriers of warps are such an operation, too.
+    virtual void warp_operation(unsigned /*warp*/, WarpOperation /*operation*/) {}
+    virtual void block_ends() {}
+    virtual void launch_ends(std::int64_t /*blocks_run*/) {}
+    virtual void shared_declared(void* /*at*/, std::size_t /*bytes*/) {}
+    virtual void device_allocated(void* /*at*/, std::size_t /*bytes*/) {}
+    virtual void device_released(void* /*at*/, std::size_t /*bytes*/) {}
     // Streams copy and fill device memory; source or target may be null where it is the host's.
-    virtual void device_copied(void* to, const void* from, std::size_t bytes) = 0;
+    virtual void device_copied(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) {}
 };
 extern Listener* listener;
 

@@ -27,6 +27,7 @@ namespace gyre::emulated {
 namespace {
 
 std::int64_t submissions = 0;
+int multiprocessors = 4;
 Graph::State* capture = nullptr;  // the one under way
 
 }  // namespace
@@ -293,6 +294,9 @@ void Stream::synchronize() {
 void emulator::submit(Stream& stream, std::function<void()> work) {
     stream.state().submit(std::move(work));
 }
+void emulator::set_multiprocessors(int count) {
+    multiprocessors = count;
+}
 std::int64_t emulator::submission_count() {
     return submissions;
 }
@@ -458,7 +462,7 @@ void release_pinned(void* memory) noexcept {
 
 // A host has as many emulated GPUs as are asked for.
 DeviceProperties select_device(int index, bool) {
-    return {"emulated GPU", 4, fmt::format("emulated:{:02x}.0", index),
+    return {"emulated GPU", multiprocessors, fmt::format("emulated:{:02x}.0", index),
             fmt::format("EMULATED-{}-{}", host_name(), index)};
 }
 

@@ -2,10 +2,12 @@
 // a compiler that knows nothing of CUDA. Include kernels/cuda/simt.hpp, never this.
 #pragma once
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <source_location>
 #include <tuple>
+#include <type_traits>
 
 #include "kernels/emulation/emulator.hpp"
 
@@ -49,6 +51,29 @@ struct alignas(4) uchar4 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
+// One access, of 4, 8 or 16 bytes: left to itself, the compiler takes such a struct apart.
+template <std::size_t kBytes>
+struct VectorWords {
+    using Type [[gnu::may_alias]] = std::uint32_t;
+};
+template <>
+struct VectorWords<8> {
+    using Type [[gnu::may_alias]] = std::uint64_t;
+};
+template <>
+struct VectorWords<16> {
+    using Type [[gnu::may_alias, gnu::vector_size(16)]] = float;
+};
+template <typename T>
+using VectorWord = typename VectorWords<sizeof(T)>::Type;
+template <typename T>
+T load_vector(const void* at) {
+    return std::bit_cast<T>(*static_cast<const volatile VectorWord<T>*>(at));
+}
+template <typename T>
+void store_vector(void* at, const T& value) {
+    *static_cast<volatile VectorWord<T>*>(at) = std::bit_cast<VectorWord<T>>(value);
+}
 inline float4 make_float4(float x, float y, float z, float w) {
     return {x, y, z, w};
 }
@@ -98,7 +123,9 @@ template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
             Stream& stream, A&&... arguments) {
     emulator::submit(stream, [=, values = std::tuple<P...>(std::forward<A>(arguments)...)] {
-        emulator::run_grid({name, grid, block, shared.count}, [&] { std::apply(kernel, values); });
+        emulator::run_grid(
+            {name, reinterpret_cast<const void*>(kernel), grid, block, shared.count},
+            [&] { std::apply(kernel, values); });
     });
 }
 template <typename... P, typename... A>

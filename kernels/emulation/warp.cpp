@@ -76,4 +76,8 @@ void compute(WarpOperation operation, const WarpOperands& operands) {
     }
 }
 
+int mma_flop(WarpOperation operation) {
+    return operation == WarpOperation::mma_tf32 ? 2 * 16 * 8 * 8 : 0;
+}
+
 }  // namespace gyre::emulated::emulator

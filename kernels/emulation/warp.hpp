@@ -12,4 +12,7 @@ using WarpOperands = std::array<void*, kWarp>;  // of the lanes; results go to t
 
 void compute(WarpOperation operation, const WarpOperands& operands);
 
+// 2 m n k of a product on tensor cores; 0 for other operations.
+int mma_flop(WarpOperation operation);
+
 }  // namespace gyre::emulated::emulator

@@ -1,0 +1,213 @@
+#include "bench/gpu_models.hpp"
+
+#include <cxxabi.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <regex>
+
+#include "kernels/base/error.hpp"
+#include "kernels/emulation/places.hpp"
+
+namespace gyre::bench {
+namespace {
+
+// A kernel's name with its template's arguments, without namespaces and parameters, so that what is
+// compiled for the emulator and for GPUs has the same: "direct_forward_kernel<5, 8>".
+std::string plain_name(std::string name) {
+    for (const char* space : {"(anonymous namespace)::", "gyre::", "emulated::", "cuda::"}) {
+        for (std::size_t at; (at = name.find(space)) != name.npos;) {
+            name.erase(at, std::string_view(space).size());
+        }
+    }
+    int depth = 0;
+    for (std::size_t i = 0; i < name.size(); ++i) {
+        depth += name[i] == '<' ? 1 : name[i] == '>' ? -1 : 0;
+        if (name[i] == '(' && depth == 0) {
+            name.erase(i);
+        }
+    }
+    if (name.rfind("void ", 0) == 0) {
+        name.erase(0, 5);
+    }
+    return name;
+}
+
+std::string demangled(const std::string& name) {
+    int status = 0;
+    const std::unique_ptr<char, void (*)(void*)> text(
+        abi::__cxa_demangle(name.c_str(), nullptr, nullptr, &status), std::free);
+    return status == 0 ? text.get() : name;
+}
+
+}  // namespace
+
+const std::vector<GpuModel>& gpu_models() {
+    static const std::vector<GpuModel> models = {{.name = "a100",
+                                                  .architecture = "sm_80",
+                                                  .multiprocessors = 108,
+                                                  .clock_ghz = 1.41,
+                                                  .shared_bytes = 164 << 10,
+                                                  .dram_gbs = 1400,
+                                                  .l2_gbs = 3500,
+                                                  .l2_bytes = 40e6,
+                                                  .tensor_flop = 1024},
+                                                 {.name = "h100",
+                                                  .architecture = "sm_90",
+                                                  .multiprocessors = 132,
+                                                  .clock_ghz = 1.83,
+                                                  .shared_bytes = 228 << 10,
+                                                  .dram_gbs = 3000,
+                                                  .l2_gbs = 5500,
+                                                  .l2_bytes = 50e6,
+                                                  .tensor_flop = 2048},
+                                                 {.name = "h200",
+                                                  .architecture = "sm_90",
+                                                  .multiprocessors = 132,
+                                                  .clock_ghz = 1.83,
+                                                  .shared_bytes = 228 << 10,
+                                                  .dram_gbs = 4000,
+                                                  .l2_gbs = 5500,
+                                                  .l2_bytes = 50e6,
+                                                  .tensor_flop = 2048}};
+    return models;
+}
+
+const GpuModel& gpu_model(const std::string& name) {
+    std::string names;
+    for (const GpuModel& model : gpu_models()) {
+        if (model.name == name) {
+            return model;
+        }
+        names += (names.empty() ? "" : ", ") + model.name;
+    }
+    throw usage_error(fmt::format("--gpu={}: there are {}", name, names));
+}
+
+ResourceReports::ResourceReports(const std::string& folder, const std::string& architecture) {
+    if (folder.empty()) {
+        return;
+    }
+    std::error_code error;
+    const std::regex entry("Compiling entry function '([^']+)' for '([^']+)'");
+    const std::regex used("Used ([0-9]+) registers.*");
+    const std::regex shared("([0-9]+) bytes smem");
+    for (const auto& file : std::filesystem::recursive_directory_iterator(folder, error)) {
+        if (file.path().extension() != ".resources") {
+            continue;
+        }
+        std::ifstream lines(file.path());
+        std::string kernel;
+        for (std::string line; std::getline(lines, line);) {
+            std::smatch match;
+            if (std::regex_search(line, match, entry)) {
+                kernel = match[2] == architecture ? plain_name(demangled(match[1])) : "";
+            } else if (!kernel.empty() && std::regex_search(line, match, used)) {
+                Resources& resources = kernels_[kernel];
+                resources.registers = std::stoi(match[1]);
+                if (std::regex_search(line, match, shared)) {
+                    resources.shared_bytes = std::stol(match[1]);
+                }
+            }
+        }
+    }
+    if (kernels_.empty()) {
+        throw usage_error(
+            fmt::format("--resources={}: no report of a kernel for {} there; give the "
+                        "kernels folder of a build with CUDA",
+                        folder, architecture));
+    }
+}
+
+const Resources* ResourceReports::of(const void* entry) const {
+    return kernels_.empty() ? nullptr : of_kernel(plain_name(emulated::function_at(entry)));
+}
+
+const Resources* ResourceReports::of_kernel(const std::string& name) const {
+    const auto found = kernels_.find(name);
+    return found == kernels_.end() ? nullptr : &found->second;
+}
+
+Occupancy occupancy(const GpuModel& gpu, const emulated::emulator::Launch& launch,
+                    const Resources* resources) {
+    const auto threads = static_cast<int>(launch.block.count());
+    int blocks = std::min(gpu.max_blocks, gpu.max_threads / threads);
+    std::int64_t shared = static_cast<std::int64_t>(launch.shared_bytes);
+    if (resources != nullptr) {
+        // Registers are given to warps in units of 256.
+        const int of_warp = (resources->registers * 32 + 255) / 256 * 256;
+        blocks = std::min(blocks, gpu.registers / (of_warp * (threads / 32)));
+        shared += resources->shared_bytes;
+    }
+    constexpr std::int64_t kOfSystem = 1 << 10;  // of each block
+    blocks = std::max(1, static_cast<int>(std::min<std::int64_t>(
+                             blocks, gpu.shared_bytes / (shared + kOfSystem))));
+    return {blocks, static_cast<double>(blocks * threads) / gpu.max_threads,
+            static_cast<double>(launch.grid.count()) / (blocks * gpu.multiprocessors)};
+}
+
+Estimate estimate(const GpuModel& gpu, const emulated::LaunchProfile& profile,
+                  const Resources* resources) {
+    // To be fitted on a GPU.
+    constexpr double kGapUs = 1.3;     // between kernels of a graph
+    constexpr double kOverhead = 1.6;  // instructions for each one that computes or accesses memory
+    constexpr double kPerMma = 4.0;    // instructions for each mma
+    constexpr double kSchedulers = 4.0;  // of a multiprocessor, an instruction a cycle each
+    constexpr double kLoadCycles = 700;  // latency of a load from DRAM or L2
+    constexpr double kBarrierCycles = 40;
+    constexpr double kIssueCycles =
+        2.0;  // between dependent instructions of one warp, with what it overlaps
+    constexpr double kMmaCycles = 18.0;
+
+    const double blocks = static_cast<double>(profile.launch.grid.count());
+    const double per_block = 1.0 / static_cast<double>(std::max<std::int64_t>(profile.blocks, 1));
+    const double rounds = std::ceil(blocks / gpu.multiprocessors);  // blocks of the busiest one
+    const auto all = [](const emulated::Traffic& a, const emulated::Traffic& b, auto member) {
+        return static_cast<double>(a.*member + b.*member);
+    };
+    using emulated::Traffic;
+    const double global_requests =
+        all(profile.global_loads, profile.global_stores, &Traffic::requests);
+    const double shared_requests =
+        all(profile.shared_loads, profile.shared_stores, &Traffic::requests);
+    const double sectors = all(profile.global_loads, profile.global_stores, &Traffic::transactions);
+    const double wavefronts =
+        all(profile.shared_loads, profile.shared_stores, &Traffic::transactions);
+
+    const double cycle_us = 1e-3 / gpu.clock_ghz;
+    const double issue =
+        (kOverhead * (static_cast<double>(profile.warp_fmas) + global_requests + shared_requests) +
+         kPerMma * static_cast<double>(profile.mmas)) *
+        per_block / kSchedulers * rounds;
+    const double shared = (wavefronts + sectors / 4.0) * per_block * rounds;
+    const double tensor =
+        static_cast<double>(profile.tensor_flop) * per_block * rounds / gpu.tensor_flop;
+    const double chain = std::max(1.0, std::ceil(occupancy(gpu, profile.launch, resources).waves)) *
+                         (profile.load_phases * kLoadCycles +
+                          static_cast<double>(profile.barriers) * per_block * kBarrierCycles +
+                          (profile.longest_fmas + profile.longest_requests) * kIssueCycles +
+                          profile.longest_mmas * kMmaCycles);
+    const double bytes = profile.read_bytes + profile.written_bytes;
+    const double memory_us =
+        bytes > gpu.l2_bytes / 2 ? bytes / gpu.dram_gbs * 1e-3 : bytes / gpu.l2_gbs * 1e-3;
+    const double l2_us = sectors * profile.scale() * 32.0 / gpu.l2_gbs * 1e-3;
+
+    const std::array<Estimate, 6> parts = {{{issue * cycle_us, "issue"},
+                                            {shared * cycle_us, "shared"},
+                                            {tensor * cycle_us, "tensor"},
+                                            {chain * cycle_us, "latency"},
+                                            {memory_us, "memory"},
+                                            {l2_us, "L2"}}};
+    Estimate largest = *std::max_element(parts.begin(), parts.end(),
+                                         [](const auto& a, const auto& b) { return a.us < b.us; });
+    largest.us += kGapUs;
+    return largest;
+}
+
+}  // namespace gyre::bench
