@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -90,6 +91,17 @@ const GpuModel& gpu_model(const std::string& name) {
     throw usage_error(fmt::format("--gpu={}: there are {}", name, names));
 }
 
+const GpuModel* gpu_model_of(const std::string& device) {
+    for (const GpuModel& model : gpu_models()) {
+        std::string name = model.name;
+        name[0] = static_cast<char>(std::toupper(name[0]));
+        if (device.find(name) != device.npos) {
+            return &model;
+        }
+    }
+    return nullptr;
+}
+
 ResourceReports::ResourceReports(const std::string& folder, const std::string& architecture) {
     if (folder.empty()) {
         return;
@@ -152,62 +164,136 @@ Occupancy occupancy(const GpuModel& gpu, const emulated::emulator::Launch& launc
             static_cast<double>(launch.grid.count()) / (blocks * gpu.multiprocessors)};
 }
 
-Estimate estimate(const GpuModel& gpu, const emulated::LaunchProfile& profile,
-                  const Resources* resources) {
-    // To be fitted on a GPU.
-    constexpr double kGapUs = 1.3;     // between kernels of a graph
-    constexpr double kOverhead = 1.6;  // instructions for each one that computes or accesses memory
-    constexpr double kPerMma = 4.0;    // instructions for each mma
+Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
+                 const Resources* resources) {
+    if (profile.blocks == 0) {
+        return {};
+    }
+    constexpr double kOverhead = 1.6;    // instructions for each that computes or accesses memory
+    constexpr double kPerMma = 4.0;      // instructions for each mma
     constexpr double kSchedulers = 4.0;  // of a multiprocessor, an instruction a cycle each
     constexpr double kLoadCycles = 700;  // latency of a load from DRAM or L2
     constexpr double kBarrierCycles = 40;
-    constexpr double kIssueCycles =
-        2.0;  // between dependent instructions of one warp, with what it overlaps
+    constexpr double kIssueCycles = 2.0;  // between instructions of one warp
     constexpr double kMmaCycles = 18.0;
 
-    const double blocks = static_cast<double>(profile.launch.grid.count());
-    const double per_block = 1.0 / static_cast<double>(std::max<std::int64_t>(profile.blocks, 1));
-    const double rounds = std::ceil(blocks / gpu.multiprocessors);  // blocks of the busiest one
-    const auto all = [](const emulated::Traffic& a, const emulated::Traffic& b, auto member) {
+    using emulated::Traffic;
+    const auto both = [](const Traffic& a, const Traffic& b, auto member) {
         return static_cast<double>(a.*member + b.*member);
     };
-    using emulated::Traffic;
-    const double global_requests =
-        all(profile.global_loads, profile.global_stores, &Traffic::requests);
-    const double shared_requests =
-        all(profile.shared_loads, profile.shared_stores, &Traffic::requests);
-    const double sectors = all(profile.global_loads, profile.global_stores, &Traffic::transactions);
+    const auto requests = [&](const Traffic& a, const Traffic& b) {
+        return both(a, b, &Traffic::requests);
+    };
+    const double sectors =
+        both(profile.global_loads, profile.global_stores, &Traffic::transactions);
     const double wavefronts =
-        all(profile.shared_loads, profile.shared_stores, &Traffic::transactions);
+        both(profile.shared_loads, profile.shared_stores, &Traffic::transactions);
+    const double instructions =
+        kOverhead * (static_cast<double>(profile.warp_fmas) +
+                     requests(profile.global_loads, profile.global_stores) +
+                     requests(profile.shared_loads, profile.shared_stores)) +
+        kPerMma * static_cast<double>(profile.mmas);
 
+    // Of the multiprocessor with the most blocks.
+    const double per_block = 1.0 / static_cast<double>(profile.blocks);
+    const double blocks = per_block * std::ceil(static_cast<double>(profile.launch.grid.count()) /
+                                                gpu.multiprocessors);
+    const double rounds = std::max(1.0, std::ceil(occupancy(gpu, profile.launch, resources).waves));
+    const double chain = profile.load_phases * kLoadCycles +
+                         static_cast<double>(profile.barriers) * per_block * kBarrierCycles +
+                         (profile.longest_fmas + profile.longest_requests) * kIssueCycles +
+                         profile.longest_mmas * kMmaCycles;
     const double cycle_us = 1e-3 / gpu.clock_ghz;
-    const double issue =
-        (kOverhead * (static_cast<double>(profile.warp_fmas) + global_requests + shared_requests) +
-         kPerMma * static_cast<double>(profile.mmas)) *
-        per_block / kSchedulers * rounds;
-    const double shared = (wavefronts + sectors / 4.0) * per_block * rounds;
-    const double tensor =
-        static_cast<double>(profile.tensor_flop) * per_block * rounds / gpu.tensor_flop;
-    const double chain = std::max(1.0, std::ceil(occupancy(gpu, profile.launch, resources).waves)) *
-                         (profile.load_phases * kLoadCycles +
-                          static_cast<double>(profile.barriers) * per_block * kBarrierCycles +
-                          (profile.longest_fmas + profile.longest_requests) * kIssueCycles +
-                          profile.longest_mmas * kMmaCycles);
     const double bytes = profile.read_bytes + profile.written_bytes;
-    const double memory_us =
-        bytes > gpu.l2_bytes / 2 ? bytes / gpu.dram_gbs * 1e-3 : bytes / gpu.l2_gbs * 1e-3;
-    const double l2_us = sectors * profile.scale() * 32.0 / gpu.l2_gbs * 1e-3;
+    const double byte_us = 1e-3 / (bytes > gpu.l2_bytes / 2 ? gpu.dram_gbs : gpu.l2_gbs);
+    return {instructions / kSchedulers * blocks * cycle_us,
+            (wavefronts + sectors / 4.0) * blocks * cycle_us,
+            static_cast<double>(profile.tensor_flop) / gpu.tensor_flop * blocks * cycle_us,
+            chain * rounds * cycle_us,
+            bytes * byte_us,
+            sectors * profile.scale() * 32.0 / gpu.l2_gbs * 1e-3};
+}
 
-    const std::array<Estimate, 6> parts = {{{issue * cycle_us, "issue"},
-                                            {shared * cycle_us, "shared"},
-                                            {tensor * cycle_us, "tensor"},
-                                            {chain * cycle_us, "latency"},
-                                            {memory_us, "memory"},
-                                            {l2_us, "L2"}}};
-    Estimate largest = *std::max_element(parts.begin(), parts.end(),
-                                         [](const auto& a, const auto& b) { return a.us < b.us; });
-    largest.us += kGapUs;
-    return largest;
+const char* name_of(Bound bound) {
+    constexpr std::array<const char*, kBounds> kNames = {"issue",   "shared", "tensor",
+                                                         "latency", "memory", "L2"};
+    return kNames[static_cast<std::size_t>(bound)];
+}
+
+double TimeModel::us(const Bounds& launch) const {
+    const auto at = static_cast<std::size_t>(largest(launch));
+    return gap_us + factors[at] * launch[at];
+}
+
+double TimeModel::us(const std::vector<Bounds>& launches) const {
+    double sum = 0.0;
+    for (const Bounds& launch : launches) {
+        sum += us(launch);
+    }
+    return sum;
+}
+
+Bound TimeModel::largest(const Bounds& launch) const {
+    std::size_t at = 0;
+    for (std::size_t i = 1; i < kBounds; ++i) {
+        if (factors[i] * launch[i] > factors[at] * launch[at]) {
+            at = i;
+        }
+    }
+    return static_cast<Bound>(at);
+}
+
+namespace {
+
+// Every second one from `first` on; step 1: all.
+double median_error(const TimeModel& model, const std::vector<TimedLaunches>& timed,
+                    std::size_t first, std::size_t step) {
+    std::vector<double> errors;
+    for (std::size_t i = first; i < timed.size(); i += step) {
+        errors.push_back(std::abs(model.us(timed[i].launches) / timed[i].measured_us - 1.0));
+    }
+    if (errors.empty()) {
+        return 0.0;
+    }
+    const auto middle = errors.begin() + static_cast<std::ptrdiff_t>(errors.size() / 2);
+    std::nth_element(errors.begin(), middle, errors.end());
+    return *middle;
+}
+
+// What is made small: large errors count, but not as their squares.
+double loss(const TimeModel& model, const std::vector<TimedLaunches>& timed) {
+    double sum = 0.0;
+    for (std::size_t i = 0; i < timed.size(); i += 2) {
+        sum += std::abs(std::log(model.us(timed[i].launches) / timed[i].measured_us));
+    }
+    return sum;
+}
+
+}  // namespace
+
+// One constant after another, by steps that become smaller.
+FittedModel fit(const std::vector<TimedLaunches>& timed) {
+    FittedModel result;
+    result.error_before = median_error({}, timed, 0, 1);
+    double best = loss(result.model, timed);
+    for (double step = 2.0; step > 1.01;) {
+        bool better = false;
+        for (std::size_t i = 0; i <= kBounds; ++i) {
+            for (const double factor : {step, 1.0 / step}) {
+                TimeModel other = result.model;
+                (i == kBounds ? other.gap_us : other.factors[i]) *= factor;
+                if (const double now = loss(other, timed); now < best) {
+                    best = now;
+                    result.model = other;
+                    better = true;
+                }
+            }
+        }
+        step = better ? step : std::sqrt(step);
+    }
+    result.error_fitted = median_error(result.model, timed, 0, 2);
+    result.error_others = median_error(result.model, timed, 1, 2);
+    return result;
 }
 
 }  // namespace gyre::bench

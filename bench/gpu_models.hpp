@@ -1,6 +1,8 @@
 // What is to be known of a GPU to say what a launch means on it, and a model of its time.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 #include <string>
@@ -28,6 +30,8 @@ struct GpuModel {
 const std::vector<GpuModel>& gpu_models();
 // Throws Error(usage) naming those there are.
 const GpuModel& gpu_model(const std::string& name);
+// Of the device that calls itself so, such as "NVIDIA H100 80GB HBM3"; null: none of them.
+const GpuModel* gpu_model_of(const std::string& device);
 
 // What ptxas reported of kernels, for one architecture.
 struct Resources {
@@ -56,15 +60,41 @@ struct Occupancy {
 Occupancy occupancy(const GpuModel& gpu, const emulated::emulator::Launch& launch,
                     const Resources* resources);
 
-// The time of a launch in a captured graph, by arithmetic:
-//   gap + the largest of: instructions to issue, wavefronts of shared memory, tensor cores, DRAM or
-//   L2, the chain of dependent latencies of one block, for each round of blocks.
-// Its constants (gpu_models.cpp) are guesses until they were fitted on a GPU. Never a measurement.
-struct Estimate {
-    double us = 0.0;
-    const char* bound = "";  // which was the largest
+// What bounds the time of a launch, each by itself, in microseconds: instructions to issue,
+// wavefronts of shared memory, tensor cores, the chain of dependent latencies of a block for each
+// round of blocks, memory (DRAM, or L2 where all of it fits), traffic between L2 and
+// multiprocessors.
+enum class Bound { issue, shared, tensor, latency, memory, l2 };
+constexpr std::size_t kBounds = 6;
+const char* name_of(Bound bound);
+using Bounds = std::array<double, kBounds>;
+Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
+                 const Resources* resources);
+
+// The time of launches in a captured graph, by arithmetic: for each a gap, and the largest of its
+// bounds, each times a factor. Never a measurement.
+struct TimeModel {
+    double gap_us = 1.3;
+    Bounds factors = {1, 1, 1, 1, 1, 1};
+
+    double us(const Bounds& launch) const;
+    double us(const std::vector<Bounds>& launches) const;
+    Bound largest(const Bounds& launch) const;
 };
-Estimate estimate(const GpuModel& gpu, const emulated::LaunchProfile& profile,
-                  const Resources* resources);
+
+// Launches that were timed.
+struct TimedLaunches {
+    std::vector<Bounds> launches;
+    double measured_us = 0.0;
+};
+// The model that is closest to every second of them, and its errors: the median of |estimate /
+// measured - 1|.
+struct FittedModel {
+    TimeModel model;
+    double error_before = 0.0;  // of the unfitted model, over all
+    double error_fitted = 0.0;  // over those that it was fitted to,
+    double error_others = 0.0;  // and over the others
+};
+FittedModel fit(const std::vector<TimedLaunches>& timed);
 
 }  // namespace gyre::bench

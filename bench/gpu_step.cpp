@@ -48,6 +48,7 @@ void print_launches(const std::vector<StepLaunch>& launches, bool counted) {
                    "st/req", "shld", "shst", "MFLOP", "MB", "est. us", "bound");
     }
     fmt::print("\n");
+    const TimeModel time;
     double us = 0.0;
     for (std::size_t i = 0; i < launches.size(); ++i) {
         const StepLaunch& each = launches[i];
@@ -68,9 +69,9 @@ void print_launches(const std::vector<StepLaunch>& launches, bool counted) {
                 profile.global_stores.per_request(), profile.shared_loads.per_request(),
                 profile.shared_stores.per_request(),
                 1e-6 * scale * static_cast<double>(profile.flop + profile.tensor_flop),
-                1e-6 * (profile.read_bytes + profile.written_bytes), each.estimate.us,
-                each.estimate.bound);
-            us += each.estimate.us;
+                1e-6 * (profile.read_bytes + profile.written_bytes), time.us(each.bounds),
+                name_of(time.largest(each.bounds)));
+            us += time.us(each.bounds);
         }
         fmt::print("\n");
     }
@@ -118,9 +119,7 @@ std::vector<StepLaunch> step_launches(const std::string& model, int n, bool tf32
         StepLaunch each;
         each.resources = reports.of(profile.launch.entry);
         each.occupancy = occupancy(gpu, profile.launch, each.resources);
-        if (profile.blocks > 0) {
-            each.estimate = estimate(gpu, profile, each.resources);
-        }
+        each.bounds = bounds_of(gpu, profile, each.resources);
         each.profile = std::move(profile);
         launches.push_back(std::move(each));
     }
@@ -129,24 +128,22 @@ std::vector<StepLaunch> step_launches(const std::string& model, int n, bool tf32
 
 std::string text_of_operation(const std::string& name,
                               const std::vector<emulated::LaunchProfile>& profiles,
-                              const Options& options) {
-    const GpuModel& gpu = gpu_model(options.gpu);
-    static const ResourceReports reports(options.resources, gpu.architecture);
+                              const GpuModel& gpu, const ResourceReports& reports) {
+    const TimeModel time;
     std::string text;
-    double us = 0.0;
+    std::vector<Bounds> all;
     for (const emulated::LaunchProfile& profile : profiles) {
         const Resources* resources = reports.of(profile.launch.entry);
-        const Estimate of_launch = estimate(gpu, profile, resources);
+        const Bounds bounds = all.emplace_back(bounds_of(gpu, profile, resources));
         text += emulated::text_of(profile, name);
         text +=
             fmt::format("  estimate for {}: {:.1f} us, bound by {}; {} registers, {:.2f} waves\n",
-                        gpu.name, of_launch.us, of_launch.bound,
+                        gpu.name, time.us(bounds), name_of(time.largest(bounds)),
                         resources == nullptr ? "?" : std::to_string(resources->registers),
                         occupancy(gpu, profile.launch, resources).waves);
-        us += of_launch.us;
     }
-    return text +
-           fmt::format("{}: {:.1f} us by estimate, {} launches\n\n", name, us, profiles.size());
+    return text + fmt::format("{}: {:.1f} us by estimate, {} launches\n\n", name, time.us(all),
+                              profiles.size());
 }
 
 int run_step(const Options& options) {

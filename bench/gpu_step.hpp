@@ -4,20 +4,18 @@
 #include <string>
 #include <vector>
 
+#include "bench/gpu_counts.hpp"
 #include "bench/gpu_models.hpp"
 #include "bench/kernels.hpp"
 
 namespace gyre::bench {
-
-// Blocks of a launch that are counted where not all are.
-constexpr std::int64_t kCountedBlocks = 16;
 
 // One launch with what is known of it on some GPU.
 struct StepLaunch {
     emulated::LaunchProfile profile;
     const Resources* resources = nullptr;  // null: this build has none
     Occupancy occupancy;
-    Estimate estimate;  // of counts: 0 where no blocks ran
+    Bounds bounds{};  // of counts: zeros where no blocks ran
 };
 
 // The second step of one rank with n images, as it is submitted for a GPU of this model.
@@ -30,7 +28,7 @@ std::vector<StepLaunch> step_launches(const std::string& model, int n, bool tf32
 // What the launches of one operation did, with the estimates.
 std::string text_of_operation(const std::string& name,
                               const std::vector<emulated::LaunchProfile>& profiles,
-                              const Options& options);
+                              const GpuModel& gpu, const ResourceReports& reports);
 
 // Prints them, one table for each batch; with options.profile what was counted, too. Returns the
 // program's exit code.

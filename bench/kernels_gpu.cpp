@@ -22,14 +22,9 @@
 #include <thread>
 
 #include "bench/gpu_ceilings.hpp"
+#include "bench/gpu_estimates.hpp"
 #include "bench/gpu_verify.hpp"
 #include "bench/report.hpp"
-#if defined(GYRE_EMULATED) && defined(GYRE_HAVE_PROFILER)
-#include "bench/gpu_step.hpp"
-#define GYRE_PROFILES 1
-#else
-#define GYRE_PROFILES 0
-#endif
 #include "kernels/base/error.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
@@ -173,8 +168,11 @@ class Suite {
                 state.SkipWithError(row.skipped.c_str());
                 return;
             }
-            if (options_.profile) {
-                profile(state, op, row);
+            if (options_.profile) {  // in place of timing it
+                estimates_.add_counts(row);
+                for (auto _ : state) {
+                    state.SetIterationTime(1e-6);
+                }
                 return;
             }
             if (!the_case->verified) {
@@ -190,6 +188,9 @@ class Suite {
                 return;
             }
             (ours ? row.ours_us : row.library_us) = time(state, op, ours);
+            if (ours && !kEmulated) {
+                row.estimate_us = estimates_.estimate_us(row);
+            }
         } catch (const Error& error) {
             faults_.push_back(row.name() + ": " + error.what());
             row.skipped = error.what();
@@ -206,25 +207,6 @@ class Suite {
         if (!ours && row.ours_us > 0) {
             state.counters["ratio"] = row.ratio();
         }
-    }
-
-    // Counts one call in place of timing it.
-    void profile([[maybe_unused]] benchmark::State& state, [[maybe_unused]] const Operation& op,
-                 [[maybe_unused]] const Row& row) {
-#if GYRE_PROFILES
-        Args& args = operands_->sets().front();
-        set_up(op, true, args);
-        stream_.synchronize();
-        take_profiles();
-        emulator::set_most_blocks(bench::kCountedBlocks);
-        call(op, true, args);
-        stream_.synchronize();
-        emulator::set_most_blocks(-1);
-        profiles_ += bench::text_of_operation(row.name(), take_profiles(), options_);
-        for (auto _ : state) {
-            state.SetIterationTime(1e-6);
-        }
-#endif
     }
 
     static int images_of(const Case& c) {
@@ -430,11 +412,8 @@ class Suite {
 
     int conclude() {
         if (options_.profile) {
-            fmt::print("\n{}\n", profiles_);
-            for (const std::string& fault : faults_) {
-                fmt::print("{}\n", fault);
-            }
-            return faults_.empty() ? 0 : 1;
+            fmt::print("\n{}", estimates_.text());
+            return 0;
         }
         fmt::print("\n");
         for (const auto& [name, text] : facts()) {
@@ -444,6 +423,7 @@ class Suite {
             "\nratio: library's time over ours, > 1: ours is faster; %: of the ceiling in the last "
             "column; GB/s, TFLOP/s: ours\n{}",
             report_.table());
+        fmt::print("{}", estimates_.text());
         if (kEmulated) {
             fmt::print("\nemulated: the times mean nothing, and ours ran in the library's place\n");
         }
@@ -481,19 +461,13 @@ class Suite {
     const Case* operands_of_ = nullptr;
     std::unique_ptr<OperandSets> operands_;
     bench::Report report_;
+    bench::Estimates estimates_{options_, device_.name};
     std::vector<std::string> faults_;
-    std::string profiles_;
 };
 
 }  // namespace
 
 int run_benchmarks(const bench::Options& options) {
-#if GYRE_PROFILES
-    if (options.profile) {
-        enable_profiler();
-        emulator::set_multiprocessors(bench::gpu_model(options.gpu).multiprocessors);
-    }
-#endif
     return Suite(options).run();
 }
 

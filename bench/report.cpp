@@ -36,9 +36,10 @@ Row& Report::row(const std::string& net, const std::string& layer, const std::st
 }
 
 std::string Report::table() const {
-    std::string text = fmt::format(
-        "{:<16} {:<16} {:>6} {:>10} {:>10} {:>6} {:>7} {:>8} {:>6}  {}\n", "layer", "direction",
-        "batch", "ours us", "library us", "ratio", "GB/s", "TFLOP/s", "%", "of");
+    std::string text =
+        fmt::format("{:<16} {:<16} {:>6} {:>10} {:>10} {:>6} {:>10} {:>7} {:>8} {:>6}  {}\n",
+                    "layer", "direction", "batch", "ours us", "library us", "ratio", "estimate",
+                    "GB/s", "TFLOP/s", "%", "of");
     for (const Row& r : rows_) {
         text += fmt::format("{:<16} {:<16} {:>6} ", r.net + "/" + r.layer, r.direction,
                             r.n > 0 ? std::to_string(r.n) : "any");
@@ -47,10 +48,10 @@ std::string Report::table() const {
             continue;
         }
         const double per_us = r.ours_us > 0 ? 1.0 / r.ours_us : 0.0;
-        text += fmt::format("{:>10} {:>10} {:>6} {:>7} {:>8} {:>6}  {}\n", figure(r.ours_us, 2),
-                            figure(r.library_us, 2), figure(r.ratio(), 2),
-                            figure(r.bytes * per_us / 1e3, 0), figure(r.flop * per_us / 1e6, 2),
-                            figure(r.percent(), 1), r.bound);
+        text += fmt::format("{:>10} {:>10} {:>6} {:>10} {:>7} {:>8} {:>6}  {}\n",
+                            figure(r.ours_us, 2), figure(r.library_us, 2), figure(r.ratio(), 2),
+                            figure(r.estimate_us, 2), figure(r.bytes * per_us / 1e3, 0),
+                            figure(r.flop * per_us / 1e6, 2), figure(r.percent(), 1), r.bound);
     }
     return text;
 }

@@ -15,6 +15,7 @@ struct Row {
     const char* bound = "";              // the ceiling that makes the floor
     bool has_library = false;            // a library has this operation
     double ours_us = 0, library_us = 0;  // 0: not timed
+    double estimate_us = 0;              // of ours, by arithmetic; 0: none
     std::string skipped;                 // why, or empty
 
     std::string name() const;

@@ -68,14 +68,14 @@ TEST_CASE("a step is listed launch by launch, with or without running it", "[gpu
     for (std::size_t i = 0; i < listed.size(); ++i) {
         INFO(i << " " << listed[i].profile.launch.kernel);
         CHECK(listed[i].profile.blocks == 0);
-        CHECK(listed[i].estimate.us == 0.0);
+        CHECK(listed[i].bounds == Bounds{});
         CHECK(counted[i].profile.blocks > 0);
         CHECK(counted[i].profile.blocks <= 2);
-        CHECK(counted[i].estimate.us > 1.0);
+        CHECK(counted[i].bounds != Bounds{});
         CHECK(counted[i].profile.launch.grid.x == listed[i].profile.launch.grid.x);
         CHECK(emulated::function_at(listed[i].profile.launch.entry).find("kernel") !=
               std::string::npos);
-        us += counted[i].estimate.us;
+        us += TimeModel().us(counted[i].bounds);
     }
     CHECK(us > 10.0);
     CHECK(us < 200.0);
@@ -89,6 +89,47 @@ TEST_CASE("a step has no more launches than its budget", "[gpu-step]") {
     };
     CHECK(launches("net", false) <= 32);
     CHECK(launches("wide", true) <= 30);
+}
+
+TEST_CASE("an operation is counted as a GPU would be asked for it", "[gpu-step]") {
+    const auto counts = counts_of("net", "conv1", "backward_weights", 64, false, 132);
+    REQUIRE(counts.size() == 2);
+    CHECK(counts.front().launch.grid.count() > 4);
+    CHECK(counts.front().blocks == kCountedBlocks);
+    const auto small = counts_of("net", "relu1", "forward", 1, false, 132);
+    REQUIRE(small.size() == 1);
+    CHECK(small.front().read_bytes == 1440 * 4.0);
+    CHECK(small.front().written_bytes == 1440 * 4.0);
+}
+
+TEST_CASE("the model of time is fitted to times, and judged by others", "[gpu-step]") {
+    const TimeModel truth{.gap_us = 2.1, .factors = {1.7, 0.6, 1.0, 1.4, 0.8, 1.2}};
+    std::vector<TimedLaunches> timed;
+    unsigned random = 1;
+    const auto uniform = [&] {
+        random = random * 1664525u + 1013904223u;
+        return static_cast<double>(random >> 8) * 0x1p-24;
+    };
+    for (int i = 0; i < 200; ++i) {
+        TimedLaunches& one = timed.emplace_back();
+        for (int launch = 0; launch <= i % 3; ++launch) {
+            Bounds& bounds = one.launches.emplace_back();
+            for (double& bound : bounds) {
+                bound = 10.0 * uniform();
+            }
+            bounds[static_cast<std::size_t>(i) % kBounds] *= 4.0;
+        }
+        one.measured_us = truth.us(one.launches) * (0.98 + 0.04 * uniform());
+    }
+    const FittedModel fitted = fit(timed);
+    CHECK(fitted.error_before > 0.15);
+    CHECK(fitted.error_fitted < 0.05);
+    CHECK(fitted.error_others < 0.05);
+    // Times that the counts say nothing of are not explained by them.
+    for (TimedLaunches& one : timed) {
+        one.measured_us = 1.0 + 1000.0 * uniform();
+    }
+    CHECK(fit(timed).error_others > 0.2);
 }
 
 }  // namespace gyre::bench

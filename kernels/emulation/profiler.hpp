@@ -81,7 +81,7 @@ struct LaunchProfile {
     }
 };
 
-// From now on launches are counted. Before device memory is allocated; not with the checker.
+// From now on launches are counted. Not with the checker.
 void enable_profiler();
 // Those that have run since the last call, in order.
 std::vector<LaunchProfile> take_profiles();
