@@ -1,0 +1,278 @@
+"""What nvdisasm's listing of a compiled kernel says: its loops, their instructions, the widths of
+its accesses, its divisions. For tests/sass_gate.py."""
+
+import re
+from collections import Counter, OrderedDict
+
+# An integer division by what the compiler does not know has no instruction. 32 bits: a reciprocal
+# (I2F.RP, MUFU.RCP, F2I), often moved out of the loop, and what stays in it: the quotient's guess
+# q = IMAD.HI.U32(n, reciprocal), its remainder r = n - q d, and a correction, ISETP.GE.U32(r, d)
+# with a subtraction under that predicate. A division by a constant multiplies by an immediate, and
+# one through a multiplier from the host corrects nothing, so neither is taken for one. 64 bits: a
+# call of __cuda_sm20_div_s64 and the like (with a 32-bit division as its short cut, which counts
+# too). An IEEE division of floats has one FCHK.
+CORRECTION_WINDOW = 60  # instructions, as the scheduler mixes in others
+WIDE_DIVISION = re.compile(r"__cuda_sm\d+x?_(div|rem)_[su]64")
+
+INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
+REGISTER = re.compile(r"\bU?R\d+\b")
+LABEL = re.compile(r"`\((\.L_x_\d+)\)")
+ACCESSES = ("LDG", "STG", "LDGSTS", "RED", "ATOMG", "LDS", "STS", "LDSM", "LDL", "STL")
+ENDS = ("EXIT", "RET", "BRX", "JMX", "KILL")
+# What forms a remainder from a quotient's guess.
+CARRIES = ("MOV", "IMAD", "IADD3", "IADD", "VIADD")
+
+
+class Instruction:
+    def __init__(self, predicate, opcode, operands):
+        self.predicate = predicate or ""
+        self.opcode = opcode
+        # The uniform twin of an instruction is the same one.
+        self.base = re.sub(r"^U(?=I|MOV|LOP|SEL|SHF|LEA)", "", opcode)
+        self.family = self.base.split(".")[0]
+        self.text = operands.strip()
+        self.operands = [part.strip() for part in self.text.split(",")]
+
+    def destination(self):
+        found = REGISTER.search(self.operands[0])
+        return found.group(0) if found else None
+
+    def sources(self):
+        return set(REGISTER.findall(",".join(self.operands[1:])))
+
+
+class Kernel:
+    def __init__(self, name, arch):
+        self.name, self.arch = name, arch
+        self.registers = None
+        self.code = []
+        self.labels = {}
+
+    def trim(self):
+        """Without the padding after the last instruction."""
+        while self.code and self.code[-1].family == "NOP":
+            self.code.pop()
+        last = self.code[-1] if self.code else None
+        if last and last.family == "BRA" and self.target(last) == len(self.code) - 1:
+            self.code.pop()
+
+    def target(self, instruction):
+        found = LABEL.search(instruction.text)
+        return self.labels.get(found.group(1)) if found else None
+
+
+def parse(listing, arch):
+    """The kernels of an image, by their mangled names."""
+    kernels = OrderedDict()
+    kernel = None
+    for line in listing.splitlines():
+        section = re.match(r"^\.text\.(\S+):", line)
+        if section:
+            kernel = kernels.setdefault(section.group(1), Kernel(section.group(1), arch))
+        elif kernel is not None:
+            label = re.match(r"^(\.L_x_\d+):", line)
+            found = INSTRUCTION.match(line)
+            if label:
+                kernel.labels[label.group(1)] = len(kernel.code)
+            elif found:
+                kernel.code.append(Instruction(*found.groups()[1:]))
+    for kernel in kernels.values():
+        kernel.trim()
+    return kernels
+
+
+def basic_blocks(kernel):
+    """[(begin, end)] and for each the blocks that may follow. A call returns behind itself."""
+    starts = {0} | set(kernel.labels.values())
+    jumps = {}
+    for i, instruction in enumerate(kernel.code):
+        target = kernel.target(instruction)
+        # BSSY only says where threads will meet again.
+        jumps_away = target is not None and instruction.family in ("BRA", "JMP", "WARPSYNC")
+        if jumps_away:
+            jumps[i] = target
+        if jumps_away or instruction.family in ENDS:
+            starts.add(i + 1)
+    starts = sorted(start for start in starts if start < len(kernel.code))
+    blocks = list(zip(starts, starts[1:] + [len(kernel.code)]))
+    at = {begin: index for index, (begin, _) in enumerate(blocks)}
+    following = []
+    for index, (_, end) in enumerate(blocks):
+        last = kernel.code[end - 1]
+        nexts = set()
+        if end - 1 in jumps and jumps[end - 1] in at:
+            nexts.add(at[jumps[end - 1]])
+        always = not last.predicate and (
+            last.family in ENDS
+            or (end - 1 in jumps and last.opcode == "BRA" and len(last.operands) == 1))
+        if not always and index + 1 < len(blocks):
+            nexts.add(index + 1)
+        following.append(nexts)
+    return blocks, following
+
+
+def dominators(following):
+    """For each block that is reached, the set of those on every way to it, as bits."""
+    order, seen, stack = [], {0}, [(0, iter(following[0]))]
+    while stack:
+        block, rest = stack[-1]
+        for successor in rest:
+            if successor not in seen:
+                seen.add(successor)
+                stack.append((successor, iter(following[successor])))
+                break
+        else:
+            order.append(block)
+            stack.pop()
+    order.reverse()
+    before = {block: [] for block in order}
+    for block in order:
+        for successor in following[block]:
+            before[successor].append(block)
+    everything = (1 << len(following)) - 1
+    above = {block: everything for block in order}
+    above[0] = 1
+    changed = True
+    while changed:
+        changed = False
+        for block in order[1:]:
+            common = everything
+            for predecessor in before[block]:
+                common &= above[predecessor]
+            common |= 1 << block
+            if common != above[block]:
+                above[block], changed = common, True
+    return above, before
+
+
+def find_loops(kernel):
+    """Natural loops as sets of instructions: a branch back to a block that is on every way to it.
+    Code that was moved behind the kernel's end and jumps back is therefore none."""
+    if not kernel.code:
+        return []
+    blocks, following = basic_blocks(kernel)
+    above, before = dominators(following)
+    bodies = {}
+    for block in above:
+        for head in following[block]:
+            if above[block] >> head & 1:
+                body, waiting = bodies.setdefault(head, {head}), [block]
+                while waiting:
+                    inner = waiting.pop()
+                    if inner not in body:
+                        body.add(inner)
+                        waiting += before[inner]
+    return [(head, body, sorted(i for block in body for i in range(*blocks[block])))
+            for head, body in bodies.items()]
+
+
+def innermost(loops):
+    return [code for head, body, code in loops
+            if not any(other in body for other, _, _ in loops if other != head)]
+
+
+def corrects(kernel, at):
+    """Whether the product at `at` is the guess of a quotient: see above."""
+    carried, remainders, checks = {kernel.code[at].destination()}, set(), {}
+    for instruction in kernel.code[at + 1:at + CORRECTION_WINDOW]:
+        destination, sources = instruction.destination(), instruction.sources()
+        if re.match(r"ISETP\.(GE|GT|LE|LT)\.U32", instruction.base):
+            compared = sources & remainders
+            if compared:
+                checks[instruction.operands[0]] = compared
+            continue
+        predicate = instruction.predicate.lstrip("@!")
+        if destination in checks.get(predicate, ()):
+            return True
+        if instruction.family in CARRIES and sources & carried:
+            (remainders if instruction.base == "IMAD" else carried).add(destination)
+        elif not instruction.predicate:
+            carried.discard(destination)
+            remainders.discard(destination)
+    return False
+
+
+def is_division(kernel, at):
+    """int32, int64, float or None."""
+    instruction = kernel.code[at]
+    if instruction.family == "FCHK":
+        return "float"
+    if instruction.family == "CALL" and WIDE_DIVISION.search(instruction.text):
+        return "int64"
+    if instruction.base == "IMAD.HI.U32" and instruction.operands[3] in ("RZ", "URZ"):
+        if not any(re.match(r"-?0x", factor) for factor in instruction.operands[1:3]):
+            return "int32" if corrects(kernel, at) else None
+    return None
+
+
+def width(opcode):
+    """Bits that a thread moves."""
+    parts = opcode.split(".")
+    if parts[0] == "LDSM":
+        return 32 * int(parts[-1]) if parts[-1].isdigit() else 32
+    for bits in (128, 64):
+        if str(bits) in parts:
+            return bits
+    return 8 if {"U8", "S8"} & set(parts) else 16 if {"U16", "S16"} & set(parts) else 32
+
+
+def accesses(code):
+    """{name: {bits: count}}"""
+    counts = {}
+    for instruction in code:
+        if instruction.family in ACCESSES:
+            bits = counts.setdefault(instruction.family, Counter())
+            bits[width(instruction.opcode)] += 1
+    return counts
+
+
+class Analysis:
+    """The figures of a kernel. Counts are of the code as it stands, whatever way a thread takes."""
+
+    def __init__(self, kernel):
+        self.kernel = kernel
+        loops = find_loops(kernel)
+        in_loops = {i for _, _, code in loops for i in code}
+        self.loops = len(loops)
+        self.instructions = len(kernel.code)
+        self.registers = kernel.registers
+        self.accesses = accesses(kernel.code)
+        self.local = sum(sum(self.accesses.get(name, {}).values()) for name in ("LDL", "STL"))
+        kinds = [is_division(kernel, i) for i in sorted(in_loops)]
+        self.divisions = Counter(kind for kind in kinds if kind)
+        self.narrow_global = sum(
+            count for name in ("LDG", "STG", "LDGSTS")
+            for bits, count in self.accesses.get(name, {}).items() if bits < 128)
+        weight = lambda code: (
+            sum(kernel.code[i].family == "HMMA" for i in code),
+            sum(kernel.code[i].family == "FFMA" for i in code), len(code))
+        hot = max(innermost(loops), key=weight, default=[])
+        self.hot = [kernel.code[i] for i in hot]
+        self.mix = Counter(
+            instruction.family for instruction in self.hot)
+        self.hot_accesses = accesses(self.hot)
+
+    def per_hmma(self):
+        return len(self.hot) / self.mix["HMMA"] if self.mix["HMMA"] else None
+
+    def shared_words(self):
+        return sum(bits * count for name in ("LDS", "LDSM")
+                   for bits, count in self.hot_accesses.get(name, {}).items()) / 32
+
+    def ffma_per_word(self):
+        """Only where the loop is one of multiplications by what lies in shared memory."""
+        words = self.shared_words()
+        return self.mix["FFMA"] / words if words and self.mix["FFMA"] >= 8 else None
+
+    def figures(self):
+        """The figures that a budget bounds, by name."""
+        return {
+            "instructions": self.instructions,
+            "registers": self.registers,
+            "per_hmma": self.per_hmma(),
+            "ffma_per_word": self.ffma_per_word(),
+            "narrow_global": self.narrow_global,
+            "local": self.local,
+            "int_divisions": self.divisions["int32"] + self.divisions["int64"],
+            "float_divisions": self.divisions["float"],
+        }
