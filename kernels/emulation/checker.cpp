@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 #include <link.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -16,6 +15,7 @@
 
 #include "kernels/base/error.hpp"
 #include "kernels/emulation/emulator.hpp"
+#include "kernels/emulation/source_place.hpp"
 
 namespace gyre::emulated {
 namespace {
@@ -73,34 +73,8 @@ void each_word(const Region& region, const void* begin, std::size_t bytes, F f) 
 
 // --- words for reports ---------------------------------------------------------------------------
 
-// "file:line", and the calls that were inlined there; without helpers and the standard library.
-std::string place_of(std::uint32_t pc) {
-    std::array<char, 4096> text{};
-    if (readlink("/proc/self/exe", text.data(), text.size() - 1) <= 0) {
-        return fmt::format("{:#x}", pc);
-    }
-    // The address is where the call returns to; the call itself may be the end of a line.
-    const std::string command =
-        fmt::format("addr2line -i -e '{}' {:#x} 2>/dev/null", text.data(), pc - 1);
-    std::string places;
-    int listed = 0;
-    if (FILE* pipe = popen(command.c_str(), "r")) {
-        while (std::fgets(text.data(), static_cast<int>(text.size()), pipe) != nullptr) {
-            std::string line = text.data();
-            line.erase(std::min(line.find_first_of(" \n"), line.size()));
-            const bool helper = line.find("??") != line.npos || line.rfind("/usr/", 0) == 0 ||
-                                line.find("emulation/simt.hpp:") != line.npos;
-            if (!helper && listed < 3) {
-                places += (listed++ > 0 ? ", called from " : "") + line;
-            }
-        }
-        pclose(pipe);
-    }
-    return listed > 0 ? places : fmt::format("{:#x} of the program", pc);
-}
-
 std::string behind_at(std::uint32_t pc) {
-    return pc == 0 ? "" : " at " + place_of(pc);
+    return pc == 0 ? "" : " at " + source_place(pc);
 }
 
 std::string name_of(unsigned thread) {
@@ -148,7 +122,7 @@ struct What {
 
     std::string text() const {
         return fmt::format("this thread {} {} byte{} at {}", write ? "writes" : "reads", bytes,
-                           bytes == 1 ? "" : "s", place_of(pc));
+                           bytes == 1 ? "" : "s", source_place(pc));
     }
 };
 
@@ -159,7 +133,7 @@ struct What {
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_host(const What& what) {
     end_program(fmt::format("host code touches device memory: it {} {} bytes at {}",
-                            what.write ? "writes" : "reads", what.bytes, place_of(what.pc)));
+                            what.write ? "writes" : "reads", what.bytes, source_place(what.pc)));
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_outside(const What& what) {
     emulator::report(
@@ -167,7 +141,9 @@ struct What {
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_unknown(const What& what) {
     emulator::report(fmt::format("uninitialised: {} what {} wrote, {}", what.text(),
-                                 what.region.shared ? "no thread of the block" : "nobody",
+                                 what.region.shared ? "no thread of the block, and no asynchronous "
+                                                      "copy that was waited for,"
+                                                    : "nobody",
                                  location(what.region, what.at)));
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_race(const What& what, unsigned thread,
@@ -340,6 +316,9 @@ class Checker final : public emulator::Listener {
     void shared_declared(void* at, std::size_t bytes) override {
         variables[reinterpret_cast<std::uintptr_t>(at)] = bytes;
         make_live(shared, at, bytes);
+    }
+    void copy_issued(void* to, std::size_t bytes) override {
+        each_word(shared, to, bytes, [](Cell& cell, unsigned) { cell.known = 0; });
     }
     void device_allocated(void* at, std::size_t bytes) override {
         const auto begin = reinterpret_cast<std::uintptr_t>(at);

@@ -93,6 +93,57 @@ inline void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint
     emulator::Mma operand{d, a, b};
     emulator::warp_operation(emulator::WarpOperation::mma_tf32, &operand, place);
 }
+inline void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                     Place place = Place::current()) {
+    emulator::Mma operand{d, a, b};
+    emulator::warp_operation(emulator::WarpOperation::mma_bf16, &operand, place);
+}
+inline void mma_f16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                    Place place = Place::current()) {
+    emulator::Mma operand{d, a, b};
+    emulator::warp_operation(emulator::WarpOperation::mma_f16, &operand, place);
+}
+
+// A row that a lane reads for its warp. Here, where the checker sees it.
+inline void load_matrices(emulator::WarpOperation operation, std::uint32_t (&result)[4],
+                          const void* row, const Place& place) {
+    emulator::check_address(row, true, "ldmatrix");
+    const uint4 words = *static_cast<const uint4*>(row);
+    const std::uint32_t values[4] = {words.x, words.y, words.z, words.w};
+    emulator::LoadMatrices operand{values, result};
+    emulator::warp_operation(operation, &operand, place);
+}
+inline void ldmatrix_x4(std::uint32_t (&result)[4], const void* row,
+                        Place place = Place::current()) {
+    load_matrices(emulator::WarpOperation::load_matrices, result, row, place);
+}
+inline void ldmatrix_x4_transposed(std::uint32_t (&result)[4], const void* row,
+                                   Place place = Place::current()) {
+    load_matrices(emulator::WarpOperation::load_matrices_transposed, result, row, place);
+}
+
+// The source is read when the copy lands; and as it is issued, for reports of where that was.
+inline void cp_async16(void* to, const void* from, bool valid) {
+    emulator::check_address(to, true, "cp.async to");
+    if (valid) {
+        emulator::check_address(from, false, "cp.async from");
+        for (unsigned i = 0; i < 4; ++i) {
+            static_cast<void>(static_cast<const volatile unsigned*>(from)[i]);
+        }
+    }
+    *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};  // NaN
+    emulator::issue_copy({to, valid ? from : nullptr});
+}
+inline void cp_async_commit() {
+    emulator::thread->copies.commit();
+}
+template <int kPending>
+inline void cp_async_wait() {
+    while (const emulator::AsyncCopy* copy = emulator::thread->copies.land(kPending)) {
+        *static_cast<uint4*>(copy->to) =
+            copy->from == nullptr ? uint4{0, 0, 0, 0} : *static_cast<const uint4*>(copy->from);
+    }
+}
 
 template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
