@@ -56,6 +56,9 @@ inline float4 make_float4(float x, float y, float z, float w) {
 inline int min(int a, int b) {
     return a < b ? a : b;
 }
+inline int max(int a, int b) {
+    return a > b ? a : b;
+}
 
 using Place = std::source_location;
 
@@ -131,7 +134,8 @@ inline void cp_async16(void* to, const void* from, bool valid) {
             static_cast<void>(static_cast<const volatile unsigned*>(from)[i]);
         }
     }
-    *static_cast<uint4*>(to) = {~0u, ~0u, ~0u, ~0u};  // NaN
+    constexpr unsigned kNan = 0x7fffffff;
+    *static_cast<uint4*>(to) = {kNan, kNan, kNan, kNan};
     emulator::issue_copy({to, valid ? from : nullptr});
 }
 inline void cp_async_commit() {
