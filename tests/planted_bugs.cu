@@ -177,6 +177,103 @@ __global__ void dynamic_bounds(const float* x, float* y) {
     y[i] = tile[kDynamicFloats - (i == 63 ? 1 : 2) - i];
 }
 
+// Shared memory of 64 x 4 floats, of which thread i asks for those at 4 i.
+template <bool kBug>
+__global__ void forgotten_wait(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [64][4]);
+    const unsigned i = threadIdx.x;
+    cp_async16(tile[i], x + 4 * i, true);
+    cp_async_commit();
+    if constexpr (!kBug) {
+        cp_async_wait<0>();
+    }
+    __syncthreads();
+    y[i] = tile[63 - i][i % 4];  // bug: forgotten wait
+    cp_async_wait<0>();
+}
+
+template <bool kBug>
+__global__ void wait_count(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [2][64][4]);
+    const unsigned i = threadIdx.x;
+    for (int stage = 0; stage < 2; ++stage) {
+        cp_async16(tile[stage][i], x + 4 * i + 128 * stage, i % 8 != 0);
+        cp_async_commit();
+    }
+    cp_async_wait<1>();
+    __syncthreads();
+    float sum = tile[0][63 - i][0];
+    cp_async_wait<kBug ? 1 : 0>();
+    __syncthreads();
+    sum += tile[1][63 - i][1];  // bug: wait count
+    y[i] = sum;
+    cp_async_wait<0>();
+}
+
+template <bool kBug>
+__global__ void wait_alone(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [64][4]);
+    const unsigned i = threadIdx.x;
+    for (int at = 0; at < 4; ++at) {
+        tile[i][at] = 0.0f;
+    }
+    __syncthreads();
+    cp_async16(tile[i], x + 4 * i, true);
+    cp_async_commit();
+    cp_async_wait<0>();
+    if constexpr (!kBug) {
+        __syncthreads();
+    }
+    y[i] = tile[63 - i][2];
+}
+
+template <bool kBug>
+__global__ void copy_over(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [64][4]);
+    const unsigned i = threadIdx.x;
+    for (int at = 0; at < 4; ++at) {
+        tile[i][at] = x[i + at];
+    }
+    __syncthreads();
+    const float before = tile[63 - i][0];  // other: copy over
+    if constexpr (!kBug) {
+        __syncthreads();
+    }
+    cp_async16(tile[i], x + 4 * i, true);
+    cp_async_commit();
+    cp_async_wait<0>();
+    __syncthreads();
+    y[i] = before + tile[63 - i][1];
+}
+
+template <bool kBug>
+__global__ void never_waited(const float* x, float* y) {
+    SIMT_SHARED(float, tile, [64][4]);
+    const unsigned i = threadIdx.x;
+    cp_async16(tile[i], x + 4 * i, true);
+    cp_async_commit();
+    y[i] = x[i];
+    cp_async_wait<kBug ? 1 : 0>();
+}
+
+// Word i % 4 of row i / 4, in each of the matrices.
+template <bool kBug>
+__global__ void load_rows(const float* x, float* y) {
+    SIMT_SHARED(float, rows, [33][4]);
+    const unsigned i = threadIdx.x, lane = i % 32;
+    if (i < 33) {
+        for (int at = 0; at < 4; ++at) {
+            rows[i][at] = x[4 * i + at];
+        }
+    }
+    __syncthreads();
+    std::uint32_t words[4];
+    ldmatrix_x4(words, &rows[lane][kBug ? 2 : 0]);
+    for (int j = 0; j < 4; ++j) {
+        memcpy(&y[4 * i + j], &words[j], sizeof words[j]);
+    }
+}
+
 __global__ void copy(const float* x, float* y) {
     y[threadIdx.x] = x[threadIdx.x];
 }
@@ -293,6 +390,24 @@ const std::vector<PlantedBug>& planted_bugs() {
          start_dynamic<dynamic_bounds<true>, dynamic_bounds<false>>},
         {"dynamic size", emulator, {"dynamic shared memory"}, start_dynamic_size},
         {"block size", emulator, {"multiple of 32"}, start_block_size},
+        {"forgotten wait",
+         checker,
+         {"uninitialised: ", "asynchronous copy"},
+         start<forgotten_wait<true>, forgotten_wait<false>>},
+        {"wait count",
+         checker,
+         {"uninitialised: ", "asynchronous copy"},
+         start<wait_count<true>, wait_count<false>>},
+        {"wait alone", checker, {"race: "}, start<wait_alone<true>, wait_alone<false>>},
+        {"copy over", checker, {"race: "}, start<copy_over<true>, copy_over<false>>},
+        {"never waited",
+         emulator,
+         {"1 asynchronous copies", "not waited for"},
+         start<never_waited<true>, never_waited<false>>},
+        {"load rows",
+         emulator,
+         {"misaligned: ", "ldmatrix"},
+         start<load_rows<true>, load_rows<false>>},
     };
     return bugs;
 }

@@ -1,5 +1,6 @@
-// Convolution: for each direction the direct kernels where they can, else the implicit GEMM
-// (conv2d.cuh). Formulas, shapes, blocks and grids: in their files.
+// Convolution: in TF32 on tensor cores where that can be, else for each direction the direct
+// kernels where they can, else the implicit GEMM (conv2d.cuh). Formulas, shapes, blocks and grids:
+// in their files.
 #include <algorithm>
 
 #include "kernels/base/error.hpp"
@@ -67,6 +68,9 @@ class Conv2dOp final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes) {
+    if (auto op = make_tensor_conv(context, spec, sizes)) {
+        return op;
+    }
     return spec.fused() ? nullptr : std::make_unique<Conv2dOp>(context, spec.shape, sizes);
 }
 

@@ -1,9 +1,18 @@
-// The two implementations of a convolution: direct (conv2d_direct.cu) where few channels leave a
-// matrix product too little to share, implicit GEMM (conv2d_gemm.cu) for all others. Both are for
-// n > 0 images. conv2d.cu chooses.
+// The implementations of a convolution: in TF32, and fused with what follows, conv2d_tensor.cu
+// where it can; else for each direction direct (conv2d_direct.cu) where few channels leave a matrix
+// product too little to share, and implicit GEMM (conv2d_gemm.cu) for all others, which are for n >
+// 0 images. conv2d.cu chooses.
 #pragma once
 
-#include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/ops.hpp"
+
+namespace gyre::SIMT_NAMESPACE {
+
+// Null where it cannot.
+std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& spec,
+                                     const OpSizes& sizes);
+
+}  // namespace gyre::SIMT_NAMESPACE
 
 namespace gyre::SIMT_NAMESPACE::direct {
 

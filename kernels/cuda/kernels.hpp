@@ -65,6 +65,9 @@ void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, f
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v);
 
+// relu.cu: dy = 0 where y <= 0
+void relu_backward(const Context& context, std::int64_t elems, const float* y, float* dy);
+
 // add.cu
 void add(const Context& context, std::int64_t elems, const float* x, float* y);
 

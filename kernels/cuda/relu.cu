@@ -48,8 +48,7 @@ class ReluOp final : public Op {
                            io.y.f32());
     }
     void backward_input(const Batch& batch, const OpIo& io) override {
-        launch_elementwise("relu_backward", relu_backward_kernel, context_, image_elems_ * batch.n,
-                           io.y.f32(), io.dx.f32());
+        relu_backward(context_, image_elems_ * batch.n, io.y.f32(), io.dx.f32());
     }
 
  private:
@@ -58,6 +57,10 @@ class ReluOp final : public Op {
 };
 
 }  // namespace
+
+void relu_backward(const Context& context, std::int64_t elems, const float* y, float* dy) {
+    launch_elementwise("relu_backward", relu_backward_kernel, context, elems, y, dy);
+}
 
 std::unique_ptr<Op> make_op(const Context& context, const ReluSpec& spec, const OpSizes&) {
     return std::make_unique<ReluOp>(context, spec.in);

@@ -103,6 +103,66 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const std::uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
+// d[16][8] += a[16][16] b[16][8] of bfloat16 or float16, two of them, neighbours along k, in a
+// register, the first in the lower half; sums in float32. A lane holds (PTX ISA, "Matrix fragments
+// for mma.m16n8k16")
+//   a[0] (group, 2 at)  a[1] (group + 8, 2 at)  a[2] (group, 2 at + 8)  a[3] (group + 8, 2 at + 8)
+//   b[0] (2 at, group)  b[1] (2 at + 8, group)  and d as above
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4],
+                                         const std::uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+__device__ __forceinline__ void mma_f16(float (&d)[4], const std::uint32_t (&a)[4],
+                                        const std::uint32_t (&b)[2]) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
+__device__ __forceinline__ unsigned shared_address(const void* at) {
+    return static_cast<unsigned>(__cvta_generic_to_shared(at));
+}
+
+// Four matrices of 8 rows of 16 bytes, for a whole warp: lane i names, in shared memory and at a
+// multiple of 16 bytes, row i % 8 of matrix i / 8. result[j]: of matrix j, word lane % 4 of row
+// lane / 4; transposed, elements of 16 bits: rows 2 (lane % 4) and the next of column lane / 4.
+__device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&result)[4], const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+__device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&result)[4],
+                                                       const void* row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
+                 : "r"(shared_address(row))
+                 : "memory");
+}
+
+// Starts to copy 16 bytes from global to shared memory, zeros where not valid (`from` is not read
+// then). What a thread has started since its last commit is a group; cp_async_wait waits until no
+// more than the kPending latest of its groups are under way. Others see a thread's copies after its
+// wait and a barrier.
+__device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                 "l"(from), "r"(valid ? 16 : 0)
+                 : "memory");
+}
+__device__ __forceinline__ void cp_async_commit() {
+    asm volatile("cp.async.commit_group;" ::: "memory");
+}
+template <int kPending>
+__device__ __forceinline__ void cp_async_wait() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
 // Starts kernel<<<grid, block, shared>>>(arguments...) in the stream. `name` is for messages. More
 // than 48 KiB of dynamic shared memory have to be asked for, kernel by kernel.
 template <typename... P, typename... A>

@@ -140,7 +140,9 @@ struct What {
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_unknown(const What& what) {
     emulator::report(fmt::format("uninitialised: {} what {} wrote, {}", what.text(),
-                                 what.region.shared ? "no thread of the block" : "nobody",
+                                 what.region.shared ? "no thread of the block, and no asynchronous "
+                                                      "copy that was waited for,"
+                                                    : "nobody",
                                  location(what.region, what.at)));
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_race(const What& what, unsigned thread,
@@ -317,6 +319,9 @@ class Checker final : public emulator::Listener {
     void shared_declared(void* at, std::size_t bytes) override {
         variables[reinterpret_cast<std::uintptr_t>(at)] = bytes;
         make_live(shared, at, bytes);
+    }
+    void copy_issued(void* to, std::size_t bytes) override {
+        each_word(shared, to, bytes, [](Cell& cell, unsigned) { cell.known = 0; });
     }
     void device_allocated(void* at, std::size_t bytes) override {
         const auto begin = reinterpret_cast<std::uintptr_t>(at);

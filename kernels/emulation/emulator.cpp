@@ -283,6 +283,8 @@ class Machine {
             Lane& lane = lanes_[i];
             lane.fiber = nullptr;
             lane.at_barrier = lane.at_warp_operation = lane.done = false;
+            lane.copies.clear();
+            lane.landing = false;
         }
         for (unsigned w = 0; w < threads_ / kWarp; ++w) {
             warps_[w].arrived = 0;
@@ -404,6 +406,12 @@ class Machine {
         lane.done = true;
         lane.fiber = nullptr;
         ++done_;
+        if (lane.copies.under_way() > 0) {
+            report(
+                fmt::format("this thread leaves the kernel with {} asynchronous copies that it "
+                            "has not waited for",
+                            lane.copies.under_way()));
+        }
         if (at_barrier_ > 0) {
             report(
                 fmt::format("this thread leaves the kernel while {} others wait in the barrier "

@@ -20,6 +20,8 @@
 #include <source_location>
 #include <string>
 
+#include "kernels/emulation/async_copies.hpp"
+
 namespace gyre::emulated {
 
 class Stream;
@@ -40,6 +42,8 @@ using Place = std::source_location;
 struct Thread {
     uint3 index;
     unsigned linear = 0;
+    AsyncCopies copies;
+    bool landing = false;  // copies land: no accesses of the kernel's own
 };
 extern Thread* thread;  // the one that runs
 extern uint3 block_index;
@@ -48,7 +52,17 @@ extern dim3 block_extent, grid_extent;
 // For all threads of the block, or all 32 lanes of the warp.
 void sync_block(const Place& place);
 void sync_warp(const Place& place);
-enum class WarpOperation { sync, sum_float, sum_double, argmax, mma_tf32 };
+enum class WarpOperation {
+    sync,
+    sum_float,
+    sum_double,
+    argmax,
+    load_matrices,
+    load_matrices_transposed,
+    mma_tf32,
+    mma_bf16,
+    mma_f16
+};
 struct ArgMax {
     float value;
     int index;
@@ -58,11 +72,23 @@ struct Mma {
     const std::uint32_t (&a)[4];
     const std::uint32_t (&b)[2];
 };
+// A row of 16 bytes that the lane has read, and what it gets.
+struct LoadMatrices {
+    const std::uint32_t (&row)[4];
+    std::uint32_t (&result)[4];
+};
 // Each lane hands over its operand; the last to arrive computes for all.
 void warp_operation(WarpOperation operation, void* operand, const Place& place);
 
 // One thread runs at a time, so nothing can come between; the checker does not see it.
 void atomic_max(std::int32_t* at, std::int32_t value);
+
+// An asynchronous copy by the thread that runs, which has filled `to` with NaN, and lands what
+// thread->copies.land() hands it, so that the checker sees both.
+void issue_copy(const AsyncCopy& copy);
+
+// Reports an address that is no multiple of 16, or `shared` and not in shared memory. Of `what`.
+void check_address(const void* at, bool shared, const char* what);
 
 // Memory of the block for the declaration `key`; filled with NaN when the block starts.
 void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment);
@@ -116,6 +142,8 @@ struct Listener {
     virtual void block_ends() {}
     virtual void launch_ends(std::int64_t /*blocks_run*/) {}
     virtual void shared_declared(void* /*at*/, std::size_t /*bytes*/) {}
+    // An asynchronous copy has yet to bring this.
+    virtual void copy_issued(void* /*to*/, std::size_t /*bytes*/) {}
     virtual void device_allocated(void* /*at*/, std::size_t /*bytes*/) {}
     virtual void device_released(void* /*at*/, std::size_t /*bytes*/) {}
     // Streams copy and fill device memory; source or target may be null where it is the host's.

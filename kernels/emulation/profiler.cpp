@@ -171,7 +171,9 @@ class Profiler final : public emulator::Listener {
 
     void access(const void* at, std::uint32_t bytes, bool write, const void* pc) {
         const bool device = device_.contains(at);
-        if (emulator::thread == nullptr || !(device || shared_.contains(at))) {
+        // Asynchronous copies were counted as they were issued.
+        if (emulator::thread == nullptr || emulator::thread->landing ||
+            !(device || shared_.contains(at))) {
             return;
         }
         Place& place =

@@ -81,6 +81,9 @@ inline float4 make_float4(float x, float y, float z, float w) {
 inline int min(int a, int b) {
     return a < b ? a : b;
 }
+inline int max(int a, int b) {
+    return a > b ? a : b;
+}
 
 using Place = std::source_location;
 
@@ -117,6 +120,58 @@ inline void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint
                      Place place = Place::current()) {
     emulator::Mma operand{d, a, b};
     emulator::warp_operation(emulator::WarpOperation::mma_tf32, &operand, place);
+}
+inline void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                     Place place = Place::current()) {
+    emulator::Mma operand{d, a, b};
+    emulator::warp_operation(emulator::WarpOperation::mma_bf16, &operand, place);
+}
+inline void mma_f16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                    Place place = Place::current()) {
+    emulator::Mma operand{d, a, b};
+    emulator::warp_operation(emulator::WarpOperation::mma_f16, &operand, place);
+}
+
+// A row that a lane reads for its warp. Here, where the checker sees it.
+inline void load_matrices(emulator::WarpOperation operation, std::uint32_t (&result)[4],
+                          const void* row, const Place& place) {
+    emulator::check_address(row, true, "ldmatrix");
+    const auto words = load_vector<uint4>(row);
+    const std::uint32_t values[4] = {words.x, words.y, words.z, words.w};
+    emulator::LoadMatrices operand{values, result};
+    emulator::warp_operation(operation, &operand, place);
+}
+inline void ldmatrix_x4(std::uint32_t (&result)[4], const void* row,
+                        Place place = Place::current()) {
+    load_matrices(emulator::WarpOperation::load_matrices, result, row, place);
+}
+inline void ldmatrix_x4_transposed(std::uint32_t (&result)[4], const void* row,
+                                   Place place = Place::current()) {
+    load_matrices(emulator::WarpOperation::load_matrices_transposed, result, row, place);
+}
+
+// The source is read when the copy lands; and as it is issued, for reports of where that was.
+inline void cp_async16(void* to, const void* from, bool valid) {
+    emulator::check_address(to, true, "cp.async to");
+    if (valid) {
+        emulator::check_address(from, false, "cp.async from");
+        static_cast<void>(load_vector<uint4>(from));
+    }
+    constexpr unsigned kNan = 0x7fffffff;
+    store_vector(to, uint4{kNan, kNan, kNan, kNan});
+    emulator::issue_copy({to, valid ? from : nullptr});
+}
+inline void cp_async_commit() {
+    emulator::thread->copies.commit();
+}
+template <int kPending>
+inline void cp_async_wait() {
+    emulator::thread->landing = true;
+    while (const emulator::AsyncCopy* copy = emulator::thread->copies.land(kPending)) {
+        store_vector(copy->to, copy->from == nullptr ? uint4{0, 0, 0, 0}
+                                                     : load_vector<uint4>(copy->from));
+    }
+    emulator::thread->landing = false;
 }
 
 template <typename... P, typename... A>

@@ -1,0 +1,258 @@
+// Convolution of stride 1 as implicit GEMM on tensor cores, in TF32, alone or with a ReLU or 2 x 2
+// max-pooling and a ReLU. With P = output height * width, taps = (kh, kw):
+//
+//             m                    n                               k
+//   forward   (image, P)           out channel                     (taps, channel)
+//   dx        (image, pixel)       channel                         (taps, out channel)
+//   dw        out channel          (taps, channel), and the bias   (image, P)
+//
+// x, y, dy and dx are [n][channels][height][width]; channels-last copies of x, dy and w, rounded to
+// TF32, are made in the workspace (channels_last.cu). Sums go to y and dx at once: 8 neighbours of
+// a row to 8 lanes, which is a sector of 32 bytes. Block and grid, bytes and FLOPs:
+// tensor_gemm.cuh.
+#include <algorithm>
+
+#include "kernels/cuda/channels_last.cuh"
+#include "kernels/cuda/conv2d.cuh"
+#include "kernels/cuda/tensor_operands.cuh"
+
+namespace gyre::SIMT_NAMESPACE {
+namespace {
+
+constexpr int kDepth = kSliceBytes / 4;
+
+// m: (image, position), n: a channel: to [image][channel][position]. bias may be null.
+struct StorePlanes {
+    float* y;
+    const float* bias;
+    int rows, channels, plane;
+    bool relu;
+
+    template <bool kWhole>
+    __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
+        SIMT_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            const int row = m + j * 8, image = row / plane;
+            float* const at = y + ((image * channels + n) * plane + (row - image * plane));
+            SIMT_UNROLL
+            for (int e = 0; e < 2; ++e) {
+                if (kWhole || (row < rows && n + e < channels)) {
+                    const float sum = v[j][e] + (bias == nullptr ? 0.0f : bias[n + e]);
+                    at[e * plane] = relu ? clip_below(sum) : sum;
+                }
+            }
+        }
+    }
+};
+
+// m: ordered as WindowAlongK has it for pooling; n: a channel. To y [image][channel][window], and
+// to argmax, unless null, [image][window][channel].
+struct StorePooled {
+    float* y;
+    std::uint8_t* argmax;
+    const float* bias;
+    int windows, channels, plane;  // plane: windows of an image
+    bool relu;
+
+    template <bool kWhole>
+    __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
+        const int window = m / 32 * 8 + m % 8, image = window / plane;
+        float* const at = y + ((image * channels + n) * plane + (window - image * plane));
+        SIMT_UNROLL
+        for (int e = 0; e < 2; ++e) {
+            if (window < windows && (kWhole || n + e < channels)) {
+                float best = v[0][e] + bias[n + e];
+                int where = 0;
+                SIMT_UNROLL
+                for (int j = 1; j < 4; ++j) {
+                    const float value = v[j][e] + bias[n + e];
+                    if (value > best || value != value) {
+                        best = value;
+                        where = j;
+                    }
+                }
+                at[e * plane] = relu ? clip_below(best) : best;
+                if (argmax != nullptr) {
+                    argmax[window * channels + n + e] = static_cast<std::uint8_t>(where);
+                }
+            }
+        }
+    }
+};
+
+// m: an out channel, n: (tap, channel), or behind them the bias.
+struct StoreTaps {
+    float *dw, *db;
+    int rows, channels, taps;
+
+    template <bool kWhole>
+    __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
+        const int tap = n / channels, channel = n - tap * channels;
+        SIMT_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            const int row = m + j * 8;
+            if (kWhole || row < rows) {
+                if (tap < taps) {
+                    float* const at = dw + ((row * channels + channel) * taps + tap);
+                    at[0] = v[j][0];
+                    at[taps] = v[j][1];
+                } else if (tap == taps && channel == 0) {
+                    db[row] = v[j][0];
+                }
+            }
+        }
+    }
+};
+
+class TensorConv2dOp final : public Op {
+ public:
+    TensorConv2dOp(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes)
+        : context_(context), spec_(spec), shape_(spec.shape), train_images_(sizes.train_images) {
+        const std::int64_t most = sizes.most();
+        const int inputs = shape_.in.channels * taps(), outputs = shape_.out_channels * taps();
+        const auto positions = [&](const Shape& s) {
+            return static_cast<int>(most * s.plane_elems()) + kBandRows * 4;
+        };
+        partial_elems_ = std::max(
+            {tensor_partial_elems(positions(shape_.out()), shape_.out_channels, inputs, kDepth),
+             tensor_partial_elems(positions(shape_.in), shape_.in.channels, outputs, kDepth),
+             tensor_partial_elems(shape_.out_channels, inputs + 1, positions(shape_.out()),
+                                  kDepth)});
+        partial_elems_ = aligned(partial_elems_);
+        weight_elems_ = aligned(shape_.weight_elems());
+        x_elems_ = aligned(most * shape_.in.elems());
+        all_elems_ =
+            partial_elems_ + weight_elems_ + x_elems_ + aligned(most * shape_.out().elems());
+        context.workspace.reserve(static_cast<std::size_t>(all_elems_) * sizeof(float));
+    }
+    OpNeeds needs() const override {
+        const std::int64_t bytes = pooled() ? train_images_ * spec_.out().elems() : 0;
+        return {.saved_bytes = static_cast<std::size_t>(bytes), .backward_reads_y = spec_.relu};
+    }
+
+    void forward(const Batch& batch, const OpIo& io) override {
+        if (batch.n == 0) {
+            return;
+        }
+        const int n = batch.n, k = shape_.in.channels * taps();
+        pack_weights(context_, shape_, false, io.params[0].f32(), weights());
+        to_channels_last(context_, n, shape_.in, io.x.f32(), x());
+        const WindowShape window = window_shape(shape_.in, shape_.out(), shape_.padding);
+        const DenseAlongK<float, false> w{weights(), shape_.out_channels, k};
+        const float* const bias = io.params[1].f32();
+        if (pooled()) {
+            const auto plane = static_cast<int>(spec_.out().plane_elems());
+            const int windows = n * plane, m = (windows + 7) / 8 * kBandRows;
+            auto* const argmax = batch.training ? static_cast<std::uint8_t*>(io.saved) : nullptr;
+            tensor_gemm<Tf32Math>(context_, "conv2d_forward", m, shape_.out_channels, k,
+                                  WindowAlongK<true>{x(), window, windows}, w,
+                                  StorePooled{io.y.f32(), argmax, bias, windows,
+                                              shape_.out_channels, plane, spec_.relu},
+                                  partial());
+            return;
+        }
+        const auto plane = static_cast<int>(shape_.out().plane_elems());
+        tensor_gemm<Tf32Math>(
+            context_, "conv2d_forward", n * plane, shape_.out_channels, k,
+            WindowAlongK<false>{x(), window, n * plane}, w,
+            StorePlanes{io.y.f32(), bias, n * plane, shape_.out_channels, plane, spec_.relu},
+            partial());
+    }
+
+    // dy is turned once for both of the following, which do it themselves where nobody has.
+    void backward_begin(const Batch& batch, const OpIo& io) override {
+        if (batch.n > 0) {
+            turn_gradient(batch, io);
+            turned_ = true;
+        }
+    }
+    void backward_params(const Batch& batch, const OpIo& io) override {
+        if (batch.n == 0) {
+            return zero_gradients(context_, shape_.weight_elems(), shape_.out_channels, io);
+        }
+        if (!turned_) {
+            turn_gradient(batch, io);
+        }
+        const int n = batch.n, columns = shape_.in.channels * taps();
+        to_channels_last(context_, n, shape_.in, io.x.f32(), x());
+        tensor_gemm<Tf32Math>(
+            context_, "conv2d_backward_weights", shape_.out_channels, columns + 1,
+            n * static_cast<int>(shape_.out().plane_elems()),
+            DenseAcrossK<float, false>{dy(), shape_.out_channels, shape_.out_channels},
+            WindowAcrossK{x(), window_shape(shape_.in, shape_.out(), shape_.padding)},
+            StoreTaps{io.grads[0].f32(), io.grads[1].f32(), shape_.out_channels, shape_.in.channels,
+                      taps()},
+            partial());
+    }
+    void backward_input(const Batch& batch, const OpIo& io) override {
+        if (batch.n == 0) {
+            return;
+        }
+        if (!turned_) {
+            turn_gradient(batch, io);
+        }
+        turned_ = false;
+        const int n = batch.n, k = shape_.out_channels * taps();
+        const auto plane = static_cast<int>(shape_.in.plane_elems());
+        pack_weights(context_, shape_, true, io.params[0].f32(), weights());
+        tensor_gemm<Tf32Math>(
+            context_, "conv2d_backward_data", n * plane, shape_.in.channels, k,
+            WindowAlongK<false>{
+                dy(), window_shape(shape_.out(), shape_.in, shape_.kernel - 1 - shape_.padding),
+                n * plane},
+            DenseAlongK<float, false>{weights(), shape_.in.channels, k},
+            StorePlanes{io.dx.f32(), nullptr, n * plane, shape_.in.channels, plane, false},
+            partial());
+    }
+
+ private:
+    static std::int64_t aligned(std::int64_t elems) { return (elems + 63) / 64 * 64; }
+    bool pooled() const { return spec_.pool_kernel > 0; }
+    int taps() const { return shape_.kernel * shape_.kernel; }
+    WindowShape window_shape(const Shape& in, const Shape& out, int padding) const {
+        unsigned row_bits = 0;
+        for (int kh = 0; kh < shape_.kernel; ++kh) {
+            row_bits |= 1u << kh * shape_.kernel;
+        }
+        return {in.channels, in.height,     in.width, out.height,
+                out.width,   shape_.kernel, padding,  row_bits};
+    }
+    void turn_gradient(const Batch& batch, const OpIo& io) const {
+        gradient_to_channels_last(
+            context_, batch.n, shape_.out(), spec_.relu ? io.y.f32() : nullptr,
+            pooled() ? static_cast<std::uint8_t*>(io.saved) : nullptr, io.dy.f32(), dy());
+    }
+    // The workspace: partial sums, weights, x, dy.
+    float* partial() const { return context_.workspace.floats(all_elems_); }
+    float* weights() const { return partial() + partial_elems_; }
+    float* x() const { return weights() + weight_elems_; }
+    float* dy() const { return x() + x_elems_; }
+
+    const Context context_;
+    const Conv2dSpec spec_;
+    const Conv2dShape shape_;
+    const int train_images_;
+    std::int64_t partial_elems_ = 0, weight_elems_ = 0, x_elems_ = 0, all_elems_ = 0;
+    bool turned_ = false;  // dy is in the workspace
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& spec,
+                                     const OpSizes& sizes) {
+    const Conv2dShape& s = spec.shape;
+    const auto fits = [&](int channels) {
+        return channels % 4 == 0 && channels >= WindowShape::kFewestChannels;
+    };
+    const bool pool = spec.pool_kernel == 2 && spec.pool_stride == 2;
+    // Kernels count elements over all images in 32 bits.
+    const std::int64_t elems =
+        std::max(s.in.elems(), s.out().elems()) * (std::int64_t{sizes.most()} + 1);
+    const bool can = context.tf32 && s.stride == 1 && s.padding < s.kernel &&
+                     s.kernel * s.kernel <= WindowShape::kMostTaps && fits(s.in.channels) &&
+                     fits(s.out_channels) && spec.dropout == 0.0f &&
+                     (spec.pool_kernel == 0 || pool) && elems < (std::int64_t{1} << 31) - (1 << 20);
+    return can ? std::make_unique<TensorConv2dOp>(context, spec, sizes) : nullptr;
+}
+
+}  // namespace gyre::SIMT_NAMESPACE

@@ -1,0 +1,304 @@
+// Operands and epilogues of products on tensor cores (tensor_gemm.cuh has their interface).
+#pragma once
+
+#include "kernels/cuda/tensor_gemm.cuh"
+
+namespace gyre::SIMT_NAMESPACE {
+
+// A matrix contiguous along k: element (row, k) at row * pitch + k. Rows begin at multiples of 16
+// bytes.
+template <typename Elem, bool kRound_>
+struct DenseAlongK {
+    static constexpr bool kAlongK = true, kRound = kRound_;
+    const Elem* matrix;
+    int rows, pitch;
+
+    template <int kEach, int kStep, int kDepth>
+    class Cursor {
+     public:
+        __device__ __forceinline__ Cursor(const DenseAlongK& operand, int row, int k, int end)
+            : offset_(static_cast<unsigned>(row) * static_cast<unsigned>(operand.pitch) +
+                      static_cast<unsigned>(k)),
+              left_(end - k),
+              rows_(operand.rows - row) {}
+        template <typename Copy>
+        __device__ __forceinline__ void fetch(const DenseAlongK& operand, Copy copy) {
+            const unsigned step = static_cast<unsigned>(operand.pitch) * kStep;
+            const int rows = left_ > 0 ? rows_ : 0;
+            SIMT_UNROLL
+            for (int i = 0; i < kEach; ++i) {
+                copy(i, operand.matrix + (offset_ + static_cast<unsigned>(i) * step),
+                     i * kStep < rows);
+            }
+            offset_ += kDepth;
+            left_ -= kDepth;
+        }
+
+     private:
+        unsigned offset_;
+        int left_, rows_;  // of k, and of rows, from the thread's first on
+    };
+};
+
+alignas(16) __device__ const float kOneAndZeros[4] = {1.0f, 0.0f, 0.0f, 0.0f};
+
+// A matrix contiguous across k: element (row, k) at k * pitch + row. pitch and rows are multiples
+// of 16 bytes. Row `ones`, if it is not negative, is all ones: it turns the gradient of weights
+// into that of the bias.
+template <typename Elem, bool kRound_, bool kOnes = false>
+struct DenseAcrossK {
+    static constexpr bool kAlongK = false, kRound = kRound_;
+    const Elem* matrix;
+    int rows, pitch;
+
+    template <int kEach, int kStep, int kDepth>
+    class Cursor {
+     public:
+        __device__ __forceinline__ Cursor(const DenseAcrossK& operand, int row, int k, int end)
+            : base_(operand.matrix),
+              pitch_(static_cast<unsigned>(operand.pitch)),
+              offset_(static_cast<unsigned>(k) * pitch_ + static_cast<unsigned>(row)),
+              left_(row < operand.rows ? end - k : 0) {
+            if constexpr (kOnes) {
+                if (row == operand.rows) {
+                    base_ = kOneAndZeros;
+                    pitch_ = offset_ = 0;
+                    left_ = end - k;
+                }
+            }
+        }
+        template <typename Copy>
+        __device__ __forceinline__ void fetch(const DenseAcrossK&, Copy copy) {
+            SIMT_UNROLL
+            for (int i = 0; i < kEach; ++i) {
+                copy(i, base_ + (offset_ + static_cast<unsigned>(i * kStep) * pitch_),
+                     i * kStep < left_);
+            }
+            offset_ += kDepth * pitch_;
+            left_ -= kDepth;
+        }
+
+     private:
+        const Elem* base_;
+        unsigned pitch_, offset_;
+        int left_;
+    };
+};
+
+// The windows of a convolution of stride 1 over channels-last activations x [image][H][W][C], which
+// are TF32 already.
+struct WindowShape {
+    int channels, height, width;  // of x; channels a multiple of 4, at least kFewestChannels
+    int out_height, out_width;
+    int kernel, padding;
+    unsigned row_bits;  // of 1 << kh * kernel
+    static constexpr int kFewestChannels = 16, kMostTaps = 25;
+};
+
+// Row: an output position (image, oh, ow). k: (kh, kw, channel), contiguous along the channels.
+// kPooled: rows are ordered for windows of 2 x 2 outputs, of which one thread gets all sums: row r
+// is of window r / 32 * 8 + r % 8 (image, oh / 2, ow / 2), output r / 8 % 4 of it.
+template <bool kPooled>
+struct WindowAlongK {
+    static constexpr bool kAlongK = true, kRound = false;
+    const float* x;
+    WindowShape s;
+    int count;  // of output positions, or windows
+
+    template <int kEach, int kStep, int kDepth>
+    class Cursor {
+     public:
+        __device__ __forceinline__ Cursor(const WindowAlongK& operand, int row, int k, int) {
+            const WindowShape& s = operand.s;
+            tap_ = k / s.channels;
+            const int channel = k - tap_ * s.channels, kh = tap_ / s.kernel;
+            left_ = s.channels - channel;
+            kw_left_ = s.kernel - (tap_ - kh * s.kernel);
+            at_ = (kh * s.width + s.kernel - kw_left_) * s.channels + channel;
+            SIMT_UNROLL
+            for (int i = 0; i < kEach; ++i) {
+                place(operand, row + i * kStep, offset_[i], taps_[i]);
+            }
+        }
+        template <typename Copy>
+        __device__ __forceinline__ void fetch(const WindowAlongK& operand, Copy copy) {
+            SIMT_UNROLL
+            for (int i = 0; i < kEach; ++i) {
+                copy(i, operand.x + (offset_[i] + at_), (taps_[i] >> tap_ & 1u) != 0);
+            }
+            // At most so many taps further.
+            const WindowShape& s = operand.s;
+            at_ += kDepth;
+            left_ -= kDepth;
+            SIMT_UNROLL
+            for (int i = 0; i < kDepth / WindowShape::kFewestChannels; ++i) {
+                if (left_ <= 0) {
+                    left_ += s.channels;
+                    ++tap_;
+                    if (--kw_left_ == 0) {
+                        kw_left_ = s.kernel;
+                        at_ += (s.width - s.kernel) * s.channels;
+                    }
+                }
+            }
+        }
+
+     private:
+        // Where the window begins, and which of its taps lie inside.
+        static __device__ __forceinline__ void place(const WindowAlongK& operand, int row,
+                                                     int& offset, unsigned& taps) {
+            const WindowShape& s = operand.s;
+            const int number = kPooled ? row / 32 * 8 + row % 8 : row, part = row / 8 % 4;
+            const int rows = kPooled ? s.out_height / 2 : s.out_height;
+            const int columns = kPooled ? s.out_width / 2 : s.out_width;
+            const int image = number / (rows * columns), at = number % (rows * columns);
+            int h = at / columns, w = at % columns;
+            if (kPooled) {
+                h = 2 * h + part / 2;
+                w = 2 * w + part % 2;
+            }
+            h -= s.padding;
+            w -= s.padding;
+            offset = ((image * s.height + h) * s.width + w) * s.channels;
+            const auto range = [](int begin, int end) {  // of bits; neither more than 25
+                return (1u << max(end, 0)) - (1u << min(max(begin, 0), max(end, 0)));
+            };
+            const unsigned columns_inside = range(-w, min(s.kernel, s.width - w));
+            const unsigned rows_inside =
+                s.row_bits & range(-h * s.kernel, min(s.kernel, s.height - h) * s.kernel);
+            taps = number < operand.count ? columns_inside * rows_inside : 0;
+        }
+
+        int offset_[kEach];
+        unsigned taps_[kEach];
+        int tap_, at_;  // of the thread's chunk: bit, and offset behind the window's beginning
+        int left_, kw_left_;  // channels of this tap from the chunk on; taps of this row
+    };
+};
+
+// Row: (kh, kw, channel), contiguous along the channels, or the row of ones after the last. k: an
+// output position.
+struct WindowAcrossK {
+    static constexpr bool kAlongK = false, kRound = false;
+    const float* x;
+    WindowShape s;
+
+    template <int kEach, int kStep, int kDepth>
+    class Cursor {
+        static_assert(kEach * kStep == kDepth);
+
+     public:
+        __device__ __forceinline__ Cursor(const WindowAcrossK& operand, int row, int k, int end) {
+            const WindowShape& s = operand.s;
+            const int tap = row / s.channels, channel = row - tap * s.channels;
+            const int kh = tap / s.kernel, kw = tap - kh * s.kernel;
+            const int plane = s.out_height * s.out_width;
+            const int image = k / plane, at = k - image * plane, oh = at / s.out_width;
+            one_ = tap == s.kernel * s.kernel && channel == 0;
+            left_ = kh < s.kernel || one_ ? end - k : 0;
+            h_end_ = s.out_height + kh - s.padding;
+            w_end_ = s.out_width + kw - s.padding;
+            h_ = oh + kh - s.padding;
+            w_ = at - oh * s.out_width + kw - s.padding;
+            offset_ = ((image * s.height + h_) * s.width + w_) * s.channels + channel;
+            const int rest = kStep % plane;
+            w_step_ = rest % s.out_width;
+            h_step_ = rest / s.out_width;
+            step_ = ((kStep / plane * s.height + h_step_) * s.width + w_step_) * s.channels;
+        }
+        template <typename Copy>
+        __device__ __forceinline__ void fetch(const WindowAcrossK& operand, Copy copy) {
+            const WindowShape& s = operand.s;
+            SIMT_UNROLL
+            for (int i = 0; i < kEach; ++i) {
+                const bool inside = static_cast<unsigned>(h_) < static_cast<unsigned>(s.height) &&
+                                    static_cast<unsigned>(w_) < static_cast<unsigned>(s.width);
+                copy(i, one_ ? kOneAndZeros : operand.x + offset_,
+                     (inside || one_) && i * kStep < left_);
+                offset_ += step_;
+                w_ += w_step_;
+                h_ += h_step_;
+                if (w_ >= w_end_) {
+                    w_ -= s.out_width;
+                    ++h_;
+                    offset_ += (s.width - s.out_width) * s.channels;
+                }
+                if (h_ >= h_end_) {
+                    h_ -= s.out_height;
+                    offset_ += (s.height - s.out_height) * s.width * s.channels;
+                }
+            }
+            left_ -= kDepth;
+        }
+
+     private:
+        bool one_;
+        int left_;  // of k
+        int offset_, h_, w_, h_end_, w_end_;
+        int step_, h_step_, w_step_;
+    };
+};
+
+__device__ __forceinline__ float clip_below(float value) {
+    return value <= 0.0f ? 0.0f : value;  // NaN stays NaN
+}
+
+// y[m][columns] = sum (+ bias[n]), clipped below zero for a ReLU.
+struct StoreMatrix {
+    float* y;
+    const float* bias;  // may be null
+    int rows, columns;
+    bool relu;
+
+    template <bool kWhole>
+    __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
+        const bool second = kWhole || n + 1 < columns;
+        if (!kWhole && n >= columns) {
+            return;
+        }
+        const float b0 = bias == nullptr ? 0.0f : bias[n];
+        const float b1 = bias == nullptr || !second ? 0.0f : bias[n + 1];
+        SIMT_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            if (kWhole || m + j * 8 < rows) {
+                float first = v[j][0] + b0, next = v[j][1] + b1;
+                if (relu) {
+                    first = clip_below(first);
+                    next = clip_below(next);
+                }
+                float* const at = y + std::int64_t{m + j * 8} * columns + n;
+                if (second && columns % 2 == 0) {
+                    store_pair(at, first, next);
+                } else {
+                    at[0] = first;
+                    if (second) {
+                        at[1] = next;
+                    }
+                }
+            }
+        }
+    }
+};
+
+// dw[m][columns] = sum; column `columns`, against the ones, is db[m]. columns is even.
+struct StoreMatrixGradients {
+    float *dw, *db;
+    int rows, columns;
+
+    template <bool kWhole>
+    __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
+        SIMT_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            const int row = m + j * 8;
+            if (kWhole || row < rows) {
+                if (n < columns) {
+                    store_pair(dw + std::int64_t{row} * columns + n, v[j][0], v[j][1]);
+                } else if (n == columns) {
+                    db[row] = v[j][0];
+                }
+            }
+        }
+    }
+};
+
+}  // namespace gyre::SIMT_NAMESPACE

@@ -1,0 +1,50 @@
+#include "tests/tensor_kernels.hpp"
+
+#include "kernels/cuda/simt.hpp"
+
+namespace gyre::SIMT_NAMESPACE {
+namespace {
+
+__global__ void fragments_kernel(MatrixType type, MatrixLayout layout, const std::uint32_t* a,
+                                 const std::uint32_t* b, float* d) {
+    SIMT_SHARED(std::uint32_t, rows, [24][8]);     // a, then b
+    SIMT_SHARED(std::uint16_t, turned, [16][24]);  // [k][a's rows, b's rows]
+    const unsigned lane = threadIdx.x;
+    for (unsigned i = lane; i < 24 * 8; i += 32) {
+        const std::uint32_t word = i < 16 * 8 ? a[i] : b[i - 16 * 8];
+        rows[i / 8][i % 8] = word;
+        turned[i % 8 * 2][i / 8] = static_cast<std::uint16_t>(word & 0xffffu);
+        turned[i % 8 * 2 + 1][i / 8] = static_cast<std::uint16_t>(word >> 16);
+    }
+    __syncwarp();
+    std::uint32_t of_a[4], of_b[4];
+    const unsigned low = lane / 8 % 2, high = lane / 16;
+    if (layout == MatrixLayout::rows) {
+        ldmatrix_x4(of_a, &rows[low * 8 + lane % 8][high * 4]);
+        ldmatrix_x4(of_b, &rows[16 + lane % 8][low * 4]);  // twice the same
+    } else {
+        ldmatrix_x4_transposed(of_a, &turned[high * 8 + lane % 8][low * 8]);
+        ldmatrix_x4_transposed(of_b, &turned[low * 8 + lane % 8][16]);
+    }
+    float sum[4] = {};
+    const std::uint32_t half_b[2] = {of_b[0], of_b[1]};
+    if (type == MatrixType::tf32) {
+        mma_tf32(sum, of_a, half_b);
+    } else if (type == MatrixType::bf16) {
+        mma_bf16(sum, of_a, half_b);
+    } else {
+        mma_f16(sum, of_a, half_b);
+    }
+    for (unsigned j = 0; j < 4; ++j) {
+        d[(lane / 4 + j / 2 * 8) * 8 + lane % 4 * 2 + j % 2] = sum[j];
+    }
+}
+
+}  // namespace
+
+void start_fragments(Stream& stream, MatrixType type, MatrixLayout layout, const std::uint32_t* a,
+                     const std::uint32_t* b, float* d) {
+    launch("fragments", fragments_kernel, dim3(1), dim3(32), stream, type, layout, a, b, d);
+}
+
+}  // namespace gyre::SIMT_NAMESPACE
