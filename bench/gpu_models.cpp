@@ -129,6 +129,16 @@ ResourceReports::ResourceReports(const std::string& folder, const std::string& a
             }
         }
     }
+    std::ifstream loops(std::filesystem::path(folder) / "loops.txt");
+    std::string of_architecture, name;
+    for (Resources of; loops >> of_architecture >> of.per_mma >> of.per_useful &&
+                       std::getline(loops >> std::ws, name);) {
+        if (const auto found = kernels_.find(plain_name(name));
+            of_architecture == architecture && found != kernels_.end()) {
+            found->second.per_mma = of.per_mma;
+            found->second.per_useful = of.per_useful;
+        }
+    }
     if (kernels_.empty()) {
         throw usage_error(
             fmt::format("--resources={}: no report of a kernel for {} there; give the "
@@ -169,13 +179,13 @@ Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
     if (profile.blocks == 0) {
         return {};
     }
-    constexpr double kOverhead = 1.6;    // instructions for each that computes or accesses memory
-    constexpr double kPerMma = 4.0;      // instructions for each mma
+    // Where the machine code is not known.
+    constexpr double kPerUseful = 1.6, kPerMma = 4.0;
     constexpr double kSchedulers = 4.0;  // of a multiprocessor, an instruction a cycle each
     constexpr double kLoadCycles = 700;  // latency of a load from DRAM or L2
     constexpr double kBarrierCycles = 40;
     constexpr double kIssueCycles = 2.0;  // between instructions of one warp
-    constexpr double kMmaCycles = 18.0;
+    constexpr double kMmaCycles = 8.0;    // likewise; sums are independent
 
     using emulated::Traffic;
     const auto both = [](const Traffic& a, const Traffic& b, auto member) {
@@ -188,11 +198,16 @@ Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
         both(profile.global_loads, profile.global_stores, &Traffic::transactions);
     const double wavefronts =
         both(profile.shared_loads, profile.shared_stores, &Traffic::transactions);
+    const auto known = [](double found, double otherwise) { return found > 0 ? found : otherwise; };
+    const double per_useful = known(resources == nullptr ? 0 : resources->per_useful, kPerUseful);
+    const double per_mma = known(resources == nullptr ? 0 : resources->per_mma, kPerMma);
+    // Instructions for each mma of a loop have its accesses among them.
+    const bool products = profile.mmas > 0;
     const double instructions =
-        kOverhead * (static_cast<double>(profile.warp_fmas) +
-                     requests(profile.global_loads, profile.global_stores) +
-                     requests(profile.shared_loads, profile.shared_stores)) +
-        kPerMma * static_cast<double>(profile.mmas);
+        products ? per_mma * static_cast<double>(profile.mmas)
+                 : per_useful * (static_cast<double>(profile.warp_fmas) +
+                                 requests(profile.global_loads, profile.global_stores) +
+                                 requests(profile.shared_loads, profile.shared_stores));
 
     // Of the multiprocessor with the most blocks.
     const double per_block = 1.0 / static_cast<double>(profile.blocks);

@@ -37,10 +37,14 @@ const GpuModel* gpu_model_of(const std::string& device);
 struct Resources {
     int registers = 0;
     std::int64_t shared_bytes = 0;  // declared
+    // Of the hottest loop's machine code: instructions for each HMMA, and for each that computes or
+    // accesses memory; 0: unknown.
+    double per_mma = 0.0, per_useful = 0.0;
 };
 class ResourceReports {
  public:
-    // Reads the *.resources files under a folder; empty: there are none.
+    // Reads the *.resources files under a folder, and its loops.txt where there is one
+    // (tests/sass_gate.py --loops); empty: there are none.
     ResourceReports(const std::string& folder, const std::string& architecture);
     // Of the emulated kernel that begins at this address; null: unknown.
     const Resources* of(const void* entry) const;

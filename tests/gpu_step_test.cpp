@@ -51,12 +51,17 @@ TEST_CASE("registers are found in the compiler's reports, for one architecture",
            "ptxas info    : Used 18 registers, used 1 barriers, 4096 bytes smem\n";
     test::expect_error(ExitCode::usage, {"no report of a kernel for sm_100"},
                        [&] { ResourceReports(dir.path().string(), "sm_100"); });
+    std::ofstream(dir.path() / "loops.txt") << "sm_80 0.00 3.00 add_kernel\n"
+                                               "sm_90 5.25 2.50 add_kernel\n"
+                                               "sm_90 4.00 2.00 other_kernel<1, 2>\n";
     const ResourceReports reports(dir.path().string(), "sm_90");
     CHECK(reports.of(reinterpret_cast<const void*>(&gpu_models)) == nullptr);
     const Resources* found = reports.of_kernel("add_kernel");
     REQUIRE(found != nullptr);
     CHECK(found->registers == 18);
     CHECK(found->shared_bytes == 4096);
+    CHECK(found->per_mma == 5.25);
+    CHECK(found->per_useful == 2.5);
 }
 
 TEST_CASE("a step is listed launch by launch, with or without running it", "[gpu-step]") {

@@ -4,6 +4,8 @@
     tests/sass_gate.py BUILD_DIR                   the gate, after a test of itself
     tests/sass_gate.py BUILD_DIR --report          what each kernel consists of
     tests/sass_gate.py BUILD_DIR --write-budget    writes the budget as the kernels are now
+    tests/sass_gate.py BUILD_DIR --loops FILE      what bench-kernels --resources reads of hot loops, for
+                                                   its estimates: kernels/loops.txt of the build
 
 Needs nvdisasm and cuobjdump, of the CUDA toolkit or from PyPI, where they need no GPU and no driver:
     python3 -m venv ~/cuda-tools && ~/cuda-tools/bin/pip install nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump
@@ -250,6 +252,13 @@ def report(kernels: Kernels, versions: dict[str, str]) -> None:
             print(f"    {a.ffma_per_word():.2f} FFMA per word of shared memory")
 
 
+def write_loops(kernels: Kernels, path: pathlib.Path) -> None:
+    """ARCH, instructions per HMMA and per useful instruction (0: none), and the kernel's name."""
+    path.write_text("".join(
+        f"{arch} {a.per_hmma() or 0:.2f} {a.per_useful() or 0:.2f} {name.partition('/')[2]}\n"
+        for (arch, name), a in kernels.items()))
+
+
 def self_test(tools: Tools) -> list[str]:
     """The planted kernels say in comments what is to be found in each: `// sass NAME: FIGURE ...`,
     and the budget it has: `// budget LINE`."""
@@ -296,6 +305,7 @@ def main() -> int:
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--report", action="store_true")
     parser.add_argument("--write-budget", action="store_true")
+    parser.add_argument("--loops", type=pathlib.Path)
     options = parser.parse_args()
     tools = Tools(options.build)
     objects = sorted((options.build / "kernels").rglob("*.cu.o"))
@@ -310,6 +320,9 @@ def main() -> int:
     compiler = ".".join(versions["nvcc"].split(".")[:2])
     if options.report:
         report(kernels, versions)
+        return 0
+    if options.loops:
+        write_loops(kernels, options.loops)
         return 0
     budget = Budget(BUDGET.read_text())
     if options.write_budget:

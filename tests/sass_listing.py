@@ -264,6 +264,11 @@ class Analysis:
         words = self.shared_words()
         return self.mix["FFMA"] / words if words and self.mix["FFMA"] >= 8 else None
 
+    def per_useful(self):
+        """Instructions of the hot loop for each that computes in float or accesses memory."""
+        useful = sum(self.mix[name] for name in ("FFMA", "FADD", "FMUL", *ACCESSES))
+        return len(self.hot) / useful if useful else None
+
     def figures(self):
         """The figures that a budget bounds, by name."""
         return {
