@@ -23,8 +23,7 @@ class Conv2dOp final : public Op {
                                                                 : implicit_gemm::backward_weights) {
         require_countable(sizes.most());
         context.workspace.reserve(
-            std::max(gemm_workspace_bytes(context),
-                     direct::workspace_bytes(context, shape, sizes.train_images)));
+            std::max(kGemmWorkspaceBytes, direct::workspace_bytes(shape, sizes.train_images)));
     }
     OpNeeds needs() const override { return {}; }
     void forward(const Batch& batch, const OpIo& io) override {

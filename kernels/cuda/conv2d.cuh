@@ -21,7 +21,7 @@ namespace gyre::SIMT_NAMESPACE::direct {
 bool can_forward(const Conv2dShape& shape);
 bool can_backward_data(const Conv2dShape& shape);
 bool can_backward_weights(const Conv2dShape& shape);
-std::size_t workspace_bytes(const Context& context, const Conv2dShape& shape, int n);
+std::size_t workspace_bytes(const Conv2dShape& shape, int n);
 
 void forward(const Context& context, const Conv2dShape& shape, int n, const float* x,
              const float* w, const float* b, float* y);

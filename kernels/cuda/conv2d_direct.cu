@@ -1,67 +1,31 @@
 // Convolution without a matrix product, for stride 1, kernels of 1, 3 or 5 and few channels, where
-// the whole input of an image and all weights that a block needs fit shared memory.
+// the whole input of an image and all weights that a block needs fit shared memory. The weight
+// gradient: conv2d_direct_weights.cu.
 //
-// Forward. y[i][o][h][w] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] x[i][c][h+kh-p][w+kw-p].
+//   y[i][o][h][w] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] x[i][c][h+kh-p][w+kw-p]
 // The data gradient is the same sum over dy, with the kernel turned by 180 degrees, in and out
 // channels exchanged, and padding K-1-p.
-//   Block: 256 threads; grid (groups of images, groups of output channels). A block keeps the
-//   padded inputs of its images and the weights of its channels, [tap][channel], in shared memory.
-//   A thread computes 4 neighbours of a row for kOut channels: for each input row under the kernel
-//   it reads 8 pixels (two 16-byte accesses), then K times the weights of its channels (the same
-//   for most of its warp) for 4 kOut multiply-adds each. FLOPs 2 n O C K K OH OW; bytes 4 n (C H W
-//   + O OH OW), each pixel and output once for each group of output channels.
 //
-// Weight gradient. dw[o][c][kh][kw] = sum over i, h, w of dy[i][o][h][w] x[i][c][h+kh-p][w+kw-p];
-// db[o] = sum of dy[i][o].
-//   Block: 256 threads; grid (groups of images, groups of output channels). A thread sums for two
-//   output channels, one input channel, one kernel row and some rows of dy, over the images of its
-//   block; the rows are added in shared memory, in order, and written as the block's partial
-//   gradient [group of images][O C K K, then O]; a second kernel adds the groups in order.
-//   FLOPs as forward; bytes as forward, plus 8 O (C K K + 1) for each group of images.
-#include <algorithm>
-
-#include "kernels/cuda/conv2d.cuh"
-#include "kernels/cuda/elementwise.cuh"
+// Block: as many threads as there is work, up to 384; grid (groups of images, groups of output
+// channels). A block keeps the padded inputs of its images and the weights of its channels,
+// [tap][channel], in shared memory. A thread computes 4 neighbours of a row for kOut channels: for
+// each input row under the kernel it reads 8 pixels (two 16-byte accesses), then K times the
+// weights of its channels (the same for most of its warp) for 4 kOut multiply-adds each. Where that
+// leaves threads idle, the input channels are divided among several, whose sums are added in shared
+// memory, in order. FLOPs 2 n O C K K OH OW; bytes 4 n (C H W + O OH OW), each pixel and output
+// once for each group of output channels.
+#include "kernels/cuda/conv2d_direct.cuh"
 
 namespace gyre::SIMT_NAMESPACE::direct {
 namespace {
 
-constexpr int kBlock = 256;
-constexpr int kPixels = 4;            // neighbours of a row that a thread computes
-constexpr int kInputElems = 5120;     // of shared memory, 20 KiB
-constexpr int kWeightElems = 5120;    // 20 KiB
-constexpr int kGradientElems = 6144;  // 24 KiB
+constexpr int kForwardBlock = 384;  // threads, at most
+constexpr int kWeightElems = 5120;  // of shared memory, 20 KiB
 
-int round_up(int value, int step) {
-    return (value + step - 1) / step * step;
-}
-
-// One layer of images with room for a window to slide over: kernel, and what a block works on.
-struct Window {
-    int channels, height, width;  // of the input
-    int padding;
-    int out_channels, out_height, out_width;
-    int pitch;  // of an input row in shared memory: padding, pixels, and what the last quad reads
-
-    int rows() const { return height + 2 * padding; }
-    int input_elems() const { return channels * rows() * pitch; }
-};
-
-Window make_window(const Shape& in, const Shape& out, int padding) {
-    return {in.channels,  in.height,  in.width,  padding,
-            out.channels, out.height, out.width, round_up(out.width, kPixels) + kPixels};
-}
-
-Window forward_window(const Conv2dShape& s) {
-    return make_window(s.in, s.out(), s.padding);
-}
-Window backward_window(const Conv2dShape& s) {
-    return make_window(s.out(), s.in, s.kernel - 1 - s.padding);
-}
-
-bool suits(const Conv2dShape& s) {
-    return s.stride == 1 && (s.kernel == 1 || s.kernel == 3 || s.kernel == 5) &&
-           s.padding < s.kernel;
+// The weights of `channels` output channels for a tap, 4 (mod 8): four channels by eight taps fall
+// on different banks.
+constexpr int weight_pitch(int channels) {
+    return (channels + 3) / 8 * 8 + 4;
 }
 
 // Channels of a thread: two, four or eight.
@@ -73,31 +37,7 @@ bool fits(const Window& window, int kernel) {
     const int taps = window.channels * kernel * kernel;
     // Beyond this a matrix product shares more than a direct sum does.
     return taps <= 500 && window.input_elems() <= kInputElems &&
-           taps * thread_channels(window.out_channels) <= kWeightElems;
-}
-
-// Reads images first .. first + count of `from` [n][channels][height][width] into `to`
-// [count][channels][rows][pitch], zeros around.
-__device__ __forceinline__ void read_padded(const Window& window, const float* from,
-                                            std::int64_t first, int count, float* to) {
-    const int rows = window.height + 2 * window.padding;
-    const int elems = window.channels * rows * window.pitch;
-    const float* image = from + first * window.channels * window.height * window.width;
-    for (int i = static_cast<int>(threadIdx.x); i < count * elems; i += kBlock) {
-        const int row = i / window.pitch, w = i % window.pitch - window.padding;
-        const int plane = row / rows, h = row % rows - window.padding;
-        const bool inside = h >= 0 && h < window.height && w >= 0 && w < window.width;
-        to[i] = inside ? image[(plane * window.height + h) * window.width + w] : 0.0f;
-    }
-}
-
-// What a row of the kernel needs of an input row for kPixels outputs.
-template <int kKernel>
-__device__ __forceinline__ void read_pixels(const float* from, float (&pixel)[2 * kPixels]) {
-    read4(from, pixel);
-    if constexpr (kKernel > 1) {
-        read4(from + kPixels, pixel + kPixels);
-    }
+           taps * weight_pitch(thread_channels(window.out_channels)) <= kWeightElems;
 }
 
 // Where the weight of (output channel, input channel, tap) lies.
@@ -111,96 +51,196 @@ struct ForwardPlan {
     WeightLayout layout;
     int images;        // of a block
     int out_channels;  // of a block, a multiple of kOut
+    int weight_pitch;  // of a tap's weights in shared memory
+    int splits;        // threads that share the input channels of an item
 };
 
-// Reads the weights of a block's output channels into `to` [channel][tap][output channel].
+// Reads the weights of a block's output channels into `to` [channel][tap][output channel]: of four
+// output channels eight neighbouring taps at a time.
 template <int kTaps>
 __device__ __forceinline__ void read_weights(const ForwardPlan& plan, int first_out, const float* w,
                                              float* to) {
-    for (int i = static_cast<int>(threadIdx.x);
-         i < plan.window.channels * kTaps * plan.out_channels; i += kBlock) {
-        const int out = i % plan.out_channels, at = i / plan.out_channels;
-        const int in = at / kTaps, tap = at % kTaps;
-        const int from = (first_out + out) * plan.layout.out_stride + in * plan.layout.in_stride +
-                         (plan.layout.turned ? kTaps - 1 - tap : tap);
-        to[i] = first_out + out < plan.window.out_channels ? w[from] : 0.0f;
+    const int taps = plan.window.channels * kTaps;
+    const int first = static_cast<int>(threadIdx.x) / 4, step = static_cast<int>(blockDim.x) / 4;
+    for (int out = static_cast<int>(threadIdx.x) % 4; out < plan.out_channels; out += 4) {
+        const bool inside = first_out + out < plan.window.out_channels;
+        for (int at = first; at < taps; at += step) {
+            const int in = at / kTaps, tap = at % kTaps;
+            const int from = (first_out + out) * plan.layout.out_stride +
+                             in * plan.layout.in_stride +
+                             (plan.layout.turned ? kTaps - 1 - tap : tap);
+            to[at * plan.weight_pitch + out] = inside ? w[from] : 0.0f;
+        }
+    }
+}
+
+template <int kOut>
+__device__ __forceinline__ void read_taps(const float* from, float (&weight)[kOut]) {
+    if constexpr (kOut == 2) {
+        const auto two = load_vector<float2>(from);
+        weight[0] = two.x;
+        weight[1] = two.y;
+    } else {
+        SIMT_UNROLL
+        for (int o = 0; o < kOut; o += 4) {
+            read4(from + o, weight + o);
+        }
+    }
+}
+
+// What an item is: 4 neighbours of a row of an image, for kOut output channels.
+struct ForwardItem {
+    int quad, row, group, image;
+};
+
+// Adds the products over input channels first .. last.
+template <int kKernel, int kOut>
+__device__ __forceinline__ void add_channels(const ForwardPlan& plan, const ForwardItem& item,
+                                             int first, int last, const float* input,
+                                             const float* weights, float (&sum)[kOut][kPixels]) {
+    constexpr int kTaps = kKernel * kKernel;
+    const Window& window = plan.window;
+    const int rows = window.height + 2 * window.padding;
+    for (int in = first; in < last; ++in) {
+        SIMT_UNROLL
+        for (int kh = 0; kh < kKernel; ++kh) {
+            const float* from =
+                input +
+                ((item.image * window.channels + in) * rows + item.row + kh) * window.pitch +
+                item.quad * kPixels;
+            float pixel[2 * kPixels];
+            read_pixels<kKernel>(from, pixel);
+            const float* tap =
+                weights + (in * kTaps + kh * kKernel) * plan.weight_pitch + item.group * kOut;
+            SIMT_UNROLL
+            for (int kw = 0; kw < kKernel; ++kw) {
+                float weight[kOut];
+                read_taps<kOut>(tap + kw * plan.weight_pitch, weight);
+                SIMT_UNROLL
+                for (int o = 0; o < kOut; ++o) {
+                    SIMT_UNROLL
+                    for (int p = 0; p < kPixels; ++p) {
+                        sum[o][p] += weight[o] * pixel[kw + p];
+                    }
+                }
+            }
+        }
+    }
+}
+
+template <int kOut>
+__device__ __forceinline__ void store_outputs(const ForwardPlan& plan, const ForwardItem& item,
+                                              std::int64_t first_image, int first_out,
+                                              const float (&sum)[kOut][kPixels], const float* b,
+                                              float* y) {
+    const Window& window = plan.window;
+    SIMT_UNROLL
+    for (int o = 0; o < kOut; ++o) {
+        const int out = first_out + item.group * kOut + o;
+        if (out >= window.out_channels) {
+            break;
+        }
+        const float bias = b == nullptr ? 0.0f : b[out];
+        float* to = y +
+                    (((first_image + item.image) * window.out_channels + out) * window.out_height +
+                     item.row) *
+                        window.out_width +
+                    item.quad * kPixels;
+        if (window.out_width % kPixels == 0) {
+            store4(to, make_float4(sum[o][0] + bias, sum[o][1] + bias, sum[o][2] + bias,
+                                   sum[o][3] + bias));
+            continue;
+        }
+        SIMT_UNROLL
+        for (int p = 0; p < kPixels; ++p) {
+            if (item.quad * kPixels + p < window.out_width) {
+                to[p] = sum[o][p] + bias;
+            }
+        }
     }
 }
 
 template <int kKernel, int kOut>
-__global__ void __launch_bounds__(kBlock)
+__global__ void __launch_bounds__(kForwardBlock)
     direct_forward_kernel(ForwardPlan plan, int n, const float* x, const float* w, const float* b,
                           float* y) {
     SIMT_SHARED(float, input, [kInputElems]);
     SIMT_SHARED(float, weights, [kWeightElems]);
-    constexpr int kTaps = kKernel * kKernel;
     const Window& window = plan.window;
     const int first_image = static_cast<int>(blockIdx.x) * plan.images;
     const int images = min(plan.images, n - first_image);
     const int first_out = static_cast<int>(blockIdx.y) * plan.out_channels;
 
     read_padded(window, x, first_image, images, input);
-    read_weights<kTaps>(plan, first_out, w, weights);
+    read_weights<kKernel * kKernel>(plan, first_out, w, weights);
     __syncthreads();
 
-    const int rows = window.height + 2 * window.padding;
     const int quads = (window.out_width + kPixels - 1) / kPixels;
     const int groups = plan.out_channels / kOut;
     const int items = images * groups * window.out_height * quads;
-    for (int item = static_cast<int>(threadIdx.x); item < items; item += kBlock) {
-        const int quad = item % quads, row = item / quads % window.out_height;
-        const int group = item / quads / window.out_height % groups;
-        const int image = item / quads / window.out_height / groups;
-        float sum[kOut][kPixels] = {};
-        for (int in = 0; in < window.channels; ++in) {
-            SIMT_UNROLL
-            for (int kh = 0; kh < kKernel; ++kh) {
-                const float* from =
-                    input + ((image * window.channels + in) * rows + row + kh) * window.pitch +
-                    quad * kPixels;
-                float pixel[2 * kPixels];
-                read_pixels<kKernel>(from, pixel);
-                const float* tap =
-                    weights + (in * kTaps + kh * kKernel) * plan.out_channels + group * kOut;
-                SIMT_UNROLL
-                for (int kw = 0; kw < kKernel; ++kw) {
-                    SIMT_UNROLL
-                    for (int o = 0; o < kOut; ++o) {
-                        const float weight = tap[kw * plan.out_channels + o];
-                        SIMT_UNROLL
-                        for (int p = 0; p < kPixels; ++p) {
-                            sum[o][p] += weight * pixel[kw + p];
-                        }
-                    }
-                }
-            }
+    const auto item_of = [&](int i) {
+        const int row = i / quads, group = row / window.out_height, image = group / groups;
+        return ForwardItem{i - row * quads, row - group * window.out_height, group - image * groups,
+                           image};
+    };
+    const int thread = static_cast<int>(threadIdx.x);
+    if (plan.splits == 1) {
+        for (int i = thread; i < items; i += static_cast<int>(blockDim.x)) {
+            const ForwardItem item = item_of(i);
+            float sum[kOut][kPixels] = {};
+            add_channels<kKernel>(plan, item, 0, window.channels, input, weights, sum);
+            store_outputs(plan, item, first_image, first_out, sum, b, y);
         }
+        return;
+    }
+    // All items at a time; the last threads have none.
+    const int split = thread / items, i = thread - split * items;
+    const int channels = (window.channels + plan.splits - 1) / plan.splits;
+    const ForwardItem item = item_of(i);
+    float sum[kOut][kPixels] = {};
+    if (split < plan.splits) {
+        add_channels<kKernel>(plan, item, split * channels,
+                              min((split + 1) * channels, window.channels), input, weights, sum);
+    }
+    __syncthreads();  // the input's place is taken by the sums of the others
+    if (split > 0 && split < plan.splits) {
         SIMT_UNROLL
         for (int o = 0; o < kOut; ++o) {
-            const int out = first_out + group * kOut + o;
-            if (out >= window.out_channels) {
-                break;
-            }
-            const float bias = b == nullptr ? 0.0f : b[out];
-            float* to = y +
-                        ((std::int64_t{first_image + image} * window.out_channels + out) *
-                             window.out_height +
-                         row) *
-                            window.out_width +
-                        quad * kPixels;
-            if (window.out_width % kPixels == 0) {
-                store4(to, make_float4(sum[o][0] + bias, sum[o][1] + bias, sum[o][2] + bias,
-                                       sum[o][3] + bias));
-                continue;
-            }
+            store4(input + (((split - 1) * kOut + o) * items + i) * kPixels,
+                   make_float4(sum[o][0], sum[o][1], sum[o][2], sum[o][3]));
+        }
+    }
+    __syncthreads();
+    if (split > 0) {
+        return;
+    }
+    for (int other = 1; other < plan.splits; ++other) {
+        SIMT_UNROLL
+        for (int o = 0; o < kOut; ++o) {
+            float add[kPixels];
+            read4(input + (((other - 1) * kOut + o) * items + i) * kPixels, add);
             SIMT_UNROLL
             for (int p = 0; p < kPixels; ++p) {
-                if (quad * kPixels + p < window.out_width) {
-                    to[p] = sum[o][p] + bias;
-                }
+                sum[o][p] += add[p];
             }
         }
     }
+    store_outputs(plan, item, first_image, first_out, sum, b, y);
+}
+
+// How many threads share an item's input channels: what keeps a block busy, by shapes alone, as it
+// decides the order of a sum. items: of an image.
+int splits_of(const Window& window, int items, int out) {
+    if (window.channels < 2 || items <= 0) {
+        return 1;
+    }
+    const int room = kInputElems / (items * out * kPixels) + 1;
+    const int most = std::min({kForwardBlock / items, room, window.channels, 8});
+    if (most < 2) {
+        return 1;
+    }
+    const int each = (window.channels + most - 1) / most;
+    return (window.channels + each - 1) / each;
 }
 
 template <int kKernel, int kOut>
@@ -208,19 +248,29 @@ void run_forward(const Context& context, const char* name, ForwardPlan plan, int
                  const float* w, const float* b, float* y) {
     const Window& window = plan.window;
     const int taps = window.channels * kKernel * kKernel;
-    // Enough blocks for the GPU first, then as many images as fit, so that weights are read seldom.
-    plan.images = std::clamp((n + context.multiprocessors * 2 - 1) / (context.multiprocessors * 2),
-                             1, kInputElems / window.input_elems());
-    const int blocks = (n + plan.images - 1) / plan.images;
+    const int quads = (window.out_width + kPixels - 1) / kPixels;
     const int all_groups = round_up(window.out_channels, kOut) / kOut;
-    const int most_groups = std::min(all_groups, kWeightElems / (taps * kOut));
-    const int wanted = std::clamp(context.multiprocessors * 2 / blocks, 1, all_groups);
-    const int groups = std::min(most_groups, (all_groups + wanted - 1) / wanted);
+    // Of as many channels as weights fit, but at least three blocks an image where it has so many.
+    int groups = std::min(all_groups, std::max(1, (all_groups + 2) / 3));
+    while (groups > 1 && taps * weight_pitch(groups * kOut) > kWeightElems) {
+        --groups;
+    }
+    const int items = groups * window.out_height * quads;
+    plan.splits = splits_of(window, items, kOut);
+    // Enough blocks for the GPU first, then as many images as fit, so that weights are read seldom.
+    const int blocks_wanted = std::max(1, context.multiprocessors * 4 * groups / all_groups);
+    plan.images = plan.splits > 1 ? 1
+                                  : std::clamp((n + blocks_wanted - 1) / blocks_wanted, 1,
+                                               kInputElems / window.input_elems());
     plan.out_channels = groups * kOut;
+    plan.weight_pitch = weight_pitch(plan.out_channels);
+    const int work = items * plan.splits * plan.images;
+    const int rounds = (work + kForwardBlock - 1) / kForwardBlock;
+    const int threads = std::max(64, round_up((work + rounds - 1) / rounds, 32));
     launch(name, direct_forward_kernel<kKernel, kOut>,
-           dim3(static_cast<unsigned>(blocks),
+           dim3(static_cast<unsigned>((n + plan.images - 1) / plan.images),
                 static_cast<unsigned>((all_groups + groups - 1) / groups)),
-           dim3(kBlock), context.stream, plan, n, x, w, b, y);
+           dim3(static_cast<unsigned>(threads)), context.stream, plan, n, x, w, b, y);
 }
 
 template <int kKernel>
@@ -248,173 +298,6 @@ void run_forward(const Context& context, const char* name, int kernel, const For
     }
 }
 
-struct WeightsPlan {
-    Window window;
-    int dy_pitch;      // of a row of dy in shared memory: a multiple of kPixels
-    int out_channels;  // of a block, even
-    int strips;        // of rows of dy, among threads
-    int image_groups;
-};
-
-constexpr int kPair = 2;  // output channels of a thread
-
-// sum[kw] += the products of dy and the pixels under column kw of the kernel.
-template <int kKernel>
-__device__ __forceinline__ void add_products(const float (&d)[kPixels],
-                                             const float (&pixel)[2 * kPixels],
-                                             float (&sum)[kKernel]) {
-    SIMT_UNROLL
-    for (int p = 0; p < kPixels; ++p) {
-        SIMT_UNROLL
-        for (int kw = 0; kw < kKernel; ++kw) {
-            sum[kw] += d[p] * pixel[kw + p];
-        }
-    }
-}
-
-__device__ __forceinline__ float add_strips(const float* first, int strips, int distance) {
-    float total = 0.0f;
-    for (int s = 0; s < strips; ++s) {
-        total += first[s * distance];
-    }
-    return total;
-}
-
-// What a thread sums.
-struct WeightsItem {
-    int kh, in, pair, strip;
-};
-__device__ __forceinline__ WeightsItem weights_item(int item, int kernel, int channels, int pairs) {
-    return {item % kernel, item / kernel % channels, item / kernel / channels % pairs,
-            item / kernel / channels / pairs};
-}
-
-// An image's dy of `outs` output channels from first_out on, as many rows as the block's channels
-// have, and zeros where there is none.
-__device__ __forceinline__ void read_gradients(const WeightsPlan& plan, const float* dy, int image,
-                                               int first_out, int outs, float* gradient) {
-    const Window& window = plan.window;
-    const int dy_elems = plan.out_channels * window.out_height * plan.dy_pitch;
-    const float* from = dy + (std::int64_t{image} * window.out_channels + first_out) *
-                                 window.out_height * window.out_width;
-    for (int i = static_cast<int>(threadIdx.x); i < dy_elems; i += kBlock) {
-        const int w = i % plan.dy_pitch, row = i / plan.dy_pitch;
-        const bool inside = w < window.out_width && row < outs * window.out_height;
-        gradient[i] = inside ? from[row * window.out_width + w] : 0.0f;
-    }
-}
-
-template <int kKernel>
-__global__ void __launch_bounds__(kBlock)
-    direct_weights_kernel(WeightsPlan plan, int n, const float* x, const float* dy,
-                          float* partial) {
-    SIMT_SHARED(float, input, [kInputElems]);
-    SIMT_SHARED(float, gradient, [kGradientElems]);
-    const Window& window = plan.window;
-    const int rows = window.height + 2 * window.padding;
-    const int first_out = static_cast<int>(blockIdx.y) * plan.out_channels;
-    const int outs = min(plan.out_channels, window.out_channels - first_out);
-
-    // Neighbouring threads have the same strip and output channels, so that they read the same dy.
-    const int item = static_cast<int>(threadIdx.x);
-    const int pairs = plan.out_channels / kPair;
-    const auto [kh, in, pair, strip] = weights_item(item, kKernel, window.channels, pairs);
-    const bool active = strip < plan.strips;
-    const int strip_rows = (window.out_height + plan.strips - 1) / plan.strips;
-    const int first_row = strip * strip_rows;
-    const int last_row = min(first_row + strip_rows, window.out_height);
-
-    float sum[kPair][kKernel] = {};
-    float bias[kPair] = {};
-    for (int image = static_cast<int>(blockIdx.x); image < n; image += plan.image_groups) {
-        read_padded(window, x, image, 1, input);
-        read_gradients(plan, dy, image, first_out, outs, gradient);
-        __syncthreads();
-        for (int row = first_row; active && row < last_row; ++row) {
-            const float* pixels = input + (in * rows + row + kh) * window.pitch;
-            const float* gradients =
-                gradient + (pair * kPair * window.out_height + row) * plan.dy_pitch;
-            for (int w = 0; w < plan.dy_pitch; w += kPixels) {
-                float pixel[2 * kPixels];
-                read_pixels<kKernel>(pixels + w, pixel);
-                SIMT_UNROLL
-                for (int o = 0; o < kPair; ++o) {
-                    float d[kPixels];
-                    read4(gradients + o * window.out_height * plan.dy_pitch + w, d);
-                    add_products(d, pixel, sum[o]);
-                    if (in == 0 && kh == 0) {
-                        bias[o] += (d[0] + d[1]) + (d[2] + d[3]);
-                    }
-                }
-            }
-        }
-        __syncthreads();  // before the next image takes the place of this
-    }
-
-    // The strips of a (pair, channel, row of the kernel) lie `threads` apart.
-    const int threads = pairs * window.channels * kKernel;
-    const int taps = window.channels * kKernel * kKernel;
-    const int group_elems = window.out_channels * (taps + 1);
-    float* to = partial + std::int64_t{blockIdx.x} * group_elems;
-    SIMT_UNROLL
-    for (int o = 0; o < kPair; ++o) {
-        // input[] has 5120 floats: K + 1 for each thread at a time.
-        SIMT_UNROLL
-        for (int kw = 0; kw <= kKernel; ++kw) {
-            input[kw * kBlock + item] = kw < kKernel ? sum[o][kw] : bias[o];
-        }
-        __syncthreads();
-        const int out = first_out + pair * kPair + o;
-        if (strip == 0 && out < window.out_channels) {
-            SIMT_UNROLL
-            for (int kw = 0; kw <= kKernel; ++kw) {
-                const float total = add_strips(input + kw * kBlock + item, plan.strips, threads);
-                if (kw < kKernel) {
-                    to[out * taps + (in * kKernel + kh) * kKernel + kw] = total;
-                } else if (in == 0 && kh == 0) {
-                    to[window.out_channels * taps + out] = total;
-                }
-            }
-        }
-        __syncthreads();
-    }
-}
-
-// One warp to a gradient: lanes take groups in turn, then the warp adds its lanes.
-__global__ void add_groups_kernel(int groups, int weights, int outs, const float* partial,
-                                  float* dw, float* db) {
-    const int elem = static_cast<int>(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const int elems = weights + outs;
-    float sum = 0.0f;
-    for (int group = lane; elem < elems && group < groups; group += 32) {
-        sum += partial[std::int64_t{group} * elems + elem];
-    }
-    sum = warp_sum(sum);
-    if (lane == 0 && elem < elems) {
-        (elem < weights ? dw[elem] : db[elem - weights]) = sum;
-    }
-}
-
-WeightsPlan plan_weights(const Context& context, const Conv2dShape& shape, int n) {
-    WeightsPlan plan{};
-    plan.window = forward_window(shape);
-    const Window& window = plan.window;
-    plan.dy_pitch = round_up(window.out_width, kPixels);
-    const int pair_threads = window.channels * shape.kernel;
-    const int pair_elems = kPair * window.out_height * plan.dy_pitch;
-    const int all_pairs = (window.out_channels + kPair - 1) / kPair;
-    const int pairs = std::min({kBlock / pair_threads, kGradientElems / pair_elems, all_pairs});
-    if (pairs == 0) {
-        return plan;  // out_channels = 0: impossible
-    }
-    plan.out_channels = pairs * kPair;
-    plan.strips = std::min(kBlock / (pairs * pair_threads), window.out_height);
-    const int out_groups = (all_pairs + pairs - 1) / pairs;
-    plan.image_groups = std::clamp(context.multiprocessors * 4 / out_groups, 1, std::max(1, n));
-    return plan;
-}
-
 }  // namespace
 
 bool can_forward(const Conv2dShape& shape) {
@@ -425,56 +308,20 @@ bool can_backward_data(const Conv2dShape& shape) {
     return suits(shape) && fits(backward_window(shape), shape.kernel);
 }
 
-bool can_backward_weights(const Conv2dShape& shape) {
-    const Window window = forward_window(shape);
-    return suits(shape) && window.input_elems() <= kInputElems &&
-           window.channels * shape.kernel <= 128 &&
-           kPair * window.out_height * round_up(window.out_width, kPixels) <= kGradientElems;
-}
-
-std::size_t workspace_bytes(const Context& context, const Conv2dShape& shape, int n) {
-    if (!can_backward_weights(shape)) {
-        return 0;
-    }
-    const std::int64_t group_elems = shape.weight_elems() + shape.out_channels;
-    return static_cast<std::size_t>(plan_weights(context, shape, n).image_groups * group_elems) *
-           sizeof(float);
-}
-
 void forward(const Context& context, const Conv2dShape& shape, int n, const float* x,
              const float* w, const float* b, float* y) {
     const int taps = shape.kernel * shape.kernel;
     run_forward(context, "conv2d_forward", shape.kernel,
-                {forward_window(shape), {shape.in.channels * taps, taps, false}, 0, 0}, n, x, w, b,
-                y);
+                {forward_window(shape), {shape.in.channels * taps, taps, false}, 0, 0, 0, 0}, n, x,
+                w, b, y);
 }
 
 void backward_data(const Context& context, const Conv2dShape& shape, int n, const float* dy,
                    const float* w, float* dx) {
     const int taps = shape.kernel * shape.kernel;
     run_forward(context, "conv2d_backward_data", shape.kernel,
-                {backward_window(shape), {taps, shape.in.channels * taps, true}, 0, 0}, n, dy, w,
-                nullptr, dx);
-}
-
-void backward_weights(const Context& context, const Conv2dShape& shape, int n, const float* x,
-                      const float* dy, float* dw, float* db) {
-    const WeightsPlan plan = plan_weights(context, shape, n);
-    const auto weights = static_cast<int>(shape.weight_elems());
-    const int elems = weights + shape.out_channels;
-    float* partial = context.workspace.floats(std::int64_t{plan.image_groups} * elems);
-    const dim3 grid(
-        static_cast<unsigned>(plan.image_groups),
-        static_cast<unsigned>((shape.out_channels + plan.out_channels - 1) / plan.out_channels));
-    const auto kernel = shape.kernel == 5   ? direct_weights_kernel<5>
-                        : shape.kernel == 3 ? direct_weights_kernel<3>
-                                            : direct_weights_kernel<1>;
-    launch("conv2d_backward_weights", kernel, grid, dim3(kBlock), context.stream, plan, n, x, dy,
-           partial);
-    launch("conv2d_backward_weights", add_groups_kernel,
-           dim3(static_cast<unsigned>((elems + 7) / 8)), dim3(kBlock), context.stream,
-           plan.image_groups, weights, shape.out_channels, static_cast<const float*>(partial), dw,
-           db);
+                {backward_window(shape), {taps, shape.in.channels * taps, true}, 0, 0, 0, 0}, n, dy,
+                w, nullptr, dx);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE::direct

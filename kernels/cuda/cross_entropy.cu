@@ -81,7 +81,7 @@ __global__ void cross_entropy_sums_kernel(int blocks, float scale, const double*
 
 void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n) {
     // Enough to fill the GPU once; at least one, which writes the zeros of an empty batch.
-    const int blocks = std::clamp((n - 1) / kWarps + 1, 1, context.multiprocessors * 8);
+    const int blocks = std::clamp((n - 1) / kWarps + 1, 1, kPlannedMultiprocessors * 8);
     auto* partial = static_cast<double*>(
         context.workspace.bytes(2 * sizeof(double) * static_cast<std::size_t>(blocks)));
     launch("cross_entropy", cross_entropy_kernel, dim3(static_cast<unsigned>(blocks)),

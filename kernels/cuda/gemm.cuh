@@ -296,14 +296,11 @@ __global__ void gemm_add_parts_kernel(GemmExtents extents, const float* partial,
 }
 
 // Blocks that are wanted at least, where k can be divided to get them.
-inline std::int64_t gemm_wanted_blocks(const Context& context) {
-    return std::int64_t{context.multiprocessors} * 2;
-}
+constexpr std::int64_t kGemmWantedBlocks = std::int64_t{kPlannedMultiprocessors} * 2;
 
 // No product needs more workspace than this: parts are only made until the blocks are enough.
-inline std::size_t gemm_workspace_bytes(const Context& context) {
-    return static_cast<std::size_t>(gemm_wanted_blocks(context)) * 128 * 128 * sizeof(float);
-}
+constexpr std::size_t kGemmWorkspaceBytes =
+    static_cast<std::size_t>(kGemmWantedBlocks) * 128 * 128 * sizeof(float);
 
 template <typename Tile, typename A, typename B, typename Epilogue>
 void run_gemm(const Context& context, const char* name, int m, int n, int k, const A& a, const B& b,
@@ -313,7 +310,7 @@ void run_gemm(const Context& context, const char* name, int m, int n, int k, con
     const std::int64_t blocks = std::int64_t{tiles_m} * tiles_n;
     // A part has at least 8 slices, or adding the parts costs more than it gains.
     const std::int64_t most_parts = std::max(1, k / (8 * kGemmDepth));
-    const std::int64_t wanted = std::max<std::int64_t>(1, gemm_wanted_blocks(context) / blocks);
+    const std::int64_t wanted = std::max<std::int64_t>(1, kGemmWantedBlocks / blocks);
     GemmExtents extents{m, n, k, 0, static_cast<int>(std::min(most_parts, wanted))};
     extents.part_k = tiles(tiles(k, extents.parts), kGemmDepth) * kGemmDepth;
     extents.parts = std::max(1, tiles(k, extents.part_k));
@@ -345,10 +342,10 @@ void gemm(const Context& context, const char* name, int m, int n, int k, const A
     };
     // Parts of k, of at least 8 slices each, count as blocks as well.
     const std::int64_t parts = std::max(1, k / (8 * kGemmDepth));
-    if (m > 64 && n > 64 && blocks(128) * parts >= context.multiprocessors) {
+    if (m > 64 && n > 64 && blocks(128) * parts >= kPlannedMultiprocessors) {
         return run_gemm<GemmTile<128, 128, false>>(context, name, m, n, k, a, b, epilogue);
     }
-    if (m > 32 && n > 32 && blocks(64) * parts >= context.multiprocessors) {
+    if (m > 32 && n > 32 && blocks(64) * parts >= kPlannedMultiprocessors) {
         return run_gemm<GemmTile<64, 64, false>>(context, name, m, n, k, a, b, epilogue);
     }
     return run_gemm<GemmTile<32, 32, false>>(context, name, m, n, k, a, b, epilogue);

@@ -31,7 +31,7 @@ struct Store {
 class LinearOp final : public Op {
  public:
     LinearOp(const Context& context, const LinearShape& shape) : context_(context), shape_(shape) {
-        context.workspace.reserve(gemm_workspace_bytes(context));
+        context.workspace.reserve(kGemmWorkspaceBytes);
     }
     OpNeeds needs() const override { return {}; }
     void forward(const Batch& batch, const OpIo& io) override {
