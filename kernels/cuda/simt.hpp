@@ -33,6 +33,9 @@
 #define SIMT_DYNAMIC_SHARED(type, name)                                   \
     extern __shared__ __align__(128) unsigned char simt_dynamic_shared[]; \
     type* const name = reinterpret_cast<type*>(simt_dynamic_shared)
+// Before a kernel's parameter, const and by value, that stays where arguments are instead of being
+// copied to each thread.
+#define SIMT_GRID_CONSTANT __grid_constant__
 // Before a loop whose trip count is known: arrays it indexes then live in registers.
 #define SIMT_UNROLL _Pragma("unroll")
 

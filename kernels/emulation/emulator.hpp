@@ -84,6 +84,11 @@ void submit(Stream& stream, std::function<void()> work);
 void set_schedule(std::uint64_t seed);
 // Allocations of device memory so far, to show that a step makes none.
 std::int64_t allocation_count();
+// Kernels run so far.
+std::int64_t launch_count();
+// What GPUs that are selected from now on say: multiprocessors, 4 to begin with. A kernel's results
+// may depend on it only where its comment says so.
+void set_multiprocessors(int count);
 // Times that the host has submitted work to a stream so far; the launch of a graph is one.
 std::int64_t submission_count();
 

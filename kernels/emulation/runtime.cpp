@@ -456,9 +456,17 @@ void release_pinned(void* memory) noexcept {
     ::operator delete(memory);
 }
 
+namespace {
+int multiprocessors_now = 4;
+}
+void emulator::set_multiprocessors(int count) {
+    multiprocessors_now = count;
+}
+
 // A host has as many emulated GPUs as are asked for.
 DeviceProperties select_device(int index, bool) {
-    return {"emulated GPU", 4, fmt::format("emulated:{:02x}.0", index),
+    return {"emulated GPU", multiprocessors_now, kMostSharedBytes,
+            fmt::format("emulated:{:02x}.0", index),
             fmt::format("EMULATED-{}-{}", host_name(), index)};
 }
 

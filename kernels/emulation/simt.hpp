@@ -14,6 +14,7 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define SIMT_GRID_CONSTANT
 #define SIMT_UNROLL
 
 #define threadIdx (::gyre::emulated::emulator::thread->index)
@@ -55,6 +56,9 @@ inline float4 make_float4(float x, float y, float z, float w) {
 
 inline int min(int a, int b) {
     return a < b ? a : b;
+}
+inline int max(int a, int b) {
+    return a < b ? b : a;
 }
 
 using Place = std::source_location;
