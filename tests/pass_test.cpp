@@ -122,6 +122,10 @@ const Case kCases[] = {
      {1, 7, 6},
      33},
     {"conv 3 k3\nmaxpool 2\ndropout2d 0.5\nconv 5 k1 \nrelu\nlinear classes\n", {3, 10, 9}, 4},
+    {"conv 3 k1\nconv 4 k5 p2\nmaxpool 2\nrelu\nlinear classes\n", {1, 13, 21}, 5},
+    {"conv 2 k3 p1\nrelu\nconv 5 k3 p2\nmaxpool 2\nconv 3 k1\nmaxpool 2\nlinear classes\n",
+     {2, 6, 10},
+     6},
     {"dropout 0.5\nconv 2 k5 p4\nmaxpool 2 s3\nlinear 9\nlinear classes\n", {1, 4, 9}, 7},
 };
 

@@ -6,7 +6,8 @@
 // Backward, with d = factor[o] dy where y > 0, which belongs to one element of the window:
 //   dw[o][c][kh][kw] = sum over windows i of d[o][i] x[c][h_i + kh - p][w_i + kw - p],
 //   db[o] = sum of d[o][i], (h_i, w_i) being the window's maximum: a term for each window alone
-//   dx = the correlation of d, spread over the plane, with the weights turned by 180 degrees
+//   dx[c][h_i + kh - p][w_i + kw - p] += w[o][c][kh][kw] d[o][i], window by window where these are
+//   of 2 x 2, else as the correlation of d, spread over the plane, with the turned weights
 //
 // A correlation's thread computes 4 channels x 8 pixels of a row: for each input row under the
 // kernel three 16-byte reads, for each tap one of four weights, for 32 multiply-adds; input
@@ -80,6 +81,7 @@ __device__ __forceinline__ float add_splits(const Correlation& c, const Element&
                                             const float* shared) {
     const float* from = shared + c.sums + e.c * c.sums_plane + e.h * c.sums_pitch + e.w;
     float sum = 0.0f;
+    SIMT_UNROLL_BY_4
     for (int split = 0; split < c.splits; ++split) {
         sum += from[split * c.groups * kTileChannels * c.sums_plane];
     }
@@ -158,6 +160,7 @@ __device__ __forceinline__ void weight_unit(const PassConv& conv, const Planes& 
     const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
     float sum[kRows] = {};
     float bias = 0.0f;
+    SIMT_UNROLL_BY_4
     for (int i = out * windows + first; i < out * windows + last; ++i) {
         const float d = shared[dy + i];
         const float* at = shared + (where[i] >> 16) * c.x_pitch + (where[i] & 0xffff);
@@ -237,6 +240,116 @@ __device__ __forceinline__ void conv_input_gradient(const PassConv& conv, const 
     __syncthreads();
 }
 
+// sum[from + kw] += d * weight[kw]
+template <int kKernel>
+__device__ __forceinline__ void add_row(float d, const float (&weight)[kKernel], int from,
+                                        float (&sum)[kSpreadPitch]) {
+    SIMT_UNROLL
+    for (int kw = 0; kw < kKernel; ++kw) {
+        sum[from + kw] += d * weight[kw];
+    }
+}
+
+// All lanes have the same windows, so that all go the same of the four ways.
+template <int kKernel>
+__device__ __forceinline__ void spread_unit(const PassConv& conv, const Planes& y, int dy, int unit,
+                                            float* shared) {
+    const WindowSpread& s = conv.spread;
+    const int by_chunk = unit / s.chunks, chunk = unit - by_chunk * s.chunks;
+    const int row = by_chunk / s.columns, column = by_chunk - row * s.columns;
+    const int pair = chunk * 32 + pass_thread() % 32;
+    const float* w = shared + s.weights + min(pair, s.pairs - 1) * kKernel;
+    const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
+    float sum[2][kSpreadPitch] = {};
+    for (int o = 0; o < y.channels; ++o) {
+        float weight[kKernel];
+        SIMT_UNROLL
+        for (int kw = 0; kw < kKernel; ++kw) {
+            weight[kw] = w[kw];
+        }
+        w += s.pairs * kKernel;
+        const int first = (o * y.height + row) * y.width + column * kSpreadWindows;
+        SIMT_UNROLL
+        for (int v = 0; v < kSpreadWindows; ++v) {
+            if (column * kSpreadWindows + v < y.width) {
+                const float d = shared[dy + first + v];
+                const int at = where[first + v];
+                const bool lower = (at >> 16 & 1) != 0, right = (at & 1) != 0;
+                if (lower && right) {
+                    add_row(d, weight, 2 * v + 1, sum[1]);
+                } else if (lower) {
+                    add_row(d, weight, 2 * v, sum[1]);
+                } else if (right) {
+                    add_row(d, weight, 2 * v + 1, sum[0]);
+                } else {
+                    add_row(d, weight, 2 * v, sum[0]);
+                }
+            }
+        }
+    }
+    if (pair < s.pairs) {
+        float* to = shared + s.sums + (by_chunk * s.pairs + pair) * kSpreadItem;
+        SIMT_UNROLL
+        for (int i = 0; i < 2 * kSpreadPitch; i += 4) {
+            const float* from = &sum[i / kSpreadPitch][i % kSpreadPitch];
+            store4(to + i, make_float4(from[0], from[1], from[2], from[3]));
+        }
+    }
+}
+
+// The sums of (c, h, w), which are of padded coordinates, over kernel rows and columns of windows.
+__device__ __forceinline__ float add_spread(const PassConv& conv, const Planes& y, const Element& e,
+                                            const float* shared) {
+    const WindowSpread& s = conv.spread;
+    const int kernel = conv.forward.kernel;
+    const int last = e.w / (2 * kSpreadWindows), at = e.w % (2 * kSpreadWindows);
+    float sum = 0.0f;
+    for (int kh = 0; kh < kernel; ++kh) {
+        const int h = e.h - kh, row = h >> 1;
+        if (h < 0 || row >= y.height) {
+            continue;
+        }
+        const float* from = shared + s.sums + (h & 1) * kSpreadPitch + at +
+                            ((row * s.columns + last) * s.pairs + e.c * kernel + kh) * kSpreadItem;
+        if (last > 0 && at < kernel - 1) {
+            sum += from[2 * kSpreadWindows - s.pairs * kSpreadItem];
+        }
+        if (last < s.columns) {
+            sum += *from;
+        }
+    }
+    return sum;
+}
+
+// dx by windows: each has one element with a gradient.
+__device__ __forceinline__ void conv_spread_gradient(const PassConv& conv, const Planes& x,
+                                                     const Planes& y, int dy, int dx,
+                                                     const float* params, float* shared) {
+    const WindowSpread& s = conv.spread;
+    const int kernel = conv.forward.kernel;
+    for (int i = pass_thread(); i < y.channels * s.pairs * kernel; i += kPassBlock) {
+        shared[s.weights + i] = params[conv.weight + i];
+    }
+    __syncthreads();
+    const int units = y.height * s.columns * s.chunks;
+    for (int unit = pass_thread() / 32; unit < units; unit += kPassWarps) {
+        if (kernel == 5) {
+            spread_unit<5>(conv, y, dy, unit, shared);
+        } else if (kernel == 3) {
+            spread_unit<3>(conv, y, dy, unit, shared);
+        } else {
+            spread_unit<1>(conv, y, dy, unit, shared);
+        }
+    }
+    __syncthreads();
+    const int padding = conv.padding;
+    for (int i = pass_thread(); i < x.elems; i += kPassBlock) {
+        const Element e = element(x, i);
+        shared[dx + i] = add_spread(conv, y, Element{e.c, e.h + padding, e.w + padding}, shared);
+    }
+    __syncthreads();
+}
+
 // dx < 0: not wanted.
 __device__ __forceinline__ void conv_backward(const PassConv& conv, const Planes& x,
                                               const Planes& y, int dy, int dx, const float* params,
@@ -251,7 +364,9 @@ __device__ __forceinline__ void conv_backward(const PassConv& conv, const Planes
         __syncthreads();
     }
     conv_weights(conv, y, dy, partial + conv.partial, add, shared);
-    if (dx >= 0) {
+    if (dx >= 0 && conv.spread.pairs > 0) {
+        conv_spread_gradient(conv, x, y, dy, dx, params, shared);
+    } else if (dx >= 0) {
         conv_input_gradient(conv, x, y, dy, dx, params, shared);
     }
 }

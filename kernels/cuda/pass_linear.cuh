@@ -79,6 +79,7 @@ __device__ __forceinline__ void linear_input_sums(const PassLinear& linear, int 
         const int last = min(first + linear.split_outs, linear.out);
         const float* weights = params + linear.weight + std::int64_t{first} * linear.in + i;
         float sum[kWide] = {};
+        SIMT_UNROLL_BY_4
         for (int o = first; o < last; ++o) {
             const float d = shared[dy + o];
             float weight[kWide];

@@ -209,8 +209,9 @@ class Planner {
             make_dropout(conv.dropout, spec.dropout, spec.dropout_stream, outs, 1);
         }
         make_weight_sums(conv, in * taps, outs, spec.out());
+        conv.padding = s.padding;
         if (has_parameters_before(l)) {
-            make_backward(conv, s);
+            make_backward(conv, spec);
         }
         conv.partial = program_.partial_elems;
         program_.partial_elems += outs * (in * taps + 1);
@@ -219,7 +220,25 @@ class Planner {
         return true;
     }
 
-    void make_backward(PassConv& conv, const Conv2dShape& s) {
+    // Behind 2 x 2 windows each element of dx is a sum of a quarter of the terms of a correlation.
+    static bool spreads(const Conv2dSpec& spec) {
+        return spec.pool_kernel == 2 && spec.pool_stride == 2;
+    }
+    void make_backward(PassConv& conv, const Conv2dSpec& spec) {
+        spreads(spec) ? make_spread(conv, spec) : make_turned(conv, spec.shape);
+    }
+    void make_spread(PassConv& conv, const Conv2dSpec& spec) {
+        const Shape out = spec.out();
+        WindowSpread& s = conv.spread;
+        s.pairs = spec.shape.in.channels * spec.shape.kernel;
+        s.chunks = divide_up(s.pairs, 32);
+        s.columns = divide_up(out.width, kSpreadWindows);
+        Scratch scratch;
+        s.weights = scratch.place(spec.shape.weight_elems());
+        s.sums = scratch.place(std::int64_t{out.height} * s.columns * s.pairs * kSpreadItem);
+        in_scratch(scratch, {&s.weights, &s.sums});
+    }
+    void make_turned(PassConv& conv, const Conv2dShape& s) {
         const int taps = s.kernel * s.kernel, in = s.in.channels, outs = s.out_channels;
         const Shape out = s.out();
         const int padding = s.kernel - 1 - s.padding;

@@ -83,6 +83,17 @@ struct WeightSums {
     Divisor by_kernel;
 };
 
+// dx of a convolution behind 2 x 2 windows, window by window: a warp takes a unit (row of windows,
+// four windows of it, 32 of the (input channel, kernel row) pairs), a lane's sums are the two rows
+// of the input that the windows' rows meet under its kernel row, [2][kSpreadPitch].
+constexpr int kSpreadWindows = 4, kSpreadPitch = 12, kSpreadItem = 28;
+struct WindowSpread {
+    int pairs = 0;                // input channels * kernel; 0: dx is a correlation
+    int chunks = 0, columns = 0;  // of pairs, of windows
+    int weights = 0;              // [outs][pairs][kernel]
+    int sums = 0;                 // [rows of windows][columns][pairs][kSpreadItem]
+};
+
 struct PassConv {
     std::int64_t weight = 0, bias = 0;  // parameters
     int biases = 0;                     // [outs], in shared memory
@@ -90,8 +101,10 @@ struct PassConv {
     bool relu = false;
     Correlation forward, backward;
     CorrelationWeights forward_weights, backward_weights;
+    int padding = 0;           // of the input
     int backward_padding = 0;  // zeros around dy
     Divisor by_backward_plane, by_backward_pitch;
+    WindowSpread spread;
     WeightSums weights;
     Windows windows;
     PassDropout dropout;

@@ -59,6 +59,7 @@ __device__ __forceinline__ void reduce_partials(const ReduceProgram::Tensor& ten
     const int elem = block * kElems + in_block;
     const float* from = args.partials + tensor.partial + elem;
     float sum = 0.0f;
+    SIMT_UNROLL_BY_4
     for (int group = slice; elem < tensor.elems && group < args.groups; group += kSlices) {
         sum += from[std::int64_t{group} * partial_elems];
     }

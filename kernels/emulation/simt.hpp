@@ -16,6 +16,7 @@
 #define __launch_bounds__(...)
 #define SIMT_GRID_CONSTANT
 #define SIMT_UNROLL
+#define SIMT_UNROLL_BY_4
 
 #define threadIdx (::gyre::emulated::emulator::thread->index)
 #define blockIdx (::gyre::emulated::emulator::block_index)
