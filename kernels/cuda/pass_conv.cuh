@@ -137,23 +137,33 @@ __device__ __forceinline__ void conv_forward(const PassConv& conv, const Planes&
     __syncthreads();
 }
 
+// Element i of what a split sums: to the block's partial where it is the only one.
+__device__ __forceinline__ void put_sum(const WeightSums& s, int split, int i, float sum,
+                                        float* partial, bool add, float* shared) {
+    if (s.splits > 1) {
+        shared[s.sums + split * s.outs * (s.taps + 1) + i] = sum;
+    } else {
+        partial[i] = add ? partial[i] + sum : sum;
+    }
+}
+
 // dw and db over some of the windows: a warp to an output channel, its lanes to taps.
 template <int kRows>
 __device__ __forceinline__ void weight_unit(const PassConv& conv, const Planes& y, int dy, int unit,
-                                            float* to, bool add, float* shared) {
+                                            float* partial, bool add, float* shared) {
     const WeightSums& s = conv.weights;
     const Correlation& c = conv.forward;
     const int by_split = unit / s.splits, split = unit - by_split * s.splits;
     const int out = by_split / s.chunks, chunk = by_split - out * s.chunks;
     const int lane = pass_thread() % 32;
     const int kernel_taps = c.kernel * c.kernel;
-    int x[kRows];
+    const float* x[kRows];
     SIMT_UNROLL
     for (int r = 0; r < kRows; ++r) {
         const int tap = min((chunk * kRows + r) * 32 + lane, s.taps - 1);
         const int channel = divide(tap, conv.forward_weights.by_taps);
         const int at = tap - channel * kernel_taps, kh = divide(at, s.by_kernel);
-        x[r] = c.x + channel * c.x_plane + kh * c.x_pitch + at - kh * c.kernel;
+        x[r] = shared + c.x + channel * c.x_plane + kh * c.x_pitch + at - kh * c.kernel;
     }
     const int windows = y.by_plane.divisor;
     const int first = split * s.split_windows, last = min(first + s.split_windows, windows);
@@ -163,25 +173,22 @@ __device__ __forceinline__ void weight_unit(const PassConv& conv, const Planes& 
     SIMT_UNROLL_BY_4
     for (int i = out * windows + first; i < out * windows + last; ++i) {
         const float d = shared[dy + i];
-        const float* at = shared + (where[i] >> 16) * c.x_pitch + (where[i] & 0xffff);
+        const int at = (where[i] >> 16) * c.x_pitch + (where[i] & 0xffff);
         bias += d;
         SIMT_UNROLL
         for (int r = 0; r < kRows; ++r) {
-            sum[r] += d * at[x[r]];
+            sum[r] += d * x[r][at];
         }
     }
-    to += split * s.outs * (s.taps + 1);
     SIMT_UNROLL
     for (int r = 0; r < kRows; ++r) {
         const int tap = (chunk * kRows + r) * 32 + lane;
         if (tap < s.taps) {
-            float* const at = to + out * s.taps + tap;
-            *at = add ? *at + sum[r] : sum[r];
+            put_sum(s, split, out * s.taps + tap, sum[r], partial, add, shared);
         }
     }
     if (chunk == 0 && lane == 0) {
-        float* const at = to + s.outs * s.taps + out;
-        *at = add ? *at + bias : bias;
+        put_sum(s, split, s.outs * s.taps + out, bias, partial, add, shared);
     }
 }
 
@@ -190,15 +197,13 @@ __device__ __forceinline__ void weight_unit(const PassConv& conv, const Planes& 
 __device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes& y, int dy,
                                              float* partial, bool add, float* shared) {
     const WeightSums& s = conv.weights;
-    float* to = s.splits > 1 ? shared + s.sums : partial;
-    const bool add_now = add && s.splits == 1;
     for (int unit = pass_thread() / 32; unit < s.outs * s.chunks * s.splits; unit += kPassWarps) {
         if (s.rows == 1) {
-            weight_unit<1>(conv, y, dy, unit, to, add_now, shared);
+            weight_unit<1>(conv, y, dy, unit, partial, add, shared);
         } else if (s.rows == 4) {
-            weight_unit<4>(conv, y, dy, unit, to, add_now, shared);
+            weight_unit<4>(conv, y, dy, unit, partial, add, shared);
         } else {
-            weight_unit<8>(conv, y, dy, unit, to, add_now, shared);
+            weight_unit<8>(conv, y, dy, unit, partial, add, shared);
         }
     }
     if (s.splits == 1) {
@@ -208,8 +213,9 @@ __device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes&
     const int elems = s.outs * (s.taps + 1);
     for (int i = pass_thread(); i < elems; i += kPassBlock) {
         float sum = 0.0f;
+        SIMT_UNROLL_BY_4
         for (int split = 0; split < s.splits; ++split) {
-            sum += to[split * elems + i];
+            sum += shared[s.sums + split * elems + i];
         }
         partial[i] = add ? partial[i] + sum : sum;
     }
