@@ -117,7 +117,7 @@ const Case kCases[] = {
      "dropout 0.5\nlinear classes\n",
      {2, 9, 11},
      5},
-    {"conv 9 k3 p2\ndropout 0.25\nmaxpool 2\nmaxpool 2 s1\nlinear 8\ndropout 0.5\nrelu\n"
+    {"conv 9 k3 p2\ndropout 0.25\nmaxpool 2\nmaxpool 2 s1\nrelu\nlinear 8\ndropout 0.5\nrelu\n"
      "linear classes\n",
      {1, 7, 6},
      33},
