@@ -126,6 +126,8 @@ const Case kCases[] = {
     {"conv 2 k3 p1\nrelu\nconv 5 k3 p2\nmaxpool 2\nconv 3 k1\nmaxpool 2\nlinear classes\n",
      {2, 6, 10},
      6},
+    {"conv 9 k1\nrelu\nconv 7 k3 p1\nmaxpool 2\nrelu\nlinear classes\n", {1, 7, 11}, 5},
+    {"conv 11 k1\nconv 6 k5\ndropout2d 0.5\nmaxpool 2\nlinear classes\n", {1, 13, 22}, 5},
     {"dropout 0.5\nconv 2 k5 p4\nmaxpool 2 s3\nlinear 9\nlinear classes\n", {1, 4, 9}, 7},
 };
 
@@ -346,17 +348,21 @@ TEST_CASE("a pass as one operation gives the same bits on every GPU and in every
 
 TEST_CASE("a block of the pass takes several images where there are many", "[pass]") {
     const auto backend = make_emulated_backend({});
-    const Case c{"conv 2 k3\nrelu\nlinear classes\n", {1, 5, 5}, 3};
-    const Images images(*backend, c.input, c.classes);
-    Net net(*backend, parse_model(c.model, "mine"), c.input, c.classes,
-            {.train_batch = 600, .eval_batch = 1});
-    net.initialise(3);
-    const Result parts = run_pass(*backend, net, images, 600, false);
-    const Result whole = run_pass(*backend, net, images, 600, true);
-    CHECK(whole.tail.loss == Approx(parts.tail.loss).epsilon(1e-5));
-    CHECK(whole.tail.correct == parts.tail.correct);
-    for (std::size_t i = 0; i < parts.gradients.size(); ++i) {
-        CHECK(std::abs(whole.gradients[i] - parts.gradients[i]) < 1e-5f);
+    for (const char* const model : {"conv 2 k3\nrelu\nlinear classes\n", "linear classes\n",
+                                    "conv 17 k1\nrelu\nlinear classes\n"}) {
+        INFO(model);
+        const Shape input{1, 5, 5};
+        const Images images(*backend, input, 3);
+        Net net(*backend, parse_model(model, "mine"), input, 3,
+                {.train_batch = 600, .eval_batch = 1});
+        net.initialise(3);
+        const Result parts = run_pass(*backend, net, images, 600, false);
+        const Result whole = run_pass(*backend, net, images, 600, true);
+        CHECK(whole.tail.loss == Approx(parts.tail.loss).epsilon(1e-5));
+        CHECK(whole.tail.correct == parts.tail.correct);
+        for (std::size_t i = 0; i < parts.gradients.size(); ++i) {
+            CHECK(std::abs(whole.gradients[i] - parts.gradients[i]) < 1e-5f);
+        }
     }
 }
 

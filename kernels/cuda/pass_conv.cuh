@@ -137,10 +137,20 @@ __device__ __forceinline__ void conv_forward(const PassConv& conv, const Planes&
     __syncthreads();
 }
 
+// sum[kw] += d * patch[from + kw]
+template <int kKernel>
+__device__ __forceinline__ void add_patch(float d, const float (&patch)[kSpreadPitch], int from,
+                                          float (&sum)[kKernel]) {
+    SIMT_UNROLL
+    for (int kw = 0; kw < kKernel; ++kw) {
+        sum[kw] += d * patch[from + kw];
+    }
+}
+
 // Element i of what a split sums: to the block's partial where it is the only one.
 __device__ __forceinline__ void put_sum(const WeightSums& s, int split, int i, float sum,
                                         float* partial, bool add, float* shared) {
-    if (s.splits > 1) {
+    if (s.added) {
         shared[s.sums + split * s.outs * (s.taps + 1) + i] = sum;
     } else {
         partial[i] = add ? partial[i] + sum : sum;
@@ -192,13 +202,84 @@ __device__ __forceinline__ void weight_unit(const PassConv& conv, const Planes& 
     }
 }
 
+// The same behind 2 x 2 windows: a warp to some output channels, its lanes to rows of the kernel. A
+// lane has the input that four windows of a row meet, and takes of it what each window's maximum
+// meets; all lanes have the same windows, so that all go the same of the four ways.
+template <int kKernel>
+__device__ __forceinline__ void weight_patch_unit(const PassConv& conv, const Planes& y, int dy,
+                                                  int unit, float* shared) {
+    const WeightSums& s = conv.weights;
+    const Correlation& c = conv.forward;
+    const int by_split = unit / s.splits, split = unit - by_split * s.splits;
+    const int group = by_split / s.chunks, chunk = by_split - group * s.chunks;
+    const int pair = chunk * 32 + pass_thread() % 32, loaded = min(pair, s.pairs - 1);
+    const float* x = shared + c.x + loaded / kKernel * c.x_plane + loaded % kKernel * c.x_pitch;
+    const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
+    float sum[kPatchOuts][kKernel] = {};
+    float bias[kPatchOuts] = {};
+    const int first_row = split * s.split_windows;
+    const int last_row = min(first_row + s.split_windows, y.height);
+    for (int row = first_row; row < last_row; ++row) {
+        for (int column = 0; column < y.width; column += kSpreadWindows) {
+            float patch[2][kSpreadPitch];
+            SIMT_UNROLL
+            for (int i = 0; i < kSpreadPitch; i += 4) {
+                const float* from = x + 2 * row * c.x_pitch + 2 * column + i;
+                read4(from, patch[0] + i);
+                read4(from + c.x_pitch, patch[1] + i);
+            }
+            SIMT_UNROLL
+            for (int o = 0; o < kPatchOuts; ++o) {
+                const int out = min(group * kPatchOuts + o, s.outs - 1);
+                const int first = (out * y.height + row) * y.width + column;
+                SIMT_UNROLL
+                for (int v = 0; v < kSpreadWindows; ++v) {
+                    if (column + v < y.width) {
+                        const float d = shared[dy + first + v];
+                        const int at = where[first + v];
+                        const bool lower = (at >> 16 & 1) != 0, right = (at & 1) != 0;
+                        bias[o] += d;
+                        if (lower && right) {
+                            add_patch(d, patch[1], 2 * v + 1, sum[o]);
+                        } else if (lower) {
+                            add_patch(d, patch[1], 2 * v, sum[o]);
+                        } else if (right) {
+                            add_patch(d, patch[0], 2 * v + 1, sum[o]);
+                        } else {
+                            add_patch(d, patch[0], 2 * v, sum[o]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    float* to = shared + s.sums + split * s.outs * (s.taps + 1);
+    SIMT_UNROLL
+    for (int o = 0; o < kPatchOuts; ++o) {
+        const int out = group * kPatchOuts + o;
+        SIMT_UNROLL
+        for (int kw = 0; kw < kKernel; ++kw) {
+            if (pair < s.pairs && out < s.outs) {
+                to[out * s.taps + pair * kKernel + kw] = sum[o][kw];
+            }
+        }
+        if (pair == 0 && out < s.outs) {
+            to[s.outs * s.taps + out] = bias[o];
+        }
+    }
+}
+
 // The image's dw and db, to the block's partial, or added to it. Ends with a barrier where it uses
 // memory that others do, too.
 __device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes& y, int dy,
                                              float* partial, bool add, float* shared) {
     const WeightSums& s = conv.weights;
-    for (int unit = pass_thread() / 32; unit < s.outs * s.chunks * s.splits; unit += kPassWarps) {
-        if (s.rows == 1) {
+    for (int unit = pass_thread() / 32; unit < s.units; unit += kPassWarps) {
+        if (s.pairs > 0 && conv.forward.kernel == 5) {
+            weight_patch_unit<5>(conv, y, dy, unit, shared);
+        } else if (s.pairs > 0) {
+            weight_patch_unit<3>(conv, y, dy, unit, shared);
+        } else if (s.rows == 1) {
             weight_unit<1>(conv, y, dy, unit, partial, add, shared);
         } else if (s.rows == 4) {
             weight_unit<4>(conv, y, dy, unit, partial, add, shared);
@@ -206,7 +287,7 @@ __device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes&
             weight_unit<8>(conv, y, dy, unit, partial, add, shared);
         }
     }
-    if (s.splits == 1) {
+    if (!s.added) {
         return;
     }
     __syncthreads();

@@ -208,7 +208,7 @@ class Planner {
         if (spec.dropout > 0.0f) {
             make_dropout(conv.dropout, spec.dropout, spec.dropout_stream, outs, 1);
         }
-        make_weight_sums(conv, in * taps, outs, spec.out());
+        make_weight_sums(conv, spec);
         conv.padding = s.padding;
         if (has_parameters_before(l)) {
             make_backward(conv, spec);
@@ -257,23 +257,37 @@ class Planner {
         in_scratch(scratch, {&c.x, &c.weights, &c.sums});
     }
 
-    void make_weight_sums(PassConv& conv, int taps, int outs, const Shape& out) {
+    void make_weight_sums(PassConv& conv, const Conv2dSpec& spec) {
         constexpr int kUnits = 5 * kPassWarps;
+        const Shape out = spec.out();
+        const int kernel = spec.shape.kernel, pairs = spec.shape.in.channels * kernel;
         WeightSums& w = conv.weights;
-        w.taps = taps;
-        w.outs = outs;
-        w.rows = taps <= 32 ? 1 : taps <= 128 ? 4 : 8;
-        w.chunks = divide_up(taps, 32 * w.rows);
-        w.by_kernel = divisor(conv.forward.kernel);
-        const auto windows = static_cast<int>(out.plane_elems());
-        const int units = outs * w.chunks;
-        // Splits cost another sum.
-        const int splits = units >= 2 * kPassWarps ? 1 : std::min(kUnits / units, windows);
+        w.taps = pairs * kernel;
+        w.outs = spec.shape.out_channels;
+        w.by_kernel = divisor(kernel);
+        int splits = 1, windows = 0;
+        // By pairs where most lanes have one.
+        if (spreads(spec) && kernel > 1 && 4 * pairs >= 3 * 32) {
+            w.pairs = pairs;
+            w.chunks = divide_up(pairs, 32);
+            w.units = divide_up(w.outs, kPatchOuts) * w.chunks;
+            windows = out.height;
+            splits = std::clamp(kPassWarps / w.units, 1, windows);
+        } else {
+            w.rows = w.taps <= 32 ? 1 : w.taps <= 128 ? 4 : 8;
+            w.chunks = divide_up(w.taps, 32 * w.rows);
+            w.units = w.outs * w.chunks;
+            windows = static_cast<int>(out.plane_elems());
+            // Splits cost another sum.
+            splits = w.units >= 2 * kPassWarps ? 1 : std::min(kUnits / w.units, windows);
+        }
         w.split_windows = divide_up(windows, splits);
         w.splits = divide_up(windows, w.split_windows);
-        if (w.splits > 1) {
+        w.units *= w.splits;
+        w.added = w.splits > 1 || w.pairs > 0;
+        if (w.added) {
             Scratch scratch;
-            w.sums = scratch.place(std::int64_t{w.splits} * outs * (taps + 1));
+            w.sums = scratch.place(std::int64_t{w.splits} * w.outs * (w.taps + 1));
             in_scratch(scratch, {&w.sums});
         }
     }

@@ -73,12 +73,17 @@ struct PassDropout {
     Divisor by_word;  // elements of a word
 };
 
-// How dw of a convolution is summed: a warp takes a unit (output channel, chunk of 32 * rows taps,
-// split of the windows).
+// How dw of a convolution is summed. A warp takes a unit: an output channel, a chunk of 32 * rows
+// taps and a split of the windows; or, behind 2 x 2 windows, kPatchOuts output channels, a chunk of
+// 32 (input channel, kernel row) pairs and a split of the rows of windows.
+constexpr int kPatchOuts = 5;
 struct WeightSums {
     int taps = 0;  // in channels * kernel^2
     int rows = 1, chunks = 1, splits = 1, split_windows = 0;
-    int sums = 0;  // [splits][outs * (taps + 1)]
+    int pairs = 0;  // in channels * kernel; 0: by taps
+    int units = 0;
+    bool added = false;  // the splits' sums lie in shared memory before they are the partial
+    int sums = 0;        // [splits][outs * (taps + 1)]
     int outs = 0;
     Divisor by_kernel;
 };
