@@ -17,11 +17,15 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
       input_shape_(input),
       classes_(classes),
       graph_(build_graph(model, input, classes, options.dropout)) {
+    const Graph fused = fuse(graph_);
     if (options.fuse) {
-        graph_ = fuse(graph_);
+        graph_ = fused;
     }
     make_operations(options);
     place_parameters(options);
+    if (options.pass && options.train_batch > 0) {
+        make_pass(fused, options);
+    }
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
     input_ = {backend, backend.activation_elems(input, largest_batch)};
     labels_ = {backend, largest_batch};
@@ -68,6 +72,27 @@ void Net::place_parameters(const NetOptions& options) {
     flat_parameters_ = {backend_, flat_elems_};
     flat_gradients_ = {backend_, gradient_elems()};
     flat_state_ = {backend_, state_elems};
+}
+
+// Of a chain: each operation reads the one before, and nobody else does.
+void Net::make_pass(const Graph& fused, const NetOptions& options) {
+    TrainingPassSpec spec{
+        .input = input_shape_, .classes = classes_, .layers = {}, .images = options.train_batch};
+    std::size_t parameter = 0;
+    for (std::size_t i = 0; i < fused.nodes.size(); ++i) {
+        const Node& node = fused.nodes[i];
+        const int before = i == 0 ? Node::kInput : static_cast<int>(i) - 1;
+        if (node.inputs != std::vector<int>{before} || !node.state.empty()) {
+            return;
+        }
+        TrainingPassSpec::Layer& layer = spec.layers.emplace_back();
+        layer.spec = node.spec;
+        if (!node.parameters.empty()) {
+            layer.weight_offset = parameters_[parameter++].offset_elems;
+            layer.bias_offset = parameters_[parameter++].offset_elems;
+        }
+    }
+    pass_ = backend_.make_pass(spec);
 }
 
 std::vector<Net::Placed> Net::all_tensors() const {
@@ -180,6 +205,16 @@ void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Ta
                          step.add_to.f32());
         }
     }
+}
+
+void Net::run_pass(const Batch& batch, const GatherArgs& images, float scale,
+                   const PassUpdate* update) const {
+    pass_->run(batch, {.images = images,
+                       .scale = scale,
+                       .params = parameter_data(),
+                       .grads = gradient_data(),
+                       .sums = &tail()->loss,
+                       .update = update});
 }
 
 void Net::pass_on(const Batch& batch, const Step& step, const Node& node) {

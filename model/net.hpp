@@ -26,6 +26,7 @@ struct NetOptions {
     std::vector<int> train_sizes = {}, eval_sizes = {};
     WeightInit init = WeightInit::automatic;
     bool fuse = true;  // operations that the backend offers as one
+    bool pass = true;  // the whole training pass, where the backend offers it as one
 };
 
 // Memory. Parameters lie in one flat buffer, each beginning at a multiple of kAlignElems; gradients
@@ -88,6 +89,12 @@ class Net {
     // [n][out] first, and returns whether it sees to their gradients itself.
     using Take = FunctionRef<bool(std::size_t node, const float* x, const float* dy)>;
     void backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take = {});
+    // Whether the backend has the whole training pass as one operation, which run_pass() then is:
+    // the images are gathered, all gradients written, loss and correct put into the tail, and where
+    // asked the parameters updated.
+    bool has_pass() const { return pass_ != nullptr; }
+    void run_pass(const Batch& batch, const GatherArgs& images, float scale,
+                  const PassUpdate* update) const;
     // Writes the gradients of a node's parameters, from x and dy of batch.n images.
     void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
 
@@ -109,6 +116,7 @@ class Net {
     void pass_on(const Batch& batch, const Step& step, const Node& node);
     void make_operations(const NetOptions& options);
     void place_parameters(const NetOptions& options);
+    void make_pass(const Graph& fused, const NetOptions& options);
     // Of parameters and state, with where they lie.
     struct Placed {
         const Parameter& tensor;
@@ -130,6 +138,7 @@ class Net {
     Graph graph_;
     std::vector<std::unique_ptr<Op>> ops_;  // of each node
     std::vector<Step> steps_;               // of each node
+    std::unique_ptr<TrainingPass> pass_;
     std::vector<Parameter> parameters_, state_;
     std::vector<std::int64_t> layer_begins_;
     std::int64_t flat_elems_ = 0;

@@ -51,8 +51,9 @@ void DeviceImages::set_order(const std::vector<std::int32_t>& order) {
 }
 
 void DeviceImages::gather(const std::int32_t* samples, int n, float* x, std::int32_t* y) const {
-    backend_.gather({pixels_.get(), labels_.get(), samples, shape_, scale_.get(), shift_.get()}, n,
-                    x, y);
+    GatherArgs args = source();
+    args.samples = samples;
+    backend_.gather(args, n, x, y);
 }
 
 }  // namespace gyre::train

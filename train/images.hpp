@@ -23,6 +23,14 @@ class DeviceImages {
     void set_order(const std::vector<std::int32_t>& order);
     // Device pointer to the indices at positions [first, ...) of the order.
     const std::int32_t* samples(std::int64_t first) const { return order_.get() + first; }
+    // All of them, for a pass that gathers its images itself.
+    GatherArgs source() const {
+        return {.pixels = pixels_.get(),
+                .labels = labels_.get(),
+                .shape = shape_,
+                .scale = scale_.get(),
+                .shift = shift_.get()};
+    }
     // Gathers the images with these indices, [n] on the device: x [n][shape], y [n] labels.
     void gather(const std::int32_t* samples, int n, float* x, std::int32_t* y) const;
 

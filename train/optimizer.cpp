@@ -88,6 +88,20 @@ void Optimizer::begin_step(std::int32_t* not_finite) {
     clip_.word = not_finite;
 }
 
+const PassUpdate* Optimizer::in_pass(std::int32_t* not_finite) {
+    if (spec_.max_grad_norm) {
+        return nullptr;
+    }
+    begin_step(not_finite);
+    sgd_.finite.first_elem = adam_.finite.first_elem = 0;
+    const bool sgd = spec_.rule == UpdateRule::sgd;
+    in_pass_ = {.sgd = sgd ? &sgd_ : nullptr,
+                .adam = sgd ? nullptr : &adam_,
+                .first = first_.get(),
+                .second = second_.get()};
+    return &in_pass_;
+}
+
 void Optimizer::arrived(std::int64_t begin, std::int64_t end) {
     if (!spec_.max_grad_norm) {
         update(begin, std::min(end, net_.flat_elems()));

@@ -47,6 +47,9 @@ class Optimizer {
     void begin_step(std::int32_t* not_finite);
     void arrived(std::int64_t begin, std::int64_t end);  // elements of the gradient buffer
     void end_step();
+    // In place of these, for a pass that updates all parameters itself; null where gradients are
+    // clipped first. What it says is good until the next call.
+    const PassUpdate* in_pass(std::int32_t* not_finite);
 
     // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
     // steps done so far (exact up to 2^24, as PyTorch's), and for each parameter, in its shape,
@@ -77,6 +80,7 @@ class Optimizer {
     SgdArgs sgd_;
     AdamArgs adam_;
     FiniteCheck clip_;
+    PassUpdate in_pass_;
     DeviceBuffer<float> first_, second_;  // velocity; or the moments m and v
 };
 

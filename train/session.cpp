@@ -42,7 +42,8 @@ void Session::make_net(const Shape& shape) {
                    .train_sizes = sharding_.sizes(spec_.accumulate),
                    .eval_sizes = evaluates ? evaluation_sizes(comm_, spec_.eval_images, eval_batch_)
                                            : std::vector<int>(),
-                   .init = spec_.init});
+                   .init = spec_.init,
+                   .pass = spec_.pass});
 }
 
 std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) const {

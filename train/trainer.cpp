@@ -14,7 +14,8 @@ void Trainer::begin_epoch(std::uint32_t epoch) {
     images_.set_order(epoch_order(images_.count(), options_.seed, epoch, options_.shuffle));
 }
 
-void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int part) {
+void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int part,
+                      const PassUpdate* update) {
     const Range range = rank_share(local_count, part, options_.accumulate);
     const bool last = part + 1 == options_.accumulate;
     Batch pass;
@@ -26,12 +27,10 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
     pass.epoch = epoch_.get();
     pass.training = true;
 
-    images_.gather(pass.samples, pass.n, net_.input(), net_.labels());
-    net_.forward(pass);
     // Every rank scales by the size of the global batch, so the sum over ranks is the mean over
     // it, whatever each rank's share.
+    const float scale = 1.0f / static_cast<float>(global_count);
     float* gradients = net_.gradient_data();
-    net_.loss(pass, 1.0f / static_cast<float>(global_count));
     std::int64_t end = net_.gradient_elems();
     const auto ready = [&](std::int64_t begin) {
         if (!last) {
@@ -43,9 +42,17 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
         }
         reducer_.ready(begin);
     };
-    net_.backward(pass, ready, [&](std::size_t node, const float* x, const float* dy) {
-        return factors_.take(pass, node, x, dy);
-    });
+    if (net_.has_pass()) {
+        net_.run_pass(pass, images_.source(), scale, update);
+        ready(0);
+    } else {
+        images_.gather(pass.samples, pass.n, net_.input(), net_.labels());
+        net_.forward(pass);
+        net_.loss(pass, scale);
+        net_.backward(pass, ready, [&](std::size_t node, const float* x, const float* dy) {
+            return factors_.take(pass, node, x, dy);
+        });
+    }
     if (!last) {
         backend_.add(net_.gradient_elems(), gradients, kept_.get());
     }
@@ -56,8 +63,14 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count) {
     if (options_.accumulate > 1) {
         backend_.fill_zero(kept_.get(), kept_.bytes());
     }
+    // On one rank nothing comes between gradients and update.
+    const bool alone = net_.has_pass() && sharding_.ranks == 1 && options_.accumulate == 1;
+    const PassUpdate* update = alone ? optimizer_.in_pass(&net_.tail()->not_finite) : nullptr;
     for (int part = 0; part < options_.accumulate; ++part) {
-        compute(local_count, global_count, part);
+        compute(local_count, global_count, part, update);
+    }
+    if (update != nullptr) {
+        return reducer_.finish_step([](const Bucket&) {});
     }
     optimizer_.begin_step(&net_.tail()->not_finite);
     reducer_.finish_step(

@@ -86,8 +86,9 @@ class Trainer {
     // Nothing that changes from step to step may be an argument in it.
     void submit(std::int64_t local_count, std::int64_t global_count);
     // Part `part` of the rank's share; the gradients of the last are all parts' and go to the
-    // reducer.
-    void compute(std::int64_t local_count, std::int64_t global_count, int part);
+    // reducer. update: by the pass itself, where that is one operation; may be null.
+    void compute(std::int64_t local_count, std::int64_t global_count, int part,
+                 const PassUpdate* update);
     void capture(Reducer::Captured& captured, std::int64_t local_count, std::int64_t global_count);
 
     Backend& backend_;

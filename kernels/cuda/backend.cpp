@@ -42,7 +42,9 @@ class GpuBackend final : public Backend {
     explicit GpuBackend(const GpuOptions& options)
         : device_(select_device(options.device, options.share)),
           workspace_(compute_),
-          context_{compute_, workspace_, device_.multiprocessors, options.tf32},
+          context_{compute_, workspace_, device_.multiprocessors, options.tf32,
+                   device_.shared_bytes},
+          own_kernels_(options.kernels == KernelSet::ours),
           factories_(make_factories(options)) {}
     ~GpuBackend() override { finish_quietly(); }
 
@@ -141,6 +143,9 @@ class GpuBackend final : public Backend {
             }
         }
         return nullptr;
+    }
+    std::unique_ptr<TrainingPass> make_pass(const TrainingPassSpec& spec) override {
+        return own_kernels_ ? make_training_pass(context_, spec) : nullptr;
     }
     std::string choices() const override {
         return factories_.front()->choices();
@@ -275,6 +280,7 @@ class GpuBackend final : public Backend {
     own::Event computed_{false};  // for the order only
     Workspace workspace_;
     const Context context_;
+    const bool own_kernels_;
     std::vector<std::unique_ptr<own::Event>> events_;
     Event next_ = 0;
     std::map<Event, own::Event> launch_events_;  // of all graphs

@@ -8,7 +8,7 @@
 // accesses where images are multiples of 4 elements). By channel: one warp to a group of 4 words
 // and their 4 planes, which lie one after another.
 
-#include "kernels/base/philox.hpp"
+#include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
 #include "kernels/ops/dropout.hpp"
@@ -33,17 +33,8 @@ __device__ __forceinline__ float4 factors(const Dropout& d, std::int64_t image,
     if (d.epoch != nullptr) {
         stream.epoch = *d.epoch;
     }
-    const Philox4 random = stream.group(static_cast<std::uint32_t>(d.samples[image]), group);
-    const auto factor = [&](std::uint32_t word) {
-        return word > d.largest_dropped ? d.keep : 0.0f;
-    };
-    return make_float4(factor(random.word[0]), factor(random.word[1]), factor(random.word[2]),
-                       factor(random.word[3]));
-}
-
-__device__ __forceinline__ float select(const float4& of, std::uint32_t i) {
-    const float low = i == 0 ? of.x : of.y, high = i == 2 ? of.z : of.w;
-    return i < 2 ? low : high;
+    return dropout_factors(stream, static_cast<std::uint32_t>(d.samples[image]), group,
+                           d.largest_dropped, d.keep);
 }
 
 // groups: those of all images.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "kernels/backend.hpp"
@@ -55,6 +56,7 @@ struct Context {
     Workspace& workspace;
     int multiprocessors = 1;
     bool tf32 = false;  // matrix products may round their operands to TF32 (tensor cores)
+    std::size_t shared_bytes = 0;  // that a block may have
 };
 
 // gather.cu
@@ -62,6 +64,10 @@ void gather(const Context& context, const GatherArgs& args, int n, float* x, std
 
 // cross_entropy.cu
 void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n);
+
+// training_pass.cu: null where the net's layers or activations do not fit a block.
+std::unique_ptr<TrainingPass> make_training_pass(const Context& context,
+                                                 const TrainingPassSpec& spec);
 
 // optimizers.cu
 void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, float* p,

@@ -8,24 +8,12 @@
 // 8 and 14. One thread to 4 elements (16-byte accesses). What is the same for all elements is
 // computed once, on the host; what of it changes from step to step is read from the device's memory
 // (StepScalars). A gradient that is not finite is reported on the way (FiniteCheck).
-#include <cmath>
-
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/optimizers.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
-
-__device__ __forceinline__ void sgd(const SgdArgs& a, float rate, float& p, float g) {
-    p -= rate * (g + a.weight_decay * p);
-}
-
-__device__ __forceinline__ void sgd(const SgdArgs& a, float rate, float& p, float g,
-                                    float& velocity) {
-    const float d = g + a.weight_decay * p;
-    velocity = a.momentum * velocity + d;
-    p -= rate * (a.nesterov ? d + a.momentum * velocity : velocity);
-}
 
 __global__ void sgd_kernel(std::int64_t elems, SgdArgs a, float* p, const float* g) {
     const float rate = a.scalars->learning_rate;
@@ -69,22 +57,6 @@ __global__ void sgd_momentum_kernel(std::int64_t elems, SgdArgs a, float* p, con
         });
 }
 
-struct Adam {
-    float beta1, rest1;  // rest: 1 - beta
-    float beta2, rest2;
-    const StepScalars* scalars;
-    float epsilon, decay;
-    FiniteCheck finite;
-};
-
-__device__ __forceinline__ void adam(const Adam& a, const StepScalars& s, float& p, float g,
-                                     float& m, float& v) {
-    const float d = g + a.decay * p;
-    m = a.beta1 * m + a.rest1 * d;
-    v = a.beta2 * v + a.rest2 * d * d;
-    p = p * s.adam_shrink - s.adam_step_size * m / (sqrtf(v) * s.adam_correction + a.epsilon);
-}
-
 __global__ void adam_kernel(std::int64_t elems, Adam a, float* p, const float* g, float* m,
                             float* v) {
     const StepScalars s = *a.scalars;
@@ -122,14 +94,7 @@ void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, f
 
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v) {
-    const Adam a = {.beta1 = args.beta1,
-                    .rest1 = static_cast<float>(1.0 - double{args.beta1}),
-                    .beta2 = args.beta2,
-                    .rest2 = static_cast<float>(1.0 - double{args.beta2}),
-                    .scalars = args.scalars,
-                    .epsilon = args.epsilon,
-                    .decay = args.weight_decay,
-                    .finite = args.finite};
+    const Adam a = adam_of(args);
     launch_elementwise("adam", adam_kernel, context, elems, a, p, g, m, v);
 }
 

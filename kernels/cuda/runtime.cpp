@@ -236,8 +236,8 @@ DeviceProperties select_device(int index, bool share) {
     GYRE_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     std::array<char, 32> bus_id{};
     GYRE_CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), index));
-    return {properties.name, properties.multiProcessorCount, bus_id.data(),
-            uuid_text(properties.uuid)};
+    return {properties.name, properties.multiProcessorCount, properties.sharedMemPerBlockOptin,
+            bus_id.data(), uuid_text(properties.uuid)};
 }
 
 }  // namespace gyre::cuda

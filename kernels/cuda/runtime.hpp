@@ -108,6 +108,7 @@ constexpr std::size_t kSharedBytesUnasked = 48 << 10;
 struct DeviceProperties {
     std::string name;
     int multiprocessors = 1;
+    std::size_t shared_bytes = kSharedBytesUnasked;  // that a block may ask for
     std::string bus_id, uuid;
 };
 // Makes this device the current one of the calling thread. Throws where it cannot run gyre. share:

@@ -33,8 +33,13 @@
 #define SIMT_DYNAMIC_SHARED(type, name)                                   \
     extern __shared__ __align__(128) unsigned char simt_dynamic_shared[]; \
     type* const name = reinterpret_cast<type*>(simt_dynamic_shared)
+// Before a kernel's parameter, const and by value, that stays where arguments are instead of being
+// copied to each thread.
+#define SIMT_GRID_CONSTANT __grid_constant__
 // Before a loop whose trip count is known: arrays it indexes then live in registers.
 #define SIMT_UNROLL _Pragma("unroll")
+// Before a loop without stores: the loads of four rounds are then under way at a time.
+#define SIMT_UNROLL_BY_4 _Pragma("unroll 4")
 
 namespace gyre::cuda {
 

@@ -76,6 +76,7 @@ class Machine {
 
     // --- the host's side -------------------------------------------------------------------------
     void run_grid(const Launch& launch, const std::function<void()>& body) {
+        ++launches;
         const char* const kernel = kernel_ = launch.kernel;
         const dim3 grid = launch.grid, block = launch.block;
         body_ = &body;
@@ -433,6 +434,7 @@ class Machine {
     }
 
  public:
+    std::int64_t launches = 0;
     static Machine& instance() {
         // Never destroyed: other statics may still hold emulated memory at exit.
         static Machine* machine = new Machine;
@@ -489,6 +491,9 @@ void set_schedule(std::uint64_t seed) {
 }
 void set_most_blocks(std::int64_t count) {
     Machine::instance().set_most_blocks(count);
+}
+std::int64_t launch_count() {
+    return Machine::instance().launches;
 }
 void report(const std::string& what) {
     Machine::instance().report(what);

@@ -112,10 +112,13 @@ void set_schedule(std::uint64_t seed);
 // Launches run at most this many of their blocks, evenly spread, and then their results are of no
 // use: for looking at kernels on large grids, or with 0 at launches alone. Negative: all blocks.
 void set_most_blocks(std::int64_t count);
-// What the emulated GPU says it has; 4 unless set, before a backend is made.
+// What the emulated GPU says it has; 4 unless set, before a backend is made. No kernel's results
+// depend on it.
 void set_multiprocessors(int count);
 // Allocations of device memory so far, to show that a step makes none.
 std::int64_t allocation_count();
+// Kernels run so far.
+std::int64_t launch_count();
 // Times that the host has submitted work to a stream so far; the launch of a graph is one.
 std::int64_t submission_count();
 

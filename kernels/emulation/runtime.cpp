@@ -462,7 +462,8 @@ void release_pinned(void* memory) noexcept {
 
 // A host has as many emulated GPUs as are asked for.
 DeviceProperties select_device(int index, bool) {
-    return {"emulated GPU", multiprocessors, fmt::format("emulated:{:02x}.0", index),
+    return {"emulated GPU", multiprocessors, kMostSharedBytes,
+            fmt::format("emulated:{:02x}.0", index),
             fmt::format("EMULATED-{}-{}", host_name(), index)};
 }
 

@@ -16,7 +16,9 @@
 #define __host__
 #define __forceinline__ inline
 #define __launch_bounds__(...)
+#define SIMT_GRID_CONSTANT
 #define SIMT_UNROLL
+#define SIMT_UNROLL_BY_4
 
 #define threadIdx (::gyre::emulated::emulator::thread->index)
 #define blockIdx (::gyre::emulated::emulator::block_index)
@@ -82,7 +84,7 @@ inline int min(int a, int b) {
     return a < b ? a : b;
 }
 inline int max(int a, int b) {
-    return a > b ? a : b;
+    return a < b ? b : a;
 }
 
 using Place = std::source_location;

@@ -1,0 +1,461 @@
+// Convolution blocks of the pass kernel: a convolution of stride 1 with the dropout2d, max-pooling
+// and ReLU that follow it, of one image in shared memory.
+//
+//   a[o][h][w] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] x[c][h + kh - p][w + kw - p]
+//   y = max(max over the window of factor[o] a, 0)
+// Backward, with d = factor[o] dy where y > 0, which belongs to one element of the window:
+//   dw[o][c][kh][kw] = sum over windows i of d[o][i] x[c][h_i + kh - p][w_i + kw - p],
+//   db[o] = sum of d[o][i], (h_i, w_i) being the window's maximum: a term for each window alone
+//   dx[c][h_i + kh - p][w_i + kw - p] += w[o][c][kh][kw] d[o][i], window by window where these are
+//   of 2 x 2, else as the correlation of d, spread over the plane, with the turned weights
+//
+// A correlation's thread computes 4 channels x 8 pixels of a row: for each input row under the
+// kernel three 16-byte reads, for each tap one of four weights, for 32 multiply-adds; input
+// channels are split among threads where tiles are few, and added in order.
+#pragma once
+
+#include "kernels/cuda/pass_pointwise.cuh"
+
+namespace gyre::SIMT_NAMESPACE {
+
+template <int kKernel>
+__device__ __forceinline__ void correlate_item(const Correlation& c, int item, float* shared) {
+    constexpr int kTaps = kKernel * kKernel, kReach = kKernel > 1 ? 4 : 0;
+    // Neighbouring threads have neighbouring rows, so that they share weights.
+    const int by_row = divide(item, c.by_height), row = item - by_row * c.height;
+    const int by_column = divide(by_row, c.by_columns), column = by_row - by_column * c.columns;
+    const int split = divide(by_column, c.by_groups), group = by_column - split * c.groups;
+    const int first = split * c.split_channels;
+    const float* x = shared + c.x + first * c.x_plane + row * c.x_pitch + column * kTilePixels;
+    const float* w = shared + c.weights + first * kTaps * c.weights_pitch + group * kTileChannels;
+    float sum[kTileChannels][kTilePixels] = {};
+    for (int channel = min(c.split_channels, c.channels - first); channel > 0; --channel) {
+        SIMT_UNROLL
+        for (int kh = 0; kh < kKernel; ++kh) {
+            float pixel[kTilePixels + kReach];
+            SIMT_UNROLL
+            for (int p = 0; p < kTilePixels + kReach; p += 4) {
+                read4(x + kh * c.x_pitch + p, pixel + p);
+            }
+            SIMT_UNROLL
+            for (int kw = 0; kw < kKernel; ++kw) {
+                float weight[kTileChannels];
+                read4(w, weight);
+                w += c.weights_pitch;
+                SIMT_UNROLL
+                for (int o = 0; o < kTileChannels; ++o) {
+                    SIMT_UNROLL
+                    for (int p = 0; p < kTilePixels; ++p) {
+                        sum[o][p] += weight[o] * pixel[kw + p];
+                    }
+                }
+            }
+        }
+        x += c.x_plane;
+    }
+    float* to = shared + c.sums + (split * c.groups + group) * kTileChannels * c.sums_plane +
+                row * c.sums_pitch + column * kTilePixels;
+    SIMT_UNROLL
+    for (int o = 0; o < kTileChannels; ++o) {
+        store4(to, make_float4(sum[o][0], sum[o][1], sum[o][2], sum[o][3]));
+        store4(to + 4, make_float4(sum[o][4], sum[o][5], sum[o][6], sum[o][7]));
+        to += c.sums_plane;
+    }
+}
+
+// Writes the sums of all splits; ends with a barrier.
+__device__ __forceinline__ void correlate(const Correlation& c, float* shared) {
+    for (int item = pass_thread(); item < c.items; item += kPassBlock) {
+        if (c.kernel == 5) {
+            correlate_item<5>(c, item, shared);
+        } else if (c.kernel == 3) {
+            correlate_item<3>(c, item, shared);
+        } else {
+            correlate_item<1>(c, item, shared);
+        }
+    }
+    __syncthreads();
+}
+
+__device__ __forceinline__ float add_splits(const Correlation& c, const Element& e,
+                                            const float* shared) {
+    const float* from = shared + c.sums + e.c * c.sums_plane + e.h * c.sums_pitch + e.w;
+    float sum = 0.0f;
+    SIMT_UNROLL_BY_4
+    for (int split = 0; split < c.splits; ++split) {
+        sum += from[split * c.groups * kTileChannels * c.sums_plane];
+    }
+    return sum;
+}
+
+// Four outputs of a tap to a thread, neighbouring taps to neighbouring threads.
+__device__ __forceinline__ void read_weights(const CorrelationWeights& plan, const Correlation& c,
+                                             const float* from, float* shared) {
+    const int items = plan.taps * plan.ins * c.groups;
+    for (int item = pass_thread(); item < items; item += kPassBlock) {
+        const int by_tap = divide(item, plan.by_taps), tap = item - by_tap * plan.taps;
+        const int group = divide(by_tap, plan.by_ins), in = by_tap - group * plan.ins;
+        float weight[kTileChannels];
+        SIMT_UNROLL
+        for (int k = 0; k < kTileChannels; ++k) {
+            const int out = group * kTileChannels + k;
+            weight[k] =
+                out < plan.outs ? from[in * plan.in_stride + out * plan.out_stride + tap] : 0.0f;
+        }
+        const int to_tap = plan.turned ? plan.taps - 1 - tap : tap;
+        store4(shared + c.weights + (in * plan.taps + to_tap) * c.weights_pitch +
+                   group * kTileChannels,
+               make_float4(weight[0], weight[1], weight[2], weight[3]));
+    }
+}
+
+// What all images of a block share.
+__device__ __forceinline__ void conv_begin(const PassConv& conv, const float* params,
+                                           float* shared) {
+    read_weights(conv.forward_weights, conv.forward, params + conv.weight, shared);
+    for (int o = pass_thread(); o < conv.weights.outs; o += kPassBlock) {
+        shared[conv.biases + o] = params[conv.bias + o];
+    }
+}
+
+__device__ __forceinline__ void conv_forward(const PassConv& conv, const Planes& y, float* shared) {
+    correlate(conv.forward, shared);
+    for (int i = pass_thread(); i < y.elems; i += kPassBlock) {
+        const Element e = element(y, i);
+        const float bias = shared[conv.biases + e.c];
+        const float factor = conv.dropout.words > 0 ? shared[conv.dropout.factors + e.c] : 1.0f;
+        int where = 0;
+        const float best = largest(
+            conv.windows, e,
+            [&](int h, int w) {
+                return (bias + add_splits(conv.forward, Element{e.c, h, w}, shared)) * factor;
+            },
+            where);
+        shared[place(y, e)] = conv.relu ? rectify(best, best) : best;
+        reinterpret_cast<std::int32_t*>(shared + conv.windows.where)[i] = where;
+    }
+    __syncthreads();
+}
+
+// sum[kw] += d * patch[from + kw]
+template <int kKernel>
+__device__ __forceinline__ void add_patch(float d, const float (&patch)[kSpreadPitch], int from,
+                                          float (&sum)[kKernel]) {
+    SIMT_UNROLL
+    for (int kw = 0; kw < kKernel; ++kw) {
+        sum[kw] += d * patch[from + kw];
+    }
+}
+
+// Element i of what a split sums: to the block's partial where it is the only one.
+__device__ __forceinline__ void put_sum(const WeightSums& s, int split, int i, float sum,
+                                        float* partial, bool add, float* shared) {
+    if (s.added) {
+        shared[s.sums + split * s.outs * (s.taps + 1) + i] = sum;
+    } else {
+        partial[i] = add ? partial[i] + sum : sum;
+    }
+}
+
+// dw and db over some of the windows: a warp to an output channel, its lanes to taps.
+template <int kRows>
+__device__ __forceinline__ void weight_unit(const PassConv& conv, const Planes& y, int dy, int unit,
+                                            float* partial, bool add, float* shared) {
+    const WeightSums& s = conv.weights;
+    const Correlation& c = conv.forward;
+    const int by_split = unit / s.splits, split = unit - by_split * s.splits;
+    const int out = by_split / s.chunks, chunk = by_split - out * s.chunks;
+    const int lane = pass_thread() % 32;
+    const int kernel_taps = c.kernel * c.kernel;
+    const float* x[kRows];
+    SIMT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+        const int tap = min((chunk * kRows + r) * 32 + lane, s.taps - 1);
+        const int channel = divide(tap, conv.forward_weights.by_taps);
+        const int at = tap - channel * kernel_taps, kh = divide(at, s.by_kernel);
+        x[r] = shared + c.x + channel * c.x_plane + kh * c.x_pitch + at - kh * c.kernel;
+    }
+    const int windows = y.by_plane.divisor;
+    const int first = split * s.split_windows, last = min(first + s.split_windows, windows);
+    const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
+    float sum[kRows] = {};
+    float bias = 0.0f;
+    SIMT_UNROLL_BY_4
+    for (int i = out * windows + first; i < out * windows + last; ++i) {
+        const float d = shared[dy + i];
+        const int at = (where[i] >> 16) * c.x_pitch + (where[i] & 0xffff);
+        bias += d;
+        SIMT_UNROLL
+        for (int r = 0; r < kRows; ++r) {
+            sum[r] += d * x[r][at];
+        }
+    }
+    SIMT_UNROLL
+    for (int r = 0; r < kRows; ++r) {
+        const int tap = (chunk * kRows + r) * 32 + lane;
+        if (tap < s.taps) {
+            put_sum(s, split, out * s.taps + tap, sum[r], partial, add, shared);
+        }
+    }
+    if (chunk == 0 && lane == 0) {
+        put_sum(s, split, s.outs * s.taps + out, bias, partial, add, shared);
+    }
+}
+
+// The same behind 2 x 2 windows: a warp to some output channels, its lanes to rows of the kernel. A
+// lane has the input that four windows of a row meet, and takes of it what each window's maximum
+// meets; all lanes have the same windows, so that all go the same of the four ways.
+template <int kKernel>
+__device__ __forceinline__ void weight_patch_unit(const PassConv& conv, const Planes& y, int dy,
+                                                  int unit, float* shared) {
+    const WeightSums& s = conv.weights;
+    const Correlation& c = conv.forward;
+    const int by_split = unit / s.splits, split = unit - by_split * s.splits;
+    const int group = by_split / s.chunks, chunk = by_split - group * s.chunks;
+    const int pair = chunk * 32 + pass_thread() % 32, loaded = min(pair, s.pairs - 1);
+    const float* x = shared + c.x + loaded / kKernel * c.x_plane + loaded % kKernel * c.x_pitch;
+    const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
+    float sum[kPatchOuts][kKernel] = {};
+    float bias[kPatchOuts] = {};
+    const int first_row = split * s.split_windows;
+    const int last_row = min(first_row + s.split_windows, y.height);
+    for (int row = first_row; row < last_row; ++row) {
+        for (int column = 0; column < y.width; column += kSpreadWindows) {
+            float patch[2][kSpreadPitch];
+            SIMT_UNROLL
+            for (int i = 0; i < kSpreadPitch; i += 4) {
+                const float* from = x + 2 * row * c.x_pitch + 2 * column + i;
+                read4(from, patch[0] + i);
+                read4(from + c.x_pitch, patch[1] + i);
+            }
+            SIMT_UNROLL
+            for (int o = 0; o < kPatchOuts; ++o) {
+                const int out = min(group * kPatchOuts + o, s.outs - 1);
+                const int first = (out * y.height + row) * y.width + column;
+                SIMT_UNROLL
+                for (int v = 0; v < kSpreadWindows; ++v) {
+                    if (column + v < y.width) {
+                        const float d = shared[dy + first + v];
+                        const int at = where[first + v];
+                        const bool lower = (at >> 16 & 1) != 0, right = (at & 1) != 0;
+                        bias[o] += d;
+                        if (lower && right) {
+                            add_patch(d, patch[1], 2 * v + 1, sum[o]);
+                        } else if (lower) {
+                            add_patch(d, patch[1], 2 * v, sum[o]);
+                        } else if (right) {
+                            add_patch(d, patch[0], 2 * v + 1, sum[o]);
+                        } else {
+                            add_patch(d, patch[0], 2 * v, sum[o]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    float* to = shared + s.sums + split * s.outs * (s.taps + 1);
+    SIMT_UNROLL
+    for (int o = 0; o < kPatchOuts; ++o) {
+        const int out = group * kPatchOuts + o;
+        SIMT_UNROLL
+        for (int kw = 0; kw < kKernel; ++kw) {
+            if (pair < s.pairs && out < s.outs) {
+                to[out * s.taps + pair * kKernel + kw] = sum[o][kw];
+            }
+        }
+        if (pair == 0 && out < s.outs) {
+            to[s.outs * s.taps + out] = bias[o];
+        }
+    }
+}
+
+// The image's dw and db, to the block's partial, or added to it. Ends with a barrier where it uses
+// memory that others do, too.
+__device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes& y, int dy,
+                                             float* partial, bool add, float* shared) {
+    const WeightSums& s = conv.weights;
+    for (int unit = pass_thread() / 32; unit < s.units; unit += kPassWarps) {
+        if (s.pairs > 0 && conv.forward.kernel == 5) {
+            weight_patch_unit<5>(conv, y, dy, unit, shared);
+        } else if (s.pairs > 0) {
+            weight_patch_unit<3>(conv, y, dy, unit, shared);
+        } else if (s.rows == 1) {
+            weight_unit<1>(conv, y, dy, unit, partial, add, shared);
+        } else if (s.rows == 4) {
+            weight_unit<4>(conv, y, dy, unit, partial, add, shared);
+        } else {
+            weight_unit<8>(conv, y, dy, unit, partial, add, shared);
+        }
+    }
+    if (!s.added) {
+        return;
+    }
+    __syncthreads();
+    const int elems = s.outs * (s.taps + 1);
+    for (int i = pass_thread(); i < elems; i += kPassBlock) {
+        float sum = 0.0f;
+        SIMT_UNROLL_BY_4
+        for (int split = 0; split < s.splits; ++split) {
+            sum += shared[s.sums + split * elems + i];
+        }
+        partial[i] = add ? partial[i] + sum : sum;
+    }
+    __syncthreads();
+}
+
+// dx by a correlation: d spread over the convolution's output, zeros around it.
+__device__ __forceinline__ void conv_input_gradient(const PassConv& conv, const Planes& x,
+                                                    const Planes& y, int dy, int dx,
+                                                    const float* params, float* shared) {
+    const Correlation& c = conv.backward;
+    read_weights(conv.backward_weights, c, params + conv.weight, shared);
+    for (int i = pass_thread(); i < c.channels * c.x_plane; i += kPassBlock) {
+        const int channel = divide(i, conv.by_backward_plane);
+        const int in_plane = i - channel * c.x_plane;
+        const int row = divide(in_plane, conv.by_backward_pitch);
+        const int h = row - conv.backward_padding;
+        const int w = in_plane - row * c.x_pitch - conv.backward_padding;
+        const bool inside = h >= 0 && h < conv.windows.height && w >= 0 && w < conv.windows.width;
+        shared[c.x + i] =
+            inside ? from_windows(conv.windows, y, dy, Element{channel, h, w}, shared) : 0.0f;
+    }
+    __syncthreads();
+    correlate(c, shared);
+    for (int i = pass_thread(); i < x.elems; i += kPassBlock) {
+        shared[dx + i] = add_splits(c, element(x, i), shared);
+    }
+    __syncthreads();
+}
+
+// sum[from + kw] += d * weight[kw]
+template <int kKernel>
+__device__ __forceinline__ void add_row(float d, const float (&weight)[kKernel], int from,
+                                        float (&sum)[kSpreadPitch]) {
+    SIMT_UNROLL
+    for (int kw = 0; kw < kKernel; ++kw) {
+        sum[from + kw] += d * weight[kw];
+    }
+}
+
+// All lanes have the same windows, so that all go the same of the four ways.
+template <int kKernel>
+__device__ __forceinline__ void spread_unit(const PassConv& conv, const Planes& y, int dy, int unit,
+                                            float* shared) {
+    const WindowSpread& s = conv.spread;
+    const int by_chunk = unit / s.chunks, chunk = unit - by_chunk * s.chunks;
+    const int row = by_chunk / s.columns, column = by_chunk - row * s.columns;
+    const int pair = chunk * 32 + pass_thread() % 32;
+    const float* w = shared + s.weights + min(pair, s.pairs - 1) * kKernel;
+    const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
+    float sum[2][kSpreadPitch] = {};
+    for (int o = 0; o < y.channels; ++o) {
+        float weight[kKernel];
+        SIMT_UNROLL
+        for (int kw = 0; kw < kKernel; ++kw) {
+            weight[kw] = w[kw];
+        }
+        w += s.pairs * kKernel;
+        const int first = (o * y.height + row) * y.width + column * kSpreadWindows;
+        SIMT_UNROLL
+        for (int v = 0; v < kSpreadWindows; ++v) {
+            if (column * kSpreadWindows + v < y.width) {
+                const float d = shared[dy + first + v];
+                const int at = where[first + v];
+                const bool lower = (at >> 16 & 1) != 0, right = (at & 1) != 0;
+                if (lower && right) {
+                    add_row(d, weight, 2 * v + 1, sum[1]);
+                } else if (lower) {
+                    add_row(d, weight, 2 * v, sum[1]);
+                } else if (right) {
+                    add_row(d, weight, 2 * v + 1, sum[0]);
+                } else {
+                    add_row(d, weight, 2 * v, sum[0]);
+                }
+            }
+        }
+    }
+    if (pair < s.pairs) {
+        float* to = shared + s.sums + (by_chunk * s.pairs + pair) * kSpreadItem;
+        SIMT_UNROLL
+        for (int i = 0; i < 2 * kSpreadPitch; i += 4) {
+            const float* from = &sum[i / kSpreadPitch][i % kSpreadPitch];
+            store4(to + i, make_float4(from[0], from[1], from[2], from[3]));
+        }
+    }
+}
+
+// The sums of (c, h, w), which are of padded coordinates, over kernel rows and columns of windows.
+__device__ __forceinline__ float add_spread(const PassConv& conv, const Planes& y, const Element& e,
+                                            const float* shared) {
+    const WindowSpread& s = conv.spread;
+    const int kernel = conv.forward.kernel;
+    const int last = e.w / (2 * kSpreadWindows), at = e.w % (2 * kSpreadWindows);
+    float sum = 0.0f;
+    for (int kh = 0; kh < kernel; ++kh) {
+        const int h = e.h - kh, row = h >> 1;
+        if (h < 0 || row >= y.height) {
+            continue;
+        }
+        const float* from = shared + s.sums + (h & 1) * kSpreadPitch + at +
+                            ((row * s.columns + last) * s.pairs + e.c * kernel + kh) * kSpreadItem;
+        if (last > 0 && at < kernel - 1) {
+            sum += from[2 * kSpreadWindows - s.pairs * kSpreadItem];
+        }
+        if (last < s.columns) {
+            sum += *from;
+        }
+    }
+    return sum;
+}
+
+// dx by windows: each has one element with a gradient.
+__device__ __forceinline__ void conv_spread_gradient(const PassConv& conv, const Planes& x,
+                                                     const Planes& y, int dy, int dx,
+                                                     const float* params, float* shared) {
+    const WindowSpread& s = conv.spread;
+    const int kernel = conv.forward.kernel;
+    for (int i = pass_thread(); i < y.channels * s.pairs * kernel; i += kPassBlock) {
+        shared[s.weights + i] = params[conv.weight + i];
+    }
+    __syncthreads();
+    const int units = y.height * s.columns * s.chunks;
+    for (int unit = pass_thread() / 32; unit < units; unit += kPassWarps) {
+        if (kernel == 5) {
+            spread_unit<5>(conv, y, dy, unit, shared);
+        } else if (kernel == 3) {
+            spread_unit<3>(conv, y, dy, unit, shared);
+        } else {
+            spread_unit<1>(conv, y, dy, unit, shared);
+        }
+    }
+    __syncthreads();
+    const int padding = conv.padding;
+    for (int i = pass_thread(); i < x.elems; i += kPassBlock) {
+        const Element e = element(x, i);
+        shared[dx + i] = add_spread(conv, y, Element{e.c, e.h + padding, e.w + padding}, shared);
+    }
+    __syncthreads();
+}
+
+// dx < 0: not wanted.
+__device__ __forceinline__ void conv_backward(const PassConv& conv, const Planes& x,
+                                              const Planes& y, int dy, int dx, const float* params,
+                                              float* partial, bool add, float* shared) {
+    if (conv.relu || conv.dropout.words > 0) {
+        for (int i = pass_thread(); i < y.elems; i += kPassBlock) {
+            const Element e = element(y, i);
+            const float d = shared[dy + i];
+            const float factor = conv.dropout.words > 0 ? shared[conv.dropout.factors + e.c] : 1.0f;
+            shared[dy + i] = (conv.relu ? rectify(d, shared[place(y, e)]) : d) * factor;
+        }
+        __syncthreads();
+    }
+    conv_weights(conv, y, dy, partial + conv.partial, add, shared);
+    if (dx >= 0 && conv.spread.pairs > 0) {
+        conv_spread_gradient(conv, x, y, dy, dx, params, shared);
+    } else if (dx >= 0) {
+        conv_input_gradient(conv, x, y, dy, dx, params, shared);
+    }
+}
+
+}  // namespace gyre::SIMT_NAMESPACE

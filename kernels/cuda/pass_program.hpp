@@ -1,0 +1,211 @@
+// A net's training pass as data: what the pass kernel and the reduce kernel (training_pass.cu,
+// pass_reduce.cu) read, made once on the host (pass_plan.cpp) and handed over by value. Places in
+// shared memory count floats from its beginning, places in device memory elements.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/backend.hpp"
+#include "kernels/cuda/runtime.hpp"
+
+namespace gyre::SIMT_NAMESPACE {
+
+constexpr int kPassBlock = 256;  // threads
+constexpr int kPassWarps = kPassBlock / 32;
+constexpr int kMostPassLayers = 12, kMostPassConvs = 4, kMostPassLinears = 6;
+constexpr int kMostPassPools = 2, kMostPassDropouts = 4;
+constexpr int kTilePixels = 8, kTileChannels = 4;  // of a thread, in a correlation
+// Of a block of the reduce kernel: elements of a convolution, or rows and columns of a linear
+// layer.
+constexpr int kReduceElems = 32, kReduceRows = 16, kReduceColumns = 64;
+
+// i / divisor as a product, for i and divisor below 2^16: with inverse = 2^32 / divisor, rounded
+// up, the error stays below i / 2^32. inverse = 0: the divisor is 1.
+struct Divisor {
+    std::uint32_t inverse = 0;
+    int divisor = 1;
+};
+
+// Where a value of one image lies: element (c, h, w) at begin + c * plane + h * pitch + w.
+struct Planes {
+    int channels = 0, height = 0, width = 0;
+    int begin = 0, plane = 0, pitch = 0;
+    int elems = 0;
+    Divisor by_plane, by_width;  // of what is inside, without padding
+};
+
+// sums[s][o][h][w] = sum over kh, kw and the channels c of split s of
+//   weights[c][kh * kernel + kw][o] * x[c][h + kh][w + kw]
+// for `height` rows and `columns` tiles of 8 pixels: [splits][4 * groups][height][sums_pitch].
+struct Correlation {
+    int kernel = 0, channels = 0, groups = 0, height = 0, columns = 0;
+    int splits = 0, split_channels = 0;
+    int x = 0, x_plane = 0, x_pitch = 0;
+    int weights = 0, weights_pitch = 0;
+    int sums = 0, sums_pitch = 0, sums_plane = 0;
+    int items = 0;  // tiles of all splits
+    Divisor by_height, by_columns, by_groups;
+};
+
+// Weights of a correlation from the parameter [outs][ins][taps], or with the roles of outs and
+// ins exchanged and taps turned by 180 degrees.
+struct CorrelationWeights {
+    int ins = 0, outs = 0, taps = 0, in_stride = 0, out_stride = 0;
+    bool turned = false;
+    Divisor by_taps, by_ins;
+};
+
+// Max-pooling of a source of height x width; kernel 1: none. where[i]: row << 16 | column of the
+// source that output i is, an int32.
+struct Windows {
+    int height = 0, width = 0, kernel = 1, stride = 1;
+    int where = 0;
+    Divisor by_stride;
+};
+
+// The words of an image: factor = keep where a word > largest_dropped, else 0.
+struct PassDropout {
+    int factors = 0;  // [words]
+    int words = 0;    // 0: no dropout
+    std::uint32_t stream = 0, largest_dropped = 0;
+    float keep = 1.0f;
+    Divisor by_word;  // elements of a word
+};
+
+// How dw of a convolution is summed. A warp takes a unit: an output channel, a chunk of 32 * rows
+// taps and a split of the windows; or, behind 2 x 2 windows, kPatchOuts output channels, a chunk of
+// 32 (input channel, kernel row) pairs and a split of the rows of windows.
+constexpr int kPatchOuts = 5;
+struct WeightSums {
+    int taps = 0;  // in channels * kernel^2
+    int rows = 1, chunks = 1, splits = 1, split_windows = 0;
+    int pairs = 0;  // in channels * kernel; 0: by taps
+    int units = 0;
+    bool added = false;  // the splits' sums lie in shared memory before they are the partial
+    int sums = 0;        // [splits][outs * (taps + 1)]
+    int outs = 0;
+    Divisor by_kernel;
+};
+
+// dx of a convolution behind 2 x 2 windows, window by window: a warp takes a unit (row of windows,
+// four windows of it, 32 of the (input channel, kernel row) pairs), a lane's sums are the two rows
+// of the input that the windows' rows meet under its kernel row, [2][kSpreadPitch].
+constexpr int kSpreadWindows = 4, kSpreadPitch = 12, kSpreadItem = 28;
+struct WindowSpread {
+    int pairs = 0;                // input channels * kernel; 0: dx is a correlation
+    int chunks = 0, columns = 0;  // of pairs, of windows
+    int weights = 0;              // [outs][pairs][kernel]
+    int sums = 0;                 // [rows of windows][columns][pairs][kSpreadItem]
+};
+
+struct PassConv {
+    std::int64_t weight = 0, bias = 0;  // parameters
+    int biases = 0;                     // [outs], in shared memory
+    int partial = 0;                    // of the block's partial gradient: dw, then db
+    bool relu = false;
+    Correlation forward, backward;
+    CorrelationWeights forward_weights, backward_weights;
+    int padding = 0;           // of the input
+    int backward_padding = 0;  // zeros around dy
+    Divisor by_backward_plane, by_backward_pitch;
+    WindowSpread spread;
+    WeightSums weights;
+    Windows windows;
+    PassDropout dropout;
+};
+
+struct PassLinear {
+    std::int64_t weight = 0, bias = 0;         // parameters
+    std::int64_t x_factor = 0, dy_factor = 0;  // [images][in], [images][out] of the factors
+    int in = 0, out = 0;
+    bool relu = false;
+    int splits = 1, split_outs = 0;  // of dx
+    Divisor by_quads;                // or single elements, where `in` is no multiple of 4
+    int sums = 0;                    // [splits][in]
+};
+
+enum class PassKind : int { conv, linear, relu, maxpool, dropout };
+
+struct PassProgram {
+    struct Layer {
+        PassKind kind = PassKind::relu;
+        int index = 0;        // of its kind's array
+        int dy = 0, dx = -1;  // gradients [out elems], [in elems], without padding; -1: not wanted
+    };
+    int layers = 0, convs = 0, linears = 0, classes = 0;
+    int first = 0;          // layer with a backward pass
+    int value_floats = 0;   // of shared memory that begin as zeros: values with their padding
+    int partial_elems = 0;  // of a block
+    bool quads = false;     // rows of the input are multiples of 4 pixels
+    Planes values[kMostPassLayers + 1];  // the input, and each layer's output
+    Layer layer[kMostPassLayers];
+    PassConv conv[kMostPassConvs];
+    PassLinear linear[kMostPassLinears];
+    Windows maxpool[kMostPassPools];
+    PassDropout dropout[kMostPassDropouts];
+};
+
+// What differs between passes.
+struct PassArgs {
+    int n = 0;
+    float scale = 1.0f;
+    GatherArgs images;
+    std::uint64_t seed = 0;
+    const std::uint32_t* epoch = nullptr;
+    const float* params = nullptr;
+    float* partials = nullptr;  // [blocks][partial_elems]
+    float* factors = nullptr;
+    double* sums = nullptr;  // [2][blocks]: losses and numbers of correct images
+};
+static_assert(sizeof(PassProgram) + sizeof(PassArgs) <= 4096, "what a kernel's arguments may take");
+
+// What the reduce kernel makes of partials and factors: a block takes 32 elements of a tensor of a
+// convolution, or a tile of a linear layer's gradient; the last block the sums.
+struct ReduceProgram {
+    struct Tensor {
+        std::int64_t to = 0;  // in the flat buffers
+        int partial = 0, elems = 0;
+        int last_block = 0;  // the first block after it
+    };
+    struct Linear {
+        std::int64_t weight = 0, bias = 0, x_factor = 0, dy_factor = 0;
+        int in = 0, out = 0, column_tiles = 0;
+        int last_block = 0;
+    };
+    int tensors = 0, linears = 0, blocks = 0, partial_elems = 0;
+    Tensor tensor[2 * kMostPassConvs];
+    Linear linear[kMostPassLinears];
+};
+
+struct PassPlan {
+    PassProgram program;
+    ReduceProgram reduce;
+    std::size_t shared_bytes = 0;
+    std::int64_t factor_elems = 0;  // of the largest batch
+};
+
+// Blocks of a pass of n images: as many as there are partial gradients. Of n alone, so that sums
+// are the same on every GPU.
+constexpr int pass_blocks(int n) {
+    return n < 256 ? n : 256;
+}
+
+// Whether there is a program for the net whose shared memory is at most that, and which.
+bool plan_pass(const TrainingPassSpec& spec, std::size_t most_shared_bytes, PassPlan& plan);
+
+// The second kernel's arguments, and its launch (pass_reduce.cu).
+struct ReduceArgs {
+    int n = 0, groups = 0;
+    float scale = 1.0f;
+    const float* partials = nullptr;
+    const float* factors = nullptr;
+    const double* losses = nullptr;
+    float* grads = nullptr;
+    float* sums = nullptr;
+};
+struct Context;
+void reduce_pass(const Context& context, const ReduceProgram& program, const ReduceArgs& args,
+                 float* params, const PassUpdate* update);
+
+}  // namespace gyre::SIMT_NAMESPACE

@@ -1,0 +1,67 @@
+// What the functions of a training step are given that are no operation of a net: the batch's
+// images, the loss, the check of gradients and the update.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/ops/shapes.hpp"
+
+namespace gyre {
+
+// The training images as bytes, and which of them make the batch.
+struct GatherArgs {
+    const std::uint8_t* pixels = nullptr;   // [images][channels][height][width]
+    const std::int32_t* labels = nullptr;   // [images]
+    const std::int32_t* samples = nullptr;  // [n], indices of images
+    Shape shape;
+    const float* scale = nullptr;  // [channels]: value = pixel * scale + shift
+    const float* shift = nullptr;  // [channels]
+};
+
+// Log-softmax, negative log-likelihood and its gradient in one pass over the logits [n][classes].
+struct CrossEntropyArgs {
+    int classes = 0;
+    const float* logits = nullptr;
+    const std::int32_t* labels = nullptr;  // [n]
+    float scale = 1.0f;                    // 1 / size of the global batch
+    float* gradient = nullptr;             // [n][classes]: scale * (softmax - onehot); may be null
+    float* sums = nullptr;  // [2], overwritten: scale * sum of losses, number of correct images
+};
+
+// Where a kernel that reads gradients reports those that are not finite: *word becomes at least
+// 1 + (first_elem + i) / kGrain for each such element i, and stays as it is where there is none. An
+// int32, so that all elements of any net fit.
+struct FiniteCheck {
+    static constexpr std::int64_t kGrain = 16;
+    std::int32_t* word = nullptr;  // on the device; null: nothing is checked
+    std::int64_t first_elem = 0;   // a multiple of kGrain
+};
+
+// What an update reads that changes from step to step. It lies on the device, so that a step that
+// was captured once reads it anew in every launch. Step t counts from 1.
+struct StepScalars {
+    float learning_rate = 0.0f;    // SGD's
+    float adam_step_size = 0.0f;   // learning rate / (1 - beta1^t)
+    float adam_correction = 0.0f;  // 1 / sqrt(1 - beta2^t)
+    float adam_shrink = 1.0f;      // AdamW: 1 - learning rate * weight decay
+    bool operator==(const StepScalars&) const = default;
+};
+
+// p, g, m, v: [elems] of the flat buffers. Formulas: torch.optim.SGD and torch.optim.Adam(W).
+struct SgdArgs {
+    const StepScalars* scalars = nullptr;  // on the device
+    float momentum = 0.0f;
+    float weight_decay = 0.0f;
+    bool nesterov = false;
+    FiniteCheck finite = {};
+};
+struct AdamArgs {
+    const StepScalars* scalars = nullptr;  // on the device
+    float beta1 = 0.9f;
+    float beta2 = 0.999f;
+    float epsilon = 1e-8f;
+    float weight_decay = 0.0f;  // added to the gradient; AdamW's is in the scalars
+    FiniteCheck finite = {};
+};
+
+}  // namespace gyre
