@@ -159,20 +159,15 @@ class TensorConv2dOp final : public Op {
             partial());
     }
 
-    // dy is turned once for both of the following, which do it themselves where nobody has.
-    void backward_begin(const Batch& batch, const OpIo& io) override {
-        if (batch.n > 0) {
-            turn_gradient(batch, io);
-            turned_ = true;
-        }
-    }
+    // backward_params turns dy for backward_input as well, which does it itself where another
+    // implementation computes the former.
+    void backward_begin(const Batch&, const OpIo&) override { turned_ = false; }
     void backward_params(const Batch& batch, const OpIo& io) override {
         if (batch.n == 0) {
             return zero_gradients(context_, shape_.weight_elems(), shape_.out_channels, io);
         }
-        if (!turned_) {
-            turn_gradient(batch, io);
-        }
+        turn_gradient(batch, io);
+        turned_ = true;
         const int n = batch.n, columns = shape_.in.channels * taps();
         to_channels_last(context_, n, shape_.in, io.x.f32(), x());
         tensor_gemm<Tf32Math>(
@@ -233,7 +228,7 @@ class TensorConv2dOp final : public Op {
     const Conv2dShape shape_;
     const int train_images_;
     std::int64_t partial_elems_ = 0, weight_elems_ = 0, x_elems_ = 0, all_elems_ = 0;
-    bool turned_ = false;  // dy is in the workspace
+    bool turned_ = false;  // the workspace has dy
 };
 
 }  // namespace

@@ -104,4 +104,16 @@ struct BatchNorm2dSpec {
 using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec, ReluSpec,
                             DropoutSpec, BatchNorm2dSpec, AddSpec>;
 
+inline bool is_fused(const OpSpec& spec) {
+    return std::visit(
+        [](const auto& each) {
+            if constexpr (requires { each.fused(); }) {
+                return each.fused();
+            } else {
+                return false;
+            }
+        },
+        spec);
+}
+
 }  // namespace gyre
