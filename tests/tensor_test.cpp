@@ -146,4 +146,31 @@ TEST_CASE("products of every type and layout are right, and the same on every GP
     }
 }
 
+TEST_CASE("a product's bits depend neither on the schedule nor on the number of multiprocessors",
+          "[emulation]") {
+    const int m = 100, n = 132, k = 1104;  // in parts
+    const auto values = [](int count, std::uint32_t seed) {
+        std::vector<float> all;
+        for (int i = 0; i < count; ++i) {
+            seed = seed * 1664525u + 1013904223u;
+            all.push_back(static_cast<float>(seed >> 8) * 0x1p-24f - 0.5f);
+        }
+        return all;
+    };
+    OnDevice a(values(m * k, 1)), b(values(n * k, 2));
+    std::vector<float> first;
+    for (const std::uint64_t seed : {0, 1, 2}) {
+        for (const int multiprocessors : {1, 4, 132}) {
+            emulator::set_schedule(seed);
+            OnDevice c(std::vector<float>(static_cast<std::size_t>(m * n)));
+            run_tensor_product(
+                {MatrixType::tf32, MatrixLayout::rows, MatrixLayout::transposed, m, n, k, k, n},
+                multiprocessors, a.get(), b.get(), c.get());
+            first = first.empty() ? c.download() : first;
+            CHECK(c.download() == first);
+        }
+    }
+    emulator::set_schedule(0);
+}
+
 }  // namespace gyre::emulated
