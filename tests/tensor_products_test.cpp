@@ -4,9 +4,12 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 #include <vector>
 
 #include "kernels/emulation/emulator.hpp"
+#include "model/net.hpp"
 #include "tests/backends.hpp"
 #include "tests/catch.hpp"
 #include "tests/chains.hpp"
@@ -183,5 +186,162 @@ TEST_CASE("NaN and infinity go through tensor cores") {
                     y_of(conv, conv.shape.in, conv.out(), conv.shape.weight_elems(), value, in_x)));
             }
         }
+    });
+}
+
+namespace {
+
+// [n][channels][plane] to [n][plane][channels], zero where y is not positive.
+Floats masked_channels_last(const Shape& shape, const Floats& values, const Floats& y) {
+    Floats last(values.size());
+    const auto plane = static_cast<std::size_t>(shape.plane_elems());
+    const auto channels = static_cast<std::size_t>(shape.channels);
+    for (std::size_t i = 0; i < values.size(); ++i) {
+        const std::size_t image = i / plane / channels, channel = i / plane % channels;
+        last[(image * plane + i % plane) * channels + channel] = y[i] > 0.0f ? values[i] : 0.0f;
+    }
+    return last;
+}
+
+struct Passes {
+    std::vector<float> sums, evaluated, gradients;
+};
+Passes run_net(Backend& backend, model::Net& net, int n) {
+    const Shape& in = net.input_shape();
+    const Floats x = random_floats(n * in.elems(), 40);
+    backend.import_activation(in, n, x.data(), net.input());
+    std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
+    std::iota(labels.begin(), labels.end(), 0);
+    std::for_each(labels.begin(), labels.end(), [](std::int32_t& label) { label %= 5; });
+    backend.upload(net.labels(), labels.data(), labels.size() * sizeof(std::int32_t));
+    const DeviceBuffer<std::int32_t> samples(backend, n);
+    backend.upload(samples.get(), labels.data(), samples.bytes());
+    const DeviceBuffer<float> device_sums(backend, 2);
+    const auto download = [&](const float* from, std::int64_t elems) {
+        std::vector<float> values(static_cast<std::size_t>(elems));
+        backend.download(values.data(), from, values.size() * sizeof(float));
+        return values;
+    };
+    Batch batch{.n = n, .training = true, .samples = samples.get(), .seed = 3};
+    Passes passes;
+    net.forward(batch);
+    net.loss(batch, 1.0f, device_sums.get());
+    passes.sums = download(device_sums.get(), 2);
+    net.backward(batch, [](std::int64_t) {});
+    passes.gradients = download(net.gradient_data(), net.flat_elems());
+    batch.training = false;
+    net.forward(batch);
+    net.loss(batch, 1.0f, device_sums.get());
+    passes.evaluated = download(device_sums.get(), 2);
+    return passes;
+}
+
+constexpr const char* kChain =
+    "conv 16 k3 p1\nrelu\nconv 20 k3 p1\nrelu\nconv 36 k3\nrelu\nmaxpool 2\n"
+    "linear 36\nrelu\ndropout 0.5\nlinear classes\n";
+
+model::Net chain_net(Backend& backend, const Shape& in, int n, bool fuse) {
+    model::NetOptions options{.train_batch = n, .eval_batch = n};
+    options.fuse = fuse;
+    model::Net net(backend, model::parse_model(kChain, "chain"), in, 5, options);
+    net.initialise(7);
+    return net;
+}
+
+}  // namespace
+
+TEST_CASE("a first convolution's channels-last output, and its gradients, on tensor cores' nets") {
+    on_tensor_cores([](Bench& bench) {
+        for (const auto& [s, n] : {std::pair{Conv2dShape{{1, 9, 8}, 20, 3, 1, 1}, 5},
+                                   {Conv2dShape{{1, 20, 17}, 64, 5, 1, 0}, 3},
+                                   {Conv2dShape{{3, 5, 7}, 36, 3, 1, 2}, 2},
+                                   {Conv2dShape{{3, 1, 1}, 16, 3, 1, 1}, 9}}) {
+            INFO(text_of(s, n));
+            const Conv2dSpec spec{.shape = s, .relu = true, .out_channels_last = true};
+            RunOp op(bench.backend, spec, n);
+            const Floats x = random_floats(n * s.in.elems(), 1);
+            const Floats w = random_floats(s.weight_elems(), 2);
+            const Floats b = random_floats(s.out_channels, 3);
+            const Sums sums = reference::conv_forward(s, n, x, w, b);
+            const Guarded dev_x = bench.vector(x), dev_w = bench.vector(w), dev_b = bench.vector(b);
+            const Guarded y = bench.empty(n * s.out().elems());
+            op.forward({.x = dev_x.get(), .y = y.get(), .params = {dev_w.get(), dev_b.get()}});
+            const Floats found = y.download();
+            Floats masked(found.size());  // y of the reference, [n][channels][plane]
+            for (std::size_t i = 0; i < masked.size(); ++i) {
+                masked[i] = std::max(0.0f, static_cast<float>(sums.value[i]));
+            }
+            const Floats expected = masked_channels_last(s.out(), masked, masked);
+            Floats bounds(masked.size());
+            for (std::size_t i = 0; i < masked.size(); ++i) {
+                bounds[i] = static_cast<float>(sums.bound(i) * 1.001 +
+                                               0x1p-11 * (std::abs(sums.value[i]) + 1e-6));
+            }
+            const Floats allowed =
+                masked_channels_last(s.out(), bounds, Floats(bounds.size(), 1.0f));
+            std::size_t wrong = 0;
+            for (std::size_t i = 0; i < found.size(); ++i) {
+                wrong += !(std::abs(found[i] - expected[i]) <= allowed[i]);
+                wrong += (std::bit_cast<std::uint32_t>(found[i]) & 0x1fffu) != 0;
+            }
+            CHECK(wrong == 0);
+
+            Floats dy = random_floats(n * s.out().elems(), 4);
+            for (std::size_t i = 0; i < dy.size(); ++i) {
+                dy[i] = masked[i] > 0.0f ? dy[i] : 0.0f;
+            }
+            const Guarded dev_dy = bench.vector(masked_channels_last(s.out(), dy, masked));
+            const Guarded dx = bench.empty(n * s.in.elems());
+            const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
+            op.backward({.x = dev_x.get(),
+                         .y = y.get(),
+                         .dy = dev_dy.get(),
+                         .dx = dx.get(),
+                         .params = {dev_w.get(), dev_b.get()},
+                         .grads = {dw.get(), db.get()}});
+            bench.check_close(dx.download(), reference::conv_backward_data(s, n, dy, w));
+            bench.check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy));
+            bench.check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
+        }
+    });
+}
+
+// What is rounded, and when, is the same; so are all sums.
+TEST_CASE("convolutions on tensor cores that agree on channels last compute the same bits") {
+    on_tensor_cores([](Bench& bench) {
+        for (const int n : {1, 5}) {
+            const Shape in{16, 9, 8};
+            model::Net whole = chain_net(bench.backend, in, n, true),
+                       parts = chain_net(bench.backend, in, n, false);
+            REQUIRE(whole.nodes().size() == 6);
+            const auto conv = [&](std::size_t i) {
+                return std::get<Conv2dSpec>(whole.nodes()[i].spec);
+            };
+            CHECK(conv(0).out_channels_last);
+            CHECK((conv(1).in_channels_last && conv(1).out_channels_last));
+            CHECK((conv(2).in_channels_last && !conv(2).out_channels_last));
+            const Passes a = run_net(bench.backend, whole, n), b = run_net(bench.backend, parts, n);
+            CHECK(a.sums == b.sums);
+            CHECK(a.evaluated == b.evaluated);
+            CHECK(a.gradients == b.gradients);
+        }
+    });
+}
+
+// Sums in another order may round to neighbours in TF32.
+TEST_CASE("a net on tensor cores whose first convolution has one channel is close to its parts") {
+    on_tensor_cores([](Bench& bench) {
+        const int n = 5;
+        const Shape in{1, 9, 8};
+        model::Net whole = chain_net(bench.backend, in, n, true),
+                   parts = chain_net(bench.backend, in, n, false);
+        CHECK(std::get<Conv2dSpec>(whole.nodes()[0].spec).out_channels_last);
+        const Passes a = run_net(bench.backend, whole, n), b = run_net(bench.backend, parts, n);
+        Floats difference = a.gradients;
+        for (std::size_t i = 0; i < difference.size(); ++i) {
+            difference[i] -= b.gradients[i];
+        }
+        CHECK(norm(difference) <= 0x1p-9 * norm(b.gradients));
+        CHECK(std::abs(a.sums[0] - b.sums[0]) <= 0x1p-9f * std::abs(b.sums[0]));
     });
 }
