@@ -8,6 +8,7 @@
 #include "kernels/base/error.hpp"
 #include "model/fuse.hpp"
 #include "model/import.hpp"
+#include "model/layout.hpp"
 
 namespace gyre::model {
 
@@ -35,6 +36,9 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
 void Net::make_operations(const NetOptions& options) {
     const OpSizes sizes{options.train_batch, options.eval_batch, options.train_sizes,
                         options.eval_sizes};
+    agree_on_layouts(graph_, [&](const Node& node) {
+        return backend_.make(node.name, node.spec, sizes) != nullptr;
+    });
     for (std::size_t i = 0; i < graph_.nodes.size();) {
         const Node& node = graph_.nodes[i];
         std::unique_ptr<Op> op = backend_.make(node.name, node.spec, sizes);

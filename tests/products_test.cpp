@@ -9,19 +9,12 @@
 
 #include "tests/backends.hpp"
 #include "tests/catch.hpp"
-#include "tests/run_op.hpp"
+#include "tests/directions.hpp"
 
 using namespace gyre;
 using namespace gyre::test;
 
 namespace {
-
-std::string text_of(const Conv2dShape& s, int n) {
-    return "conv " + std::to_string(s.in.channels) + "x" + std::to_string(s.in.height) + "x" +
-           std::to_string(s.in.width) + " -> " + std::to_string(s.out_channels) + " k" +
-           std::to_string(s.kernel) + " s" + std::to_string(s.stride) + " p" +
-           std::to_string(s.padding) + ", n = " + std::to_string(n);
-}
 
 const Conv2dShape kConvs[] = {
     {{1, 28, 28}, 10, 5, 1, 0},  // net
@@ -54,40 +47,6 @@ std::vector<int> batches_for(const Conv2dShape& s) {
     return flop <= 100'000     ? std::vector{1, 15, 17, 64}
            : flop <= 1'000'000 ? std::vector{1, 15, 17}
                                : std::vector{1, 3};
-}
-
-bool may_be_winograd(const Conv2dShape& s) {
-    return s.stride == 1 && s.padding < s.kernel &&
-           ((s.kernel == 3 && s.in.channels >= 16) || (s.kernel == 5 && s.in.channels >= 8));
-}
-
-// One layer's three directions on random operands. `s` is the layer as a convolution, for the
-// reference.
-void check_directions(Bench& bench, const OpSpec& spec, const Conv2dShape& s, int n) {
-    RunOp op(bench.backend, spec, n);
-    const Floats x = random_floats(n * s.in.elems(), 1);
-    const Floats w = random_floats(s.weight_elems(), 2);
-    const Floats b = random_floats(s.out_channels, 3);
-    const Floats dy = random_floats(n * s.out().elems(), 4);
-    const Guarded dev_x = bench.activation(s.in, n, x);
-    const Guarded dev_dy = bench.activation(s.out(), n, dy);
-    const Guarded dev_w = bench.vector(w), dev_b = bench.vector(b);
-    const bool filtered = may_be_winograd(s);
-
-    const Guarded y = bench.empty_activation(s.out(), n);
-    op.forward({.x = dev_x.get(), .y = y.get(), .params = {dev_w.get(), dev_b.get()}});
-    bench.check_close(bench.read(s.out(), n, y), reference::conv_forward(s, n, x, w, b), filtered);
-    const Guarded dx = bench.empty_activation(s.in, n);
-    const Guarded dw = bench.empty(s.weight_elems()), db = bench.empty(s.out_channels);
-    op.backward({.x = dev_x.get(),
-                 .dy = dev_dy.get(),
-                 .dx = dx.get(),
-                 .params = {dev_w.get(), dev_b.get()},
-                 .grads = {dw.get(), db.get()}});
-    bench.check_close(bench.read(s.in, n, dx), reference::conv_backward_data(s, n, dy, w),
-                      filtered);
-    bench.check_close(dw.download(), reference::conv_backward_weights(s, n, x, dy), filtered);
-    bench.check_close(db.download(), reference::bias_gradient(s.out(), n, dy));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "tests/tensor_kernels.hpp"
 
-#include "kernels/cuda/simt.hpp"
+#include <type_traits>
+
+#include "kernels/cuda/tensor_operands.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -40,11 +42,54 @@ __global__ void fragments_kernel(MatrixType type, MatrixLayout layout, const std
     }
 }
 
+template <typename Math, typename Elem>
+void run_product(const Context& context, const TensorProduct& p, const Elem* a, const Elem* b,
+                 float* c) {
+    constexpr bool kRound = Math::kElemBytes == 4;
+    const std::int64_t partial_elems =
+        tensor_partial_elems(p.m, p.n, p.k, kSliceBytes / Math::kElemBytes);
+    context.workspace.reserve(static_cast<std::size_t>(partial_elems) * sizeof(float));
+    const auto with_a = [&](const auto& of_a) {
+        const auto with_b = [&](const auto& of_b) {
+            tensor_gemm<Math>(context, "product", p.m, p.n, p.k, of_a, of_b,
+                              StoreMatrix{c, nullptr, p.m, p.n, false},
+                              context.workspace.floats(partial_elems));
+        };
+        p.layout_b == MatrixLayout::rows ? with_b(DenseAlongK<Elem, kRound>{b, p.n, p.pitch_b})
+                                         : with_b(DenseAcrossK<Elem, kRound>{b, p.n, p.pitch_b});
+    };
+    p.layout_a == MatrixLayout::rows ? with_a(DenseAlongK<Elem, kRound>{a, p.m, p.pitch_a})
+                                     : with_a(DenseAcrossK<Elem, kRound>{a, p.m, p.pitch_a});
+}
+
 }  // namespace
 
 void start_fragments(Stream& stream, MatrixType type, MatrixLayout layout, const std::uint32_t* a,
                      const std::uint32_t* b, float* d) {
     launch("fragments", fragments_kernel, dim3(1), dim3(32), stream, type, layout, a, b, d);
+}
+
+void run_tensor_product(const TensorProduct& product, int multiprocessors, const void* a,
+                        const void* b, float* c) {
+    Stream stream;
+    Workspace workspace(stream);
+    const Context context{stream, workspace, multiprocessors, true};
+    const auto* const words_a = static_cast<const float*>(a);
+    const auto* const words_b = static_cast<const float*>(b);
+    const auto* const halves_a = static_cast<const std::uint16_t*>(a);
+    const auto* const halves_b = static_cast<const std::uint16_t*>(b);
+    switch (product.type) {
+        case MatrixType::tf32:
+            run_product<Tf32Math>(context, product, words_a, words_b, c);
+            break;
+        case MatrixType::bf16:
+            run_product<Bf16Math>(context, product, halves_a, halves_b, c);
+            break;
+        case MatrixType::f16:
+            run_product<F16Math>(context, product, halves_a, halves_b, c);
+            break;
+    }
+    stream.synchronize();
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -1,5 +1,6 @@
 // What products on tensor cores are made of, on the emulated GPU, against plain loops.
 #include <bit>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/error.hpp"
@@ -88,6 +89,88 @@ TEST_CASE("fragments of the emulated tensor cores are those of the instructions'
             CHECK(d.download() == expected);
         }
     }
+}
+
+// Small integers, whose sums are exact in every type and order.
+TEST_CASE("products of every type and layout are right, and the same on every GPU", "[emulation]") {
+    using enum MatrixLayout;
+    struct Extents {
+        int m, n, k;
+    };
+    for (const MatrixType type : {MatrixType::tf32, MatrixType::bf16, MatrixType::f16}) {
+        const int chunk = type == MatrixType::tf32 ? 4 : 8;
+        for (const auto& [layout_a, layout_b] :
+             {std::pair{rows, rows}, {rows, transposed}, {transposed, transposed}}) {
+            for (const Extents& e :
+                 {Extents{1, 1, 1}, {63, 130, 70}, {130, 64, 33}, {129, 131, 1100}}) {
+                const auto up = [&](int elems) { return (elems + chunk - 1) / chunk * chunk; };
+                // Extents that are contiguous are multiples of a chunk.
+                const int k = layout_a == rows || layout_b == rows ? up(e.k) : e.k;
+                const int m = layout_a == rows ? e.m : up(e.m);
+                const int n = layout_b == rows ? e.n : up(e.n);
+                const auto element = [](int row, int at) { return (row * 7 + at * 5) % 9 - 4; };
+                const auto matrix = [&](MatrixLayout layout, int count, int first) {
+                    std::vector<std::uint16_t> halves;
+                    for (int i = 0; i < count * k; ++i) {
+                        const int row = layout == rows ? i / k : i % count;
+                        const int at = layout == rows ? i % k : i / count;
+                        const std::uint32_t bits = bits_of(type, element(first + row, at));
+                        halves.push_back(static_cast<std::uint16_t>(bits & 0xffffu));
+                        if (chunk == 4) {
+                            halves.push_back(static_cast<std::uint16_t>(bits >> 16));
+                        }
+                    }
+                    return halves;
+                };
+                OnDevice a(matrix(layout_a, m, 0)), b(matrix(layout_b, n, 3));
+                std::vector<float> expected;
+                for (int i = 0; i < m; ++i) {
+                    for (int j = 0; j < n; ++j) {
+                        int sum = 0;
+                        for (int at = 0; at < k; ++at) {
+                            sum += element(i, at) * element(3 + j, at);
+                        }
+                        expected.push_back(static_cast<float>(sum));
+                    }
+                }
+                INFO("type " << static_cast<int>(type) << ", " << m << " x " << n << " x " << k);
+                for (const int multiprocessors : {1, 132}) {
+                    OnDevice c(std::vector<float>(expected.size()));
+                    run_tensor_product({type, layout_a, layout_b, m, n, k, layout_a == rows ? k : m,
+                                        layout_b == rows ? k : n},
+                                       multiprocessors, a.get(), b.get(), c.get());
+                    CHECK(c.download() == expected);
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("a product's bits depend neither on the schedule nor on the number of multiprocessors",
+          "[emulation]") {
+    const int m = 100, n = 132, k = 1104;  // in parts
+    const auto values = [](int count, std::uint32_t seed) {
+        std::vector<float> all;
+        for (int i = 0; i < count; ++i) {
+            seed = seed * 1664525u + 1013904223u;
+            all.push_back(static_cast<float>(seed >> 8) * 0x1p-24f - 0.5f);
+        }
+        return all;
+    };
+    OnDevice a(values(m * k, 1)), b(values(n * k, 2));
+    std::vector<float> first;
+    for (const std::uint64_t seed : {0, 1, 2}) {
+        for (const int multiprocessors : {1, 4, 132}) {
+            emulator::set_schedule(seed);
+            OnDevice c(std::vector<float>(static_cast<std::size_t>(m * n)));
+            run_tensor_product(
+                {MatrixType::tf32, MatrixLayout::rows, MatrixLayout::transposed, m, n, k, k, n},
+                multiprocessors, a.get(), b.get(), c.get());
+            first = first.empty() ? c.download() : first;
+            CHECK(c.download() == first);
+        }
+    }
+    emulator::set_schedule(0);
 }
 
 }  // namespace gyre::emulated

@@ -117,6 +117,9 @@ class Conv2dOp final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes) {
+    if (spec.channels_last()) {
+        return nullptr;
+    }
     if (winograd_pays(spec.shape)) {
         return make_winograd(context, spec, sizes);
     }

@@ -137,6 +137,9 @@ class GpuBackend final : public Backend {
 
     std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
                              const OpSizes& sizes) override {
+        if (is_fused(spec) && factories_.size() > 1) {
+            return nullptr;  // whose kernels are the faster is asked of each part
+        }
         for (const auto& factory : factories_) {
             if (std::unique_ptr<Op> op = factory->make(name, spec, sizes)) {
                 return op;

@@ -67,8 +67,10 @@ class Conv2dOp final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes) {
-    if (auto op = make_tensor_conv(context, spec, sizes)) {
-        return op;
+    for (const auto make : {make_first_conv, make_tensor_conv}) {
+        if (auto op = make(context, spec, sizes)) {
+            return op;
+        }
     }
     return spec.fused() ? nullptr : std::make_unique<Conv2dOp>(context, spec.shape, sizes);
 }

@@ -8,7 +8,10 @@
 
 namespace gyre::SIMT_NAMESPACE {
 
-// Null where it cannot.
+// Null where they cannot. The first is for few input channels and a channels-last output
+// (conv2d_first.cu).
+std::unique_ptr<Op> make_first_conv(const Context& context, const Conv2dSpec& spec,
+                                    const OpSizes& sizes);
 std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& spec,
                                      const OpSizes& sizes);
 

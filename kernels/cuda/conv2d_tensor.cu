@@ -80,6 +80,38 @@ struct StorePooled {
     }
 };
 
+// m: (image, position), n: a channel: to [image][position][channel], rounded to TF32. An output of
+// forward has a bias and a ReLU; a gradient is zero where `of`, the activation there, is not
+// positive.
+struct StoreChannelsLast {
+    float* y;
+    const float *bias, *of;  // one is null
+    int rows, channels;
+
+    template <bool kWhole>
+    __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
+        SIMT_UNROLL
+        for (int j = 0; j < 4; ++j) {
+            if (kWhole || (m + j * 8 < rows && n < channels)) {
+                const int i = (m + j * 8) * channels + n;
+                store_pair(y + i, result(v[j][0], i, n), result(v[j][1], i + 1, n + 1));
+            }
+        }
+    }
+
+ private:
+    __device__ __forceinline__ float result(float sum, int i, int n) const {
+        if (of == nullptr) {
+            sum = clip_below(sum + bias[n]);
+        } else if (of[i] <= 0.0f) {
+            sum = 0.0f;
+        }
+        const std::uint32_t bits = to_tf32(sum);
+        memcpy(&sum, &bits, sizeof sum);
+        return sum;
+    }
+};
+
 // m: an out channel, n: (tap, channel), or behind them the bias.
 struct StoreTaps {
     float *dw, *db;
@@ -127,7 +159,7 @@ class TensorConv2dOp final : public Op {
     }
     OpNeeds needs() const override {
         const std::int64_t bytes = pooled() ? train_images_ * spec_.out().elems() : 0;
-        return {.saved_bytes = static_cast<std::size_t>(bytes), .backward_reads_y = spec_.relu};
+        return {.saved_bytes = static_cast<std::size_t>(bytes), .backward_reads_y = masks()};
     }
 
     void forward(const Batch& batch, const OpIo& io) override {
@@ -136,7 +168,7 @@ class TensorConv2dOp final : public Op {
         }
         const int n = batch.n, k = shape_.in.channels * taps();
         pack_weights(context_, shape_, false, io.params[0].f32(), weights());
-        to_channels_last(context_, n, shape_.in, io.x.f32(), x());
+        const float* const x = x_channels_last(n, io);
         const WindowShape window = window_shape(shape_.in, shape_.out(), shape_.padding);
         const DenseAlongK<float, false> w{weights(), shape_.out_channels, k};
         const float* const bias = io.params[1].f32();
@@ -145,41 +177,41 @@ class TensorConv2dOp final : public Op {
             const int windows = n * plane, m = (windows + 7) / 8 * kBandRows;
             auto* const argmax = batch.training ? static_cast<std::uint8_t*>(io.saved) : nullptr;
             tensor_gemm<Tf32Math>(context_, "conv2d_forward", m, shape_.out_channels, k,
-                                  WindowAlongK<true>{x(), window, windows}, w,
+                                  WindowAlongK<true>{x, window, windows}, w,
                                   StorePooled{io.y.f32(), argmax, bias, windows,
                                               shape_.out_channels, plane, spec_.relu},
                                   partial());
             return;
         }
         const auto plane = static_cast<int>(shape_.out().plane_elems());
-        tensor_gemm<Tf32Math>(
-            context_, "conv2d_forward", n * plane, shape_.out_channels, k,
-            WindowAlongK<false>{x(), window, n * plane}, w,
-            StorePlanes{io.y.f32(), bias, n * plane, shape_.out_channels, plane, spec_.relu},
-            partial());
-    }
-
-    // dy is turned once for both of the following, which do it themselves where nobody has.
-    void backward_begin(const Batch& batch, const OpIo& io) override {
-        if (batch.n > 0) {
-            turn_gradient(batch, io);
-            turned_ = true;
+        const int m = n * plane, out_channels = shape_.out_channels;
+        const auto run = [&](const auto& epilogue) {
+            tensor_gemm<Tf32Math>(context_, "conv2d_forward", m, out_channels, k,
+                                  WindowAlongK<false>{x, window, m}, w, epilogue, partial());
+        };
+        if (spec_.out_channels_last) {
+            run(StoreChannelsLast{io.y.f32(), bias, nullptr, m, out_channels});
+        } else {
+            run(StorePlanes{io.y.f32(), bias, m, out_channels, plane, spec_.relu});
         }
     }
+
+    // backward_params turns dy for backward_input as well, which does it itself where another
+    // implementation computes the former.
+    void backward_begin(const Batch&, const OpIo&) override { turned_ = false; }
     void backward_params(const Batch& batch, const OpIo& io) override {
         if (batch.n == 0) {
             return zero_gradients(context_, shape_.weight_elems(), shape_.out_channels, io);
         }
-        if (!turned_) {
-            turn_gradient(batch, io);
-        }
         const int n = batch.n, columns = shape_.in.channels * taps();
-        to_channels_last(context_, n, shape_.in, io.x.f32(), x());
+        const float* const dy = dy_channels_last(n, io);
+        turned_ = true;
         tensor_gemm<Tf32Math>(
             context_, "conv2d_backward_weights", shape_.out_channels, columns + 1,
             n * static_cast<int>(shape_.out().plane_elems()),
-            DenseAcrossK<float, false>{dy(), shape_.out_channels, shape_.out_channels},
-            WindowAcrossK{x(), window_shape(shape_.in, shape_.out(), shape_.padding)},
+            DenseAcrossK<float, false>{dy, shape_.out_channels, shape_.out_channels},
+            WindowAcrossK{x_channels_last(n, io),
+                          window_shape(shape_.in, shape_.out(), shape_.padding)},
             StoreTaps{io.grads[0].f32(), io.grads[1].f32(), shape_.out_channels, shape_.in.channels,
                       taps()},
             partial());
@@ -188,21 +220,26 @@ class TensorConv2dOp final : public Op {
         if (batch.n == 0) {
             return;
         }
-        if (!turned_) {
-            turn_gradient(batch, io);
-        }
-        turned_ = false;
-        const int n = batch.n, k = shape_.out_channels * taps();
+        const int n = batch.n, channels = shape_.in.channels, k = shape_.out_channels * taps();
         const auto plane = static_cast<int>(shape_.in.plane_elems());
+        const float* const dy =
+            turned_ && !spec_.out_channels_last ? turned_dy() : dy_channels_last(n, io);
+        turned_ = false;
         pack_weights(context_, shape_, true, io.params[0].f32(), weights());
-        tensor_gemm<Tf32Math>(
-            context_, "conv2d_backward_data", n * plane, shape_.in.channels, k,
-            WindowAlongK<false>{
-                dy(), window_shape(shape_.out(), shape_.in, shape_.kernel - 1 - shape_.padding),
-                n * plane},
-            DenseAlongK<float, false>{weights(), shape_.in.channels, k},
-            StorePlanes{io.dx.f32(), nullptr, n * plane, shape_.in.channels, plane, false},
-            partial());
+        const int m = n * plane;
+        const auto run = [&](const auto& epilogue) {
+            tensor_gemm<Tf32Math>(
+                context_, "conv2d_backward_data", m, channels, k,
+                WindowAlongK<false>{
+                    dy, window_shape(shape_.out(), shape_.in, shape_.kernel - 1 - shape_.padding),
+                    m},
+                DenseAlongK<float, false>{weights(), channels, k}, epilogue, partial());
+        };
+        if (spec_.in_channels_last) {
+            run(StoreChannelsLast{io.dx.f32(), nullptr, io.x.f32(), m, channels});
+        } else {
+            run(StorePlanes{io.dx.f32(), nullptr, m, channels, plane, false});
+        }
     }
 
  private:
@@ -217,23 +254,36 @@ class TensorConv2dOp final : public Op {
         return {in.channels, in.height,     in.width, out.height,
                 out.width,   shape_.kernel, padding,  row_bits};
     }
-    void turn_gradient(const Batch& batch, const OpIo& io) const {
-        gradient_to_channels_last(
-            context_, batch.n, shape_.out(), spec_.relu ? io.y.f32() : nullptr,
-            pooled() ? static_cast<std::uint8_t*>(io.saved) : nullptr, io.dy.f32(), dy());
+    // Whether dy counts where y is positive, and nobody has seen to it.
+    bool masks() const { return spec_.relu && !spec_.out_channels_last; }
+    const float* x_channels_last(int n, const OpIo& io) const {
+        if (spec_.in_channels_last) {
+            return io.x.f32();
+        }
+        to_channels_last(context_, n, shape_.in, io.x.f32(), turned_x());
+        return turned_x();
+    }
+    const float* dy_channels_last(int n, const OpIo& io) const {
+        if (spec_.out_channels_last) {
+            return io.dy.f32();
+        }
+        gradient_to_channels_last(context_, n, shape_.out(), masks() ? io.y.f32() : nullptr,
+                                  pooled() ? static_cast<std::uint8_t*>(io.saved) : nullptr,
+                                  io.dy.f32(), turned_dy());
+        return turned_dy();
     }
     // The workspace: partial sums, weights, x, dy.
     float* partial() const { return context_.workspace.floats(all_elems_); }
     float* weights() const { return partial() + partial_elems_; }
-    float* x() const { return weights() + weight_elems_; }
-    float* dy() const { return x() + x_elems_; }
+    float* turned_x() const { return weights() + weight_elems_; }
+    float* turned_dy() const { return turned_x() + x_elems_; }
 
     const Context context_;
     const Conv2dSpec spec_;
     const Conv2dShape shape_;
     const int train_images_;
     std::int64_t partial_elems_ = 0, weight_elems_ = 0, x_elems_ = 0, all_elems_ = 0;
-    bool turned_ = false;  // dy is in the workspace
+    bool turned_ = false;  // the workspace has dy
 };
 
 }  // namespace
@@ -251,7 +301,9 @@ std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& s
     const bool can = context.tf32 && s.stride == 1 && s.padding < s.kernel &&
                      s.kernel * s.kernel <= WindowShape::kMostTaps && fits(s.in.channels) &&
                      fits(s.out_channels) && spec.dropout == 0.0f &&
-                     (spec.pool_kernel == 0 || pool) && elems < (std::int64_t{1} << 31) - (1 << 20);
+                     (spec.pool_kernel == 0 || pool) &&
+                     (!spec.out_channels_last || (spec.relu && !pool)) &&
+                     elems < (std::int64_t{1} << 31) - (1 << 20);
     return can ? std::make_unique<TensorConv2dOp>(context, spec, sizes) : nullptr;
 }
 

@@ -13,8 +13,9 @@
 
 namespace gyre::SIMT_NAMESPACE {
 
-// Device memory for the partial results of one call at a time. Grows to the largest request, which
-// waits for the stream; operations reserve what they need as they are made.
+// Device memory for the partial results of one call at a time, or of backward_params and
+// backward_input of one operation, between which nobody else uses it. Grows to the largest request,
+// which waits for the stream; operations reserve what they need as they are made.
 class Workspace {
  public:
     explicit Workspace(Stream& stream) : stream_(stream) {}

@@ -37,15 +37,20 @@ struct MaxPool2dSpec {
 
 // y[o] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] * x[c][oh*stride - padding + kh][...];
 // parameters: weight, bias. A factory may offer it fused with what follows, in this order:
-// dropout2d (probability > 0), max-pooling (pool_kernel > 0), ReLU.
+// dropout2d (probability > 0), max-pooling (pool_kernel > 0), ReLU. And two that follow each other
+// may agree on what lies between them, if the first has a ReLU and no pooling: channels last,
+// [n][height][width][channels], rounded to TF32, the activation and its gradient, which is zero
+// already where the activation is not positive.
 struct Conv2dSpec {
     Conv2dShape shape;
     float dropout = 0.0f;
     std::uint32_t dropout_stream = 0;
     int pool_kernel = 0, pool_stride = 0;
     bool relu = false;
+    bool in_channels_last = false, out_channels_last = false;  // x and dx; y and dy
 
-    bool fused() const { return dropout > 0.0f || pool_kernel > 0 || relu; }
+    bool channels_last() const { return in_channels_last || out_channels_last; }
+    bool fused() const { return dropout > 0.0f || pool_kernel > 0 || relu || channels_last(); }
     MaxPool2dShape pool() const { return {shape.out(), pool_kernel, pool_stride}; }
     Shape out() const { return pool_kernel > 0 ? pool().out() : shape.out(); }
 };
@@ -103,5 +108,17 @@ struct BatchNorm2dSpec {
 
 using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec, ReluSpec,
                             DropoutSpec, BatchNorm2dSpec, AddSpec>;
+
+inline bool is_fused(const OpSpec& spec) {
+    return std::visit(
+        [](const auto& each) {
+            if constexpr (requires { each.fused(); }) {
+                return each.fused();
+            } else {
+                return false;
+            }
+        },
+        spec);
+}
 
 }  // namespace gyre
