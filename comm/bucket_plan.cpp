@@ -4,11 +4,15 @@
 
 namespace gyre::comm {
 
+namespace {
+constexpr std::int64_t kGrainElems = 16;
+}  // namespace
+
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::int64_t total_elems, std::int64_t bucket_bytes,
                                  std::optional<std::int64_t> apart,
                                  const std::vector<Bucket>& gathered) {
-    constexpr std::int64_t kGrainElems = 16, kGrainBytes = kGrainElems * sizeof(float);
+    constexpr std::int64_t kGrainBytes = kGrainElems * sizeof(float);
     const std::int64_t total_bytes = total_elems * std::int64_t{sizeof(float)};
     const std::int64_t least = std::max(total_bytes / kMostParts, bucket_bytes);
     const std::int64_t part_elems = std::max(kGrainElems, least / kGrainBytes * kGrainElems);
@@ -45,6 +49,57 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
         }
     }
     return buckets;
+}
+
+std::vector<Bucket> share_out(const std::vector<Bucket>& buckets, int ranks,
+                              std::int64_t least_bytes) {
+    std::vector<Bucket> result;
+    std::optional<Bucket> rest;  // of the bucket before, just above this one in the buffer
+    for (Bucket bucket : buckets) {
+        if (rest && rest->begin == bucket.end) {
+            bucket.end = rest->end;
+        } else if (rest) {
+            result.push_back(*rest);
+        }
+        rest.reset();
+        bucket.share_elems = bucket.elems() / ranks / kGrainElems * kGrainElems;
+        if (bucket.bytes() < least_bytes || bucket.share_elems == 0) {
+            bucket.share_elems = 0;
+            result.push_back(bucket);
+            continue;
+        }
+        const std::int64_t begin = bucket.end - ranks * bucket.share_elems;
+        if (begin > bucket.begin) {
+            rest = {bucket.begin, begin};
+        }
+        bucket.begin = begin;
+        result.push_back(bucket);
+    }
+    if (rest) {
+        result.push_back(*rest);
+    }
+    return result;
+}
+
+std::vector<Bucket> updated_by(int rank, std::vector<Bucket> buckets, std::int64_t elems) {
+    std::sort(buckets.begin(), buckets.end(),
+              [](const Bucket& a, const Bucket& b) { return a.begin < b.begin; });
+    std::vector<Bucket> ranges;
+    std::int64_t at = 0;
+    const auto add = [&](std::int64_t begin, std::int64_t end) {
+        if (begin < end) {
+            ranges.push_back({begin, end});
+        }
+    };
+    for (const Bucket& bucket : buckets) {
+        if (bucket.shared()) {
+            add(at, bucket.begin);
+            add(bucket.share(rank).begin, bucket.share(rank).end);
+            at = bucket.end;
+        }
+    }
+    add(at, elems);
+    return ranges;
 }
 
 std::int64_t auto_bucket_bytes(std::int64_t total_elems, bool on_gpu) {

@@ -10,8 +10,15 @@ namespace gyre::comm {
 // Elements [begin, end) of the gradient buffer.
 struct Bucket {
     std::int64_t begin, end;
+    // Where each rank gets the sums of a share alone: its elements, [ranks][share_elems] in all.
+    // 0: every rank gets all.
+    std::int64_t share_elems = 0;
     std::int64_t elems() const { return end - begin; }
     std::int64_t bytes() const { return elems() * std::int64_t{sizeof(float)}; }
+    bool shared() const { return share_elems > 0; }
+    Bucket share(int rank) const {
+        return {begin + rank * share_elems, begin + (rank + 1) * share_elems};
+    }
 };
 
 // Parts of a size are so large that there are hardly more of them, however small they are asked
@@ -28,6 +35,12 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::int64_t total_elems, std::int64_t bucket_bytes,
                                  std::optional<std::int64_t> apart = std::nullopt,
                                  const std::vector<Bucket>& gathered = {});
+// Shares the buckets of at least `least_bytes` out among the ranks, at multiples of 16 elements:
+// what does not divide goes to the next bucket, or has one of its own.
+std::vector<Bucket> share_out(const std::vector<Bucket>& buckets, int ranks,
+                              std::int64_t least_bytes);
+// What a rank updates of [0, elems), ascending: all but the others' shares.
+std::vector<Bucket> updated_by(int rank, std::vector<Bucket> buckets, std::int64_t elems);
 // bucket_bytes for --bucket-kib auto: a sixteenth of the gradients, between 16 KiB (below which a
 // message costs its latency, whatever its size) and 4 MiB (beyond which a bucket gains nothing).
 // on_gpu: they are reduced in a GPU's memory, where a reduction and what goes with it cost some 10

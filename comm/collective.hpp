@@ -20,10 +20,13 @@ struct Collective {
     enum class Kind {
         all_reduce,  // data: [count]; the sum over the ranks, each addition rounded to the type
         all_gather,  // data: [size][count], of which each rank has written its own row: all rows
+        // data: [size][count]; each rank's own row becomes the sum of that row over the ranks, each
+        // addition rounded to the type. The other rows stay as they are.
+        reduce_scatter,
     };
     Kind kind;
     void* data;          // input and output
-    std::int64_t count;  // elements that each rank contributes
+    std::int64_t count;  // elements that each rank contributes; of reduce_scatter: that it gets
     DataType type = DataType::float32;
     Origin origin = {};
 };
@@ -34,10 +37,12 @@ constexpr const char* name_of(Collective::Kind kind) {
             return "allreduce";
         case Collective::Kind::all_gather:
             return "allgather";
+        case Collective::Kind::reduce_scatter:
+            return "reducescatter";
     }
     return "";
 }
-// Of one rank's contribution.
+// Of one rank's contribution, or of its share of a sum.
 constexpr std::int64_t bytes_of(const Collective& collective) {
     return collective.count * static_cast<std::int64_t>(bytes_of(collective.type));
 }
@@ -45,7 +50,7 @@ constexpr std::int64_t bytes_of(const Collective& collective) {
 // What reports say of an operation.
 struct Label {
     std::string name;        // such as allreduce(fp32)
-    std::int64_t bytes = 0;  // of one rank's contribution
+    std::int64_t bytes = 0;  // as bytes_of()
     Origin origin = {};
 };
 inline Label label_of(const Collective& c) {

@@ -4,7 +4,11 @@ namespace gyre::comm {
 
 GradientTransport::GradientTransport(Communicator& comm, Device& device, float* gradients,
                                      std::int64_t elems, DataType type, std::int64_t exact_from)
-    : device_(device), gradients_(gradients), type_(type), exact_from_(exact_from) {
+    : device_(device),
+      rank_(comm.rank()),
+      gradients_(gradients),
+      type_(type),
+      exact_from_(exact_from) {
     if (comm.size() == 1) {
         return;
     }
@@ -41,10 +45,11 @@ Device::Event GradientTransport::pack(const Bucket& bucket) {
 }
 
 Collective GradientTransport::reduction(const Bucket& bucket) const {
-    return {.kind = Collective::Kind::all_reduce,
-            .data = direct() ? on_device(bucket) : on_host(bucket),
-            .count = bucket.elems(),
-            .type = narrow(bucket) ? type_ : DataType::float32};
+    return {
+        .kind = bucket.shared() ? Collective::Kind::reduce_scatter : Collective::Kind::all_reduce,
+        .data = direct() ? on_device(bucket) : on_host(bucket),
+        .count = bucket.shared() ? bucket.share_elems : bucket.elems(),
+        .type = narrow(bucket) ? type_ : DataType::float32};
 }
 
 void GradientTransport::receive(const Bucket& bucket) {
@@ -56,8 +61,9 @@ void GradientTransport::receive(const Bucket& bucket) {
 
 void GradientTransport::unpack(const Bucket& bucket) {
     if (narrow(bucket)) {
-        device_.widen(type_, bucket.elems(), narrow_.get() + bucket.begin,
-                      gradients_ + bucket.begin);
+        const Bucket summed = bucket.shared() ? bucket.share(rank_) : bucket;
+        device_.widen(type_, summed.elems(), narrow_.get() + summed.begin,
+                      gradients_ + summed.begin);
     }
 }
 

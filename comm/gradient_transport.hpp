@@ -27,7 +27,8 @@ class GradientTransport {
     // reduction() works. Where direct() that is the device's affair, and there is none (0).
     Device::Event pack(const Bucket& bucket);
     Collective reduction(const Bucket& bucket) const;
-    // When that is complete for the device: its memory has the sums; and gradients() has.
+    // When that is complete for the device: its memory has the sums; and gradients() has, of a
+    // bucket that is shared out those of the own share.
     void receive(const Bucket& bucket);
     void unpack(const Bucket& bucket);
 
@@ -39,6 +40,7 @@ class GradientTransport {
     void* on_host(const Bucket& bucket) const { return staging_.get() + bucket.begin; }
 
     Device& device_;
+    const int rank_;
     float* const gradients_;
     const DataType type_;
     const std::int64_t exact_from_;

@@ -1,5 +1,6 @@
 #include "comm/reducer.hpp"
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
@@ -33,7 +34,13 @@ Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets
     : comm_(comm),
       device_(device),
       buckets_(std::move(buckets)),
-      transport_(comm, device, gradients, buckets_.front().end, type, exact_from) {}
+      transport_(comm, device, gradients, buckets_.front().end, type, exact_from) {
+    if (!direct() && std::any_of(buckets_.begin(), buckets_.end(),
+                                 [](const Bucket& bucket) { return bucket.shared(); })) {
+        throw Error(ExitCode::internal,
+                    "shares of gradients that travel through the host's memory");
+    }
+}
 
 Reducer::Step& Reducer::add_step() {
     if (steps_.size() == kMostSteps) {
@@ -47,8 +54,9 @@ void Reducer::begin_step() {
     Step& step = add_step();
     if (comm_.size() > 1) {
         step.events.begin = device_.record();
-        step.events.operations.reserve(buckets_.size());
-        step.operations.reserve(buckets_.size());
+        const std::size_t most = 2 * buckets_.size() + 1;  // with what gather_updates() adds
+        step.events.operations.reserve(most);
+        step.operations.reserve(most);
     }
 }
 
@@ -102,9 +110,33 @@ void Reducer::run(Collective collective, const char* part) {
     }
 }
 
-void Reducer::finish_step(FunctionRef<void(const Bucket&)> arrived) {
+void Reducer::gather_updates(float* data, std::int64_t count) {
+    if (comm_.size() > 1) {
+        add_operation({}, true);
+        start(steps_.back().operations.size() - 1,
+              {.kind = Collective::Kind::all_gather, .data = data, .count = count});
+    }
+}
+
+void Reducer::wait_on_stream(std::size_t index) {
+    Step& step = steps_.back();
+    StepEvents::Operation& events = step.events.operations[index];
+    events.waited = device_.record();
+    step.operations[index].request->wait_on_stream();
+    transport_.receive(step.operations[index].bucket);
+    events.arrived = device_.record();
+}
+
+void Reducer::finish_step(FunctionRef<void(const Bucket&)> arrived,
+                          FunctionRef<void()> all_arrived) {
+    const auto finish = [&] {
+        if (all_arrived) {
+            all_arrived();
+        }
+    };
     if (comm_.size() == 1) {
         arrived({0, buckets_.front().end});
+        finish();
         return;
     }
     Step& step = steps_.back();
@@ -115,20 +147,23 @@ void Reducer::finish_step(FunctionRef<void(const Bucket&)> arrived) {
             start(i, transport_.reduction(step.operations[i].bucket));
         }
     }
-    for (std::size_t i = 0; i < step.operations.size(); ++i) {
-        const Operation& operation = step.operations[i];
-        StepEvents::Operation& events = step.events.operations[i];
-        events.waited = device_.record();
-        operation.request->wait_on_stream();
-        transport_.receive(operation.bucket);
-        events.arrived = device_.record();
-        if (!events.gathers) {
-            transport_.unpack(operation.bucket);
-            arrived(operation.bucket);
-        } else if (operation.then) {
-            operation.then();
-            arrived(operation.bucket);
+    const std::size_t sums = step.operations.size();
+    for (std::size_t i = 0; i < sums; ++i) {
+        wait_on_stream(i);
+        // A copy, as what is called here may gather, which adds operations.
+        const Bucket bucket = step.operations[i].bucket;
+        const auto& then = step.operations[i].then;
+        if (!step.events.operations[i].gathers) {
+            transport_.unpack(bucket);
+            arrived(bucket);
+        } else if (then) {
+            then();
+            arrived(bucket);
         }
+    }
+    finish();
+    for (std::size_t i = sums; i < step.operations.size(); ++i) {
+        wait_on_stream(i);
     }
 }
 

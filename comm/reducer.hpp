@@ -26,7 +26,8 @@ class Reducer {
     // Steps that may have begun and not been synchronized.
     static constexpr int kMostSteps = 3;
 
-    // gradients, type, exact_from: GradientTransport's.
+    // gradients, type, exact_from: GradientTransport's. Buckets may be shared out only where the
+    // communicator works in the device's memory.
     Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
             DataType type = DataType::float32, std::int64_t exact_from = 0);
 
@@ -45,8 +46,13 @@ class Reducer {
     // Whether the communicator works in the device's memory.
     bool direct() const { return transport_.direct(); }
     // Calls arrived(bucket) for each bucket and each gathered range, in the order in which they
-    // became ready, as soon as the device's next calls see its sum; all buckets must be ready.
-    void finish_step(FunctionRef<void(const Bucket&)> arrived);
+    // became ready, as soon as the device's next calls see its sum (of a bucket that is shared out,
+    // that of the own share); all buckets must be ready. all_arrived() comes after the last; what
+    // both gather with gather_updates() is there when finish_step() returns.
+    void finish_step(FunctionRef<void(const Bucket&)> arrived,
+                     FunctionRef<void()> all_arrived = {});
+    // Within finish_step(): data, [ranks][count], of which this rank has computed its own row.
+    void gather_updates(float* data, std::int64_t count);
 
     struct Captured {
         std::unique_ptr<Device::Graph> graph;
@@ -87,6 +93,7 @@ class Reducer {
     Operation& add_operation(const Bucket& bucket, bool gathers);
     // For operation `index` of the current step.
     void start(std::size_t index, Collective collective);
+    void wait_on_stream(std::size_t index);
 
     Communicator& comm_;
     Device& device_;

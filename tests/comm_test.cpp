@@ -12,6 +12,7 @@
 #include <random>
 #include <thread>
 
+#include "comm/term_sums.hpp"
 #include "comm/watch/watchdog.hpp"
 #include "tests/catch.hpp"
 #include "tests/communicators.hpp"
@@ -24,6 +25,7 @@ using namespace gyre::train;
 using gyre::test::all_gather;
 using gyre::test::all_reduce;
 using gyre::test::expect_error;
+using gyre::test::reduce_scatter;
 
 namespace {
 Communicator* world = nullptr;  // one per process, as MPI is
@@ -158,6 +160,73 @@ TEST_CASE("all ranks gather what each has, between reductions") {
         CHECK(wrong == 0);
         CHECK(before[4999] == static_cast<float>(n));
         CHECK(after[2] == static_cast<float>(2 * n));
+    }
+}
+
+TEST_CASE("each rank gets its row of a sum, between reductions") {
+    const int n = world->size();
+    const auto rank = static_cast<std::size_t>(world->rank());
+    // That of rank `of`, and no small integer: MPI and Gloo add in the order of the ranks.
+    const auto term = [](std::size_t i, int of) {
+        return 1.0f + static_cast<float>((i * 7 + static_cast<std::size_t>(of) * 13) % 101) / 3.0f;
+    };
+    const auto next = term_sum_of(DataType::float32);
+    for (const std::int64_t count : {0, 1, 3, 1000, 70'000, (1 << 20) + 1}) {
+        const auto elems = static_cast<std::size_t>(count);
+        std::vector<float> rows(elems * static_cast<std::size_t>(n));
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            rows[i] = term(i, world->rank());
+        }
+        std::vector<float> before(300'000, 1.0f), after(3, 2.0f);
+        auto first = world->start(all_reduce(before.data(), 300'000));
+        auto second = world->start(reduce_scatter(rows.data(), count));
+        auto third = world->start(all_reduce(after.data(), 3));
+        third->wait();
+        second->wait();
+        first->wait();
+        std::vector<float> expected(elems), terms(elems);
+        for (int r = 0; r < n; ++r) {
+            for (std::size_t i = 0; i < elems; ++i) {
+                terms[i] = term(rank * elems + i, r);
+            }
+            r == 0 ? expected.swap(terms)
+                   : next(expected.data(), expected.data(), terms.data(), elems);
+        }
+        INFO(count << " elements");
+        CHECK(std::equal(expected.begin(), expected.end(),
+                         rows.begin() + static_cast<std::ptrdiff_t>(rank * elems)));
+        std::size_t changed = 0;  // of the other rows
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            changed +=
+                i / std::max<std::size_t>(elems, 1) != rank && rows[i] != term(i, world->rank());
+        }
+        CHECK(changed == 0);
+        CHECK(before[299'999] == static_cast<float>(n));
+        CHECK(after[2] == static_cast<float>(2 * n));
+    }
+}
+
+TEST_CASE("rows of sums of 16-bit floats, and all rows gathered again") {
+    const int n = world->size();
+    const auto rank = static_cast<std::size_t>(world->rank());
+    for (const DataType type : {DataType::bfloat16, DataType::float16}) {
+        const bool bfloat = type == DataType::bfloat16;
+        const auto narrow = bfloat ? &narrow::to_bfloat16 : &narrow::to_float16;
+        for (const std::int64_t count : {1, 1001, 600'000}) {
+            const std::size_t elems = static_cast<std::size_t>(count);
+            std::vector<std::uint16_t> rows(elems * static_cast<std::size_t>(n)), sums(rows.size());
+            for (std::size_t i = 0; i < rows.size(); ++i) {
+                const int small = static_cast<int>(i % 7);
+                rows[i] = narrow(static_cast<float>(small + world->rank()));
+                sums[i] = narrow(static_cast<float>(n * small + n * (n - 1) / 2));
+            }
+            world->start(reduce_scatter(rows.data(), count, type))->wait();
+            const auto own = static_cast<std::ptrdiff_t>(rank * elems);
+            INFO(name_of(type) << ", " << count << " elements");
+            CHECK(std::equal(sums.begin() + own, sums.begin() + own + count, rows.begin() + own));
+            world->start(all_gather(rows.data(), count, type))->wait();
+            CHECK(rows == sums);
+        }
     }
 }
 

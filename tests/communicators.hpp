@@ -16,6 +16,12 @@ inline comm::Collective all_gather(void* data, std::int64_t count,
     return {.kind = comm::Collective::Kind::all_gather, .data = data, .count = count, .type = type};
 }
 
+inline comm::Collective reduce_scatter(void* data, std::int64_t count,
+                                       DataType type = DataType::float32) {
+    return {
+        .kind = comm::Collective::Kind::reduce_scatter, .data = data, .count = count, .type = type};
+}
+
 // Around a communicator that outlives it, as MPI's does.
 class BorrowedCommunicator : public comm::ForwardingCommunicator {
  public:

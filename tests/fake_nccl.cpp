@@ -23,6 +23,7 @@
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/nccl/nccl_library.hpp"
 #include "kernels/base/data_type.hpp"
@@ -250,6 +251,23 @@ Result ncclAllGather(const void* from, void* to, std::size_t elems, Type type, H
         return invalid_argument;
     }
     return comm->begin(stream, [=] { comm->gather(data, bytes); });
+}
+
+Result ncclReduceScatter(const void* from, void* to, std::size_t elems, Type type,
+                         Operation operation, Handle comm, Stream stream) {
+    auto* data = static_cast<std::byte*>(const_cast<void*>(from));
+    const std::size_t bytes = elems * (type == float32 ? 4 : 2);
+    const auto rank = static_cast<std::size_t>(comm->rank);
+    const auto ranks = static_cast<std::size_t>(comm->ranks);
+    if (to != data + rank * bytes || elems == 0 || operation != sum || comm->submit ||
+        !comm->ready) {
+        return invalid_argument;
+    }
+    return comm->begin(stream, [=] {
+        std::vector<std::byte> sums(data, data + ranks * bytes);
+        comm->sum_up(sums.data(), elems * ranks, type);
+        std::memcpy(data + rank * bytes, sums.data() + rank * bytes, bytes);
+    });
 }
 
 Result ncclCommFinalize(Handle comm) {

@@ -18,6 +18,7 @@ using namespace gyre::comm;
 using gyre::test::all_gather;
 using gyre::test::all_reduce;
 using gyre::test::expect_error;
+using gyre::test::reduce_scatter;
 
 namespace {
 
@@ -153,6 +154,47 @@ TEST_CASE("gatherings on the device, in one order with sums") {
             }
         }
         CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("rows of sums on the device, gathered again") {
+    const auto comm = make_watched_communicator(make(required()), {});
+    const auto backend = gpu(world->rank());
+    REQUIRE(comm->use_device(*backend));
+    const auto ranks = static_cast<std::size_t>(world->size());
+    for (const std::int64_t count : {0, 5, 100'000}) {
+        const std::size_t elems = static_cast<std::size_t>(count);
+        std::vector<float> host(ranks * elems);
+        for (std::size_t i = 0; i < host.size(); ++i) {
+            host[i] = value(i, world->rank());
+        }
+        DeviceBuffer<float> data(*backend, static_cast<std::int64_t>(host.size()));
+        const auto download = [&] {
+            if (!host.empty()) {
+                backend->download(host.data(), data.get(), data.bytes());
+            }
+        };
+        if (!host.empty()) {
+            backend->upload(data.get(), host.data(), data.bytes());
+        }
+        const auto sums = comm->start(reduce_scatter(data.get(), count));
+        sums->wait_on_stream();
+        download();
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < host.size(); ++i) {
+            const bool own = i / elems == static_cast<std::size_t>(world->rank());
+            wrong += host[i] != (own ? expected(i) : value(i, world->rank()));
+        }
+        CHECK(wrong == 0);
+        const auto rows = comm->start(all_gather(data.get(), count));
+        rows->wait_on_stream();
+        download();
+        for (std::size_t i = 0; i < host.size(); ++i) {
+            wrong += host[i] != expected(i);
+        }
+        CHECK(wrong == 0);
+        sums->wait();
+        rows->wait();
     }
 }
 

@@ -48,6 +48,16 @@ TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
     }
 }
 
+TEST_CASE("updates shared out over NCCL, in a graph or not, give every rank's own bits") {
+    const TempDir dir;
+    const std::string flags = "--comm nccl --optimizer adam --check-sync 7 --bucket-kib 16";
+    const std::vector<double> own = losses(dir, flags);
+    REQUIRE(own.size() == 20);
+    CHECK(losses(dir, flags + " --shard-optimizer on") == own);
+    CHECK(losses(dir, flags + " --shard-optimizer on --graph on") == own);
+    CHECK(losses(dir, flags + " --shard-optimizer on --nccl-register --graph on") == own);
+}
+
 TEST_CASE("an asynchronous error ends the job at once, with a report, though the abort hangs") {
     const TempDir dir;
     const std::string record = (dir.path() / "flight").string();

@@ -80,6 +80,9 @@ class ThreadRanks {
                 case comm::Collective::Kind::all_gather:
                     all_gather(c);
                     break;
+                case comm::Collective::Kind::reduce_scatter:
+                    reduce_scatter(c);
+                    break;
             }
             return std::make_unique<Done>();
         }
@@ -112,6 +115,20 @@ class ThreadRanks {
             ++reductions_;
             if (rank_ == 0) {
                 ++job_.reductions;
+            }
+        }
+        void reduce_scatter(const comm::Collective& c) {
+            const auto bytes = static_cast<std::size_t>(bytes_of(c));
+            const auto rank = static_cast<std::size_t>(rank_);
+            const auto ranks = static_cast<std::size_t>(size());
+            auto* data = static_cast<unsigned char*>(c.data);
+            std::vector<unsigned char> sums(data, data + ranks * bytes);
+            comm::Collective whole = c;
+            whole.count *= size();
+            whole.data = sums.data();
+            all_reduce(whole);
+            if (bytes > 0) {
+                std::memcpy(data + rank * bytes, sums.data() + rank * bytes, bytes);
             }
         }
         void all_gather(const comm::Collective& c) {

@@ -90,6 +90,7 @@ const std::vector<Row> kRows = {
     {"--bucket-kib", "7", [](O o) { return o.reduction.bucket_bytes == 7 * 1024; }, true},
     {"--tune-buckets", "", [](O o) { return o.tune_buckets; }, true},
     {"--factors", "on", [](O o) { return o.reduction.factors == FactorUse::on; }, true},
+    {"--shard-optimizer", "on", [](O o) { return o.shard_optimizer == ShardUse::on; }, true},
     {"--comm-dtype", "bf16", [](O o) { return o.reduction.type == DataType::bfloat16; }, true},
     {"--graph", "off", [](O o) { return o.graph == GraphUse::off; }, true},
     {"--check-sync", "7", [](O o) { return o.check_sync == 7; }, true},

@@ -108,6 +108,10 @@ void check_messages(const Training& training) {
     };
     CHECK(wide(" --factors on").gatherings == 6 * 2);
     CHECK(wide(" --factors off").gatherings == 0);
+    CHECK(wide(" --factors off --shard-optimizer off").gatherings == 0);
+    // The model's 20 KiB in one bucket: its parameters, and what was not finite.
+    std::ofstream(training.file("wide")) << "linear 100\nrelu\nlinear classes\n";
+    CHECK(wide(" --factors off --shard-optimizer on").gatherings == 6 * 2);
     for (const auto& [flag, type] : {std::pair{"fp32", DataType::float32},
                                      {"bf16", DataType::bfloat16},
                                      {"fp16", DataType::float16}}) {

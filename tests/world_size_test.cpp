@@ -109,6 +109,33 @@ TEST_CASE("gathered factors give what reduced gradients give, for any number of 
     CHECK(verbose.output.find("fc3: ") == std::string::npos);  // too small to gain anything
 }
 
+TEST_CASE("updates that ranks share out give what every rank's own give", "[losses]") {
+    const TempDir dir;
+    make_dataset(dir.path() / "set", 743, 100, 1, 28, 28, 10);
+    const std::string model = (dir.path() / "model").string();
+    std::ofstream(model) << "conv 4 k5 s2\nlinear 600\ndropout 0.5\n"
+                            "linear 40\nlinear classes\n";  // as smooth as kSmoothNet
+    for (const std::string& rule :
+         {std::string("--optimizer adam"), std::string("--momentum 0.9 --bucket-kib 64")}) {
+        const std::string common = rule +
+                                   " --global-batch 53 --epochs 2 --seed 5 --check-sync 5 "
+                                   "--factors off --model " +
+                                   model;
+        const std::vector<double> one = losses(dir.path(), 1, common);
+        // A sum of two terms has one order, so that every bit is the same; with more ranks MPI
+        // adds up in an order of its own, and shares in that of the ranks.
+        CHECK(losses(dir.path(), 1, common + " --shard-optimizer on") == one);
+        CHECK(losses(dir.path(), 2, common + " --shard-optimizer on") ==
+              losses(dir.path(), 2, common + " --shard-optimizer off"));
+        for (const int ranks : {3, 4}) {
+            const auto several = losses(dir.path(), ranks, common + " --shard-optimizer on");
+            const double worst = largest_difference(several, one);
+            INFO(ranks << " ranks, " << rule << ": largest difference " << worst);
+            CHECK(worst <= kSameLosses);
+        }
+    }
+}
+
 TEST_CASE("gradients in 16 bits train as well, within what their rounding allows", "[losses]") {
     const TempDir dir;
     make_dataset(dir.path() / "set", 743, 100, 1, 28, 28, 10);

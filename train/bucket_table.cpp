@@ -39,7 +39,8 @@ std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, Dat
             table += fmt::format("  {:>8.2f}  {:>10.2f}  {:>10.2f}", scale * sum.ready,
                                  scale * sum.arrived, scale * sum.exposed);
         }
-        table += fmt::format("  {}\n", names.empty() ? "(loss and counts)" : names);
+        table += fmt::format("  {}{}\n", names.empty() ? "(loss and counts)" : names,
+                             buckets[i].shared() ? "; each rank updates a share" : "");
     }
     return table;
 }

@@ -21,6 +21,11 @@ OptimizerSpec complete(OptimizerSpec spec) {
     return spec;
 }
 
+std::vector<Bucket> only_shared(std::vector<Bucket> buckets) {
+    std::erase_if(buckets, [](const Bucket& bucket) { return !bucket.shared(); });
+    return buckets;
+}
+
 }  // namespace
 
 void check(const OptimizerSpec& spec) {
@@ -34,15 +39,32 @@ void check(const OptimizerSpec& spec) {
     check(spec.schedule);
 }
 
-Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec)
-    : backend_(backend), net_(net), spec_(complete(spec)), scalars_(backend, 1) {
+Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, Communicator* comm,
+                     const std::vector<Bucket>& shares)
+    : backend_(backend),
+      net_(net),
+      comm_(comm),
+      shared_(only_shared(shares)),
+      ranges_([&] {
+          std::vector<Range> ranges;
+          std::int64_t moment = 0;
+          for (const Bucket& range :
+               updated_by(comm == nullptr ? 0 : comm->rank(), shared_, net.flat_elems())) {
+              ranges.push_back({range.begin, range.end, moment});
+              moment += range.elems();
+          }
+          return ranges;
+      }()),
+      spec_(complete(spec)),
+      scalars_(backend, 1) {
+    const std::int64_t moment_elems = ranges_.back().moment + ranges_.back().elems();
     if (spec_.rule == UpdateRule::sgd) {
         sgd_ = {.scalars = scalars_.get(),
                 .momentum = spec_.momentum,
                 .weight_decay = *spec_.weight_decay,
                 .nesterov = spec_.nesterov};
         if (sgd_.momentum != 0.0f) {
-            first_ = {backend, net.flat_elems()};
+            first_ = {backend, moment_elems};
         }
     } else {
         adam_ = {.scalars = scalars_.get(),
@@ -50,8 +72,8 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec)
                  .beta2 = spec_.betas[1],
                  .epsilon = spec_.epsilon,
                  .weight_decay = spec_.rule == UpdateRule::adam ? *spec_.weight_decay : 0.0f};
-        first_ = {backend, net.flat_elems()};
-        second_ = {backend, net.flat_elems()};
+        first_ = {backend, moment_elems};
+        second_ = {backend, moment_elems};
     }
 }
 
@@ -125,16 +147,34 @@ std::vector<Optimizer::Moment> Optimizer::moments() const {
     return {};
 }
 
+std::vector<float> Optimizer::download(const Moment& moment) const {
+    std::vector<float> flat(static_cast<std::size_t>(net_.flat_elems()));
+    for (const Range& range : ranges_) {
+        backend_.download(flat.data() + range.begin, moment.values + range.moment,
+                          static_cast<std::size_t>(range.elems()) * sizeof(float));
+    }
+    for (const Bucket& bucket : shared_) {
+        for (int rank = 0; rank < comm_->size(); ++rank) {
+            const Bucket share = bucket.share(rank);
+            comm_->broadcast(flat.data() + share.begin, static_cast<std::size_t>(share.bytes()),
+                             rank);
+        }
+    }
+    return flat;
+}
+
 std::vector<HostTensor> Optimizer::export_state() const {
     std::vector<HostTensor> tensors = {{"step", {}, {static_cast<float>(steps_)}}};
+    std::vector<std::pair<const char*, std::vector<float>>> kept;
+    for (const Moment& moment : moments()) {
+        kept.emplace_back(moment.name, download(moment));
+    }
     for (const Parameter& parameter : net_.parameters()) {
-        for (const Moment& moment : moments()) {
-            HostTensor& tensor = tensors.emplace_back();
-            tensor.name = fmt::format("{}.{}", parameter.name, moment.name);
-            tensor.shape = parameter.shape;
-            tensor.values.resize(static_cast<std::size_t>(parameter.elems));
-            backend_.download(tensor.values.data(), moment.values + parameter.offset_elems,
-                              tensor.values.size() * sizeof(float));
+        for (const auto& [name, flat] : kept) {
+            const auto begin = flat.begin() + parameter.offset_elems;
+            tensors.push_back({fmt::format("{}.{}", parameter.name, name),
+                               parameter.shape,
+                               {begin, begin + parameter.elems}});
         }
     }
     return tensors;
@@ -164,12 +204,17 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
     };
     const std::vector<float>& step = *take("step", {});
     // All are looked at before any is taken.
-    std::vector<std::pair<float*, const std::vector<float>*>> copies;
-    for (const Parameter& parameter : net_.parameters()) {
-        for (const Moment& moment : moments()) {
-            copies.emplace_back(
-                moment.values + parameter.offset_elems,
-                take(fmt::format("{}.{}", parameter.name, moment.name), parameter.shape));
+    std::vector<std::pair<float*, std::vector<float>>> copies;
+    for (const Moment& moment : moments()) {
+        auto& flat =
+            copies
+                .emplace_back(moment.values,
+                              std::vector<float>(static_cast<std::size_t>(net_.flat_elems())))
+                .second;
+        for (const Parameter& parameter : net_.parameters()) {
+            const std::vector<float>& values =
+                *take(fmt::format("{}.{}", parameter.name, moment.name), parameter.shape);
+            std::copy(values.begin(), values.end(), flat.begin() + parameter.offset_elems);
         }
     }
     if (!given.empty()) {
@@ -184,24 +229,33 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
                         source, step[0]));
     }
     steps_ = static_cast<std::int64_t>(step[0]);
-    for (const auto& [to, values] : copies) {
-        backend_.upload(to, values->data(), values->size() * sizeof(float));
+    for (const auto& [to, flat] : copies) {
+        for (const Range& range : ranges_) {
+            backend_.upload(to + range.moment, flat.data() + range.begin,
+                            static_cast<std::size_t>(range.elems()) * sizeof(float));
+        }
     }
 }
 
 void Optimizer::update(std::int64_t begin, std::int64_t end) {
-    if (begin >= end) {
-        return;
+    for (const Range& range : ranges_) {
+        const std::int64_t from = std::max(begin, range.begin), to = std::min(end, range.end);
+        if (from < to) {
+            update_range(from, to, range.moment + from - range.begin);
+        }
     }
+}
+
+void Optimizer::update_range(std::int64_t begin, std::int64_t end, std::int64_t moment) {
     float* p = net_.parameter_data() + begin;
     const float* g = net_.gradient_data() + begin;
     if (spec_.rule == UpdateRule::sgd) {
         sgd_.finite.first_elem = begin;
         backend_.sgd_step(sgd_, end - begin, p, g,
-                          first_.get() == nullptr ? nullptr : first_.get() + begin);
+                          first_.get() == nullptr ? nullptr : first_.get() + moment);
     } else {
         adam_.finite.first_elem = begin;
-        backend_.adam_step(adam_, end - begin, p, g, first_.get() + begin, second_.get() + begin);
+        backend_.adam_step(adam_, end - begin, p, g, first_.get() + moment, second_.get() + moment);
     }
 }
 

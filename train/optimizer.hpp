@@ -8,6 +8,8 @@
 #include <utility>
 #include <vector>
 
+#include "comm/bucket_plan.hpp"
+#include "comm/communicator.hpp"
 #include "model/net.hpp"
 #include "train/rooms.hpp"
 #include "train/schedule.hpp"
@@ -35,8 +37,12 @@ void check(const OptimizerSpec& spec);
 
 class Optimizer {
  public:
-    // Throws as check() does.
-    Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec);
+    // Throws as check() does. shares: the parameters' buckets, where ranks may share updates out
+    // (ZeRO stage 1, torch.distributed.optim.ZeroRedundancyOptimizer): of a bucket that is shared
+    // out this rank updates its own share, and has moments for no other. comm then outlives the
+    // optimiser.
+    Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, Communicator* comm = nullptr,
+              const std::vector<Bucket>& shares = {});
 
     // Counts a step and writes what its update reads to the device, which is asked for it before
     // the step itself, captured or not. pinned: on the way there, so it must stay as it is until
@@ -54,25 +60,37 @@ class Optimizer {
     // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
     // steps done so far (exact up to 2^24, as PyTorch's), and for each parameter, in its shape,
     // what PyTorch calls NAME.momentum_buffer (sgd with momentum) or NAME.exp_avg and
-    // NAME.exp_avg_sq (adam and adamw).
+    // NAME.exp_avg_sq (adam and adamw). Collective where updates are shared out: all ranks get all.
     std::vector<HostTensor> export_state() const;
+    // Of each moment, that this rank has memory for.
+    std::int64_t moment_elems() const { return first_.elems(); }
     // Goes on from such a state, which all ranks must be given alike. Throws Error(bad_input)
     // unless it has these tensors, in these shapes, and no others; `source` says where they come
     // from.
     void import_state(const std::vector<HostTensor>& tensors, const std::string& source);
 
  private:
-    // What there is for each parameter, over the flat buffer.
+    // What there is for each parameter that this rank updates, range after range.
     struct Moment {
         const char* name;
         float* values;
     };
+    struct Range {
+        std::int64_t begin, end, moment;  // where its moments begin
+        std::int64_t elems() const { return end - begin; }
+    };
     std::vector<Moment> moments() const;
+    // Over the flat buffer, from all ranks.
+    std::vector<float> download(const Moment& moment) const;
     void update(std::int64_t begin, std::int64_t end);
+    void update_range(std::int64_t begin, std::int64_t end, std::int64_t moment);
     StepScalars scalars(std::int64_t step) const;
 
     Backend& backend_;
     Net& net_;
+    Communicator* const comm_;            // where updates are shared out
+    const std::vector<Bucket> shared_;    // buckets
+    const std::vector<Range> ranges_;     // that this rank updates, ascending
     const OptimizerSpec spec_;            // with no optional value empty that has a default
     DeviceBuffer<StepScalars> scalars_;   // [1]
     std::optional<StepScalars> written_;  // last

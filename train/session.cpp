@@ -6,6 +6,12 @@
 
 namespace gyre::train {
 
+namespace {
+// Of a bucket that is shared out, which is two operations in place of one: below this a message
+// costs its latency (auto_bucket_bytes()).
+constexpr std::int64_t kLeastSharedBytes = 16 << 10;
+}  // namespace
+
 Session::Session(Communicator& comm, Backend& backend, const SessionSpec& spec, ImageSet&& images,
                  const Normalisation& normalisation)
     : comm_(comm),
@@ -17,7 +23,8 @@ Session::Session(Communicator& comm, Backend& backend, const SessionSpec& spec, 
                                       0, spec.accumulate)
                                .count)),
       eval_batch_(evaluation_batch(comm, spec.eval_images, spec.eval_batch)),
-      reduces_on_gpu_(comm.use_device(backend) && !backend.host_memory()) {
+      reduces_on_gpu_(comm.use_device(backend) && !backend.host_memory()),
+      shares_(choose_shares(reduces_on_gpu_ || backend.host_memory())) {
     agree(comm, [&] {
         check(spec.optimizer);
         make_net({images.channels, images.height, images.width});
@@ -48,11 +55,34 @@ void Session::make_net(const Shape& shape) {
 
 std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) const {
     // The step's loss and counts must arrive as they are.
-    const bool narrow = spec_.reduction.type != DataType::float32;
-    return plan_buckets(
-        net_->layer_begins(), net_->gradient_elems(),
-        bucket_bytes.value_or(auto_bucket_bytes(net_->gradient_elems(), reduces_on_gpu_)),
-        narrow ? std::optional(net_->tail_offset()) : std::nullopt, ranges_of(factored_));
+    const bool apart = shares_ || spec_.reduction.type != DataType::float32;
+    std::int64_t bytes =
+        bucket_bytes.value_or(auto_bucket_bytes(net_->gradient_elems(), reduces_on_gpu_));
+    if (shares_) {  // a bucket is two operations
+        bytes =
+            std::max(bytes, net_->gradient_elems() * 2 * std::int64_t{sizeof(float)} / kMostParts);
+    }
+    const std::vector<Bucket> buckets = plan_buckets(
+        net_->layer_begins(), net_->gradient_elems(), bytes,
+        apart ? std::optional(net_->tail_offset()) : std::nullopt, ranges_of(factored_));
+    return shares_ ? share_out(buckets, comm_.size(), kLeastSharedBytes) : buckets;
+}
+
+bool Session::choose_shares(bool direct) const {
+    if (spec_.shard_optimizer != ShardUse::on || comm_.size() == 1) {
+        return false;
+    }
+    if (spec_.optimizer.max_grad_norm) {
+        throw AgreedError(ExitCode::usage,
+                          "`max-grad-norm` needs the norm of all gradients, which no rank has with "
+                          "`shard-optimizer` on; leave one of them out");
+    }
+    if (!direct) {
+        throw AgreedError(ExitCode::usage,
+                          "`shard-optimizer` on needs ranks that reduce in their devices' memory: "
+                          "here gradients travel through the host's; leave it at auto");
+    }
+    return true;
 }
 
 bool Session::choose_graph() const {
@@ -75,7 +105,9 @@ void Session::restart(std::vector<Bucket> buckets) {
     factors_ = nullptr;
     reducer_ = nullptr;
     optimizer_ = nullptr;
-    optimizer_ = std::make_unique<Optimizer>(backend_, *net_, spec_.optimizer);
+    agree(comm_, [&] {
+        optimizer_ = std::make_unique<Optimizer>(backend_, *net_, spec_.optimizer, &comm_, buckets);
+    });
     reducer_ = std::make_unique<Reducer>(comm_, backend_, std::move(buckets), net_->gradient_data(),
                                          spec_.reduction.type, net_->tail_offset());
     factors_ =

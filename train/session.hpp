@@ -35,6 +35,12 @@ enum class GraphUse { automatic, on, off };
 inline const std::vector<std::pair<std::string, GraphUse>> kGraphUses = {
     {"auto", GraphUse::automatic}, {"on", GraphUse::on}, {"off", GraphUse::off}};
 
+// Whether the ranks share the update of large buckets out. automatic: no, as nothing measured gains
+// by it so far.
+enum class ShardUse { automatic, on, off };
+inline const std::vector<std::pair<std::string, ShardUse>> kShardUses = {
+    {"auto", ShardUse::automatic}, {"on", ShardUse::on}, {"off", ShardUse::off}};
+
 struct SessionSpec {
     ModelSpec model = {};
     int classes = 10;
@@ -49,6 +55,7 @@ struct SessionSpec {
     int eval_batch = 1000;         // the most of them in a pass of a rank
     OptimizerSpec optimizer = {};
     ReductionSpec reduction = {};
+    ShardUse shard_optimizer = ShardUse::automatic;
     GraphUse graph = GraphUse::automatic;
 };
 
@@ -57,8 +64,8 @@ class Session {
     // Collective; with settings that all ranks share. images: an epoch's, which are moved to the
     // device. Parameters are zeros: initialise() or share_parameters() comes next. Communicator and
     // backend must outlive the session.
-    // Throws AgreedError for a graph that cannot be, and for what went wrong on some rank;
-    // Error(communication) where the ranks' buckets differ.
+    // Throws AgreedError for a graph or shares that cannot be, and for what went wrong on some
+    // rank; Error(communication) where the ranks' buckets differ.
     Session(Communicator& comm, Backend& backend, const SessionSpec& spec, ImageSet&& images,
             const Normalisation& normalisation);
 
@@ -92,6 +99,7 @@ class Session {
     void make_net(const Shape& shape);
     void share(float* data, std::int64_t elems);
     bool choose_graph() const;
+    bool choose_shares(bool direct) const;
 
     Communicator& comm_;
     Backend& backend_;
@@ -99,7 +107,7 @@ class Session {
     const Sharding sharding_;
     const int train_batch_;  // the most images in a pass of a rank
     const int eval_batch_;   // likewise
-    const bool reduces_on_gpu_;
+    const bool reduces_on_gpu_, shares_;
     std::unique_ptr<Net> net_;
     std::vector<FactoredLayer> factored_;
     std::unique_ptr<DeviceImages> images_;

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 namespace gyre::train {
 
 namespace {
@@ -72,10 +74,27 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count) {
     if (update != nullptr) {
         return reducer_.finish_step([](const Bucket&) {});
     }
-    optimizer_.begin_step(&net_.tail()->not_finite);
+    const int rank = sharding_.rank;
+    optimizer_.begin_step(found_.get() == nullptr ? &net_.tail()->not_finite : found_.get() + rank);
     reducer_.finish_step(
-        [&](const Bucket& bucket) { optimizer_.arrived(bucket.begin, bucket.end); });
-    optimizer_.end_step();
+        [&](const Bucket& bucket) {
+            optimizer_.arrived(bucket.begin, bucket.end);
+            if (bucket.shared()) {
+                reducer_.gather_updates(net_.parameter_data() + bucket.begin, bucket.share_elems);
+            }
+        },
+        [&] {
+            optimizer_.end_step();
+            if (found_.get() != nullptr) {
+                reducer_.gather_updates(reinterpret_cast<float*>(found_.get()), 1);
+            }
+        });
+}
+
+bool Trainer::shared() const {
+    const std::vector<Bucket>& buckets = reducer_.buckets();
+    return std::any_of(buckets.begin(), buckets.end(),
+                       [](const Bucket& bucket) { return bucket.shared(); });
 }
 
 void Trainer::capture(Reducer::Captured& captured, std::int64_t local_count,
@@ -122,6 +141,10 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
         submit(local.count, global.count);
     }
     StepTail* result = results_.get() + slot;
+    if (found_.get() != nullptr) {
+        backend_.download_async(Device::Stream::compute, all_found_.get() + slot * found_.elems(),
+                                found_.get(), found_.bytes());
+    }
     pending_.push_back(
         {.step = step,
          .images = global.count,
@@ -129,6 +152,14 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
          .result = result,
          .transfer = backend_.download_async(Device::Stream::compute, result, tail, sizeof *tail)});
     return std::int64_t(pending_.size()) > ahead_ ? next_result() : std::nullopt;
+}
+
+std::int32_t Trainer::not_finite(const Pending& done) const {
+    if (found_.get() == nullptr) {
+        return done.result->not_finite;
+    }
+    const std::int32_t* words = all_found_.get() + (done.result - results_.get()) * found_.elems();
+    return *std::max_element(words, words + found_.elems());
 }
 
 std::optional<StepResult> Trainer::next_result() {
@@ -147,9 +178,12 @@ std::optional<StepResult> Trainer::next_result() {
     result.images = done.images;
     result.correct = static_cast<std::int64_t>(tail.correct);
     result.stop = tail.stop > 0.0f;
-    if (const std::int32_t word = tail.not_finite; word != 0) {
+    if (const std::int32_t word = not_finite(done); word != 0) {
         // No kernel resets it. Steps that were submitted meanwhile still report one.
         backend_.fill_zero(&net_.tail()->not_finite, sizeof word);
+        if (found_.get() != nullptr) {
+            backend_.fill_zero(found_.get(), found_.bytes());
+        }
         const std::int64_t elem = std::int64_t{word - 1} * FiniteCheck::kGrain;
         for (const Parameter& parameter : net_.parameters()) {
             if (parameter.offset_elems <= elem) {

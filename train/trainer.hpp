@@ -66,8 +66,15 @@ class Trainer {
           ahead_(backend_.host_memory() ? 0 : 2),
           results_(backend_, ahead_ + 1),
           scalars_(backend_, ahead_ + 1),
+          found_(shared() ? DeviceBuffer<std::int32_t>(backend_, sharding.ranks)
+                          : DeviceBuffer<std::int32_t>()),
+          all_found_(backend_, (ahead_ + 1) * sharding.ranks),
           graph_(options.graph),
-          captured_(static_cast<std::size_t>(ahead_ + 1)) {}
+          captured_(static_cast<std::size_t>(ahead_ + 1)) {
+        if (found_.get() != nullptr) {
+            backend_.fill_zero(found_.get(), found_.bytes());
+        }
+    }
 
     // Epochs count from 1, steps of an epoch from 0.
     void begin_epoch(std::uint32_t epoch);
@@ -90,6 +97,7 @@ class Trainer {
     void compute(std::int64_t local_count, std::int64_t global_count, int part,
                  const PassUpdate* update);
     void capture(Reducer::Captured& captured, std::int64_t local_count, std::int64_t global_count);
+    bool shared() const;  // whether some bucket is shared out
 
     Backend& backend_;
     Net& net_;
@@ -113,8 +121,13 @@ class Trainer {
         const StepTail* result;
         Device::Event transfer;
     };
+    std::int32_t not_finite(const Pending& done) const;
     std::vector<Pending> pending_;  // at most ahead_ + 1, the oldest first
     std::int64_t submitted_ = 0;    // steps
+    // FiniteCheck's word of each rank, where each sees the gradients of its shares alone: all know
+    // all of them in the same step. And [ahead_ + 1] of those, as results_.
+    DeviceBuffer<std::int32_t> found_;
+    PinnedBuffer<std::int32_t> all_found_;
     bool graph_;
     int warm_ups_ = 0;  // steps of a whole batch so far, up to what is enough
     // [ahead_ + 1], used in turn, as a graph's events are read before it is launched again.

@@ -30,6 +30,7 @@
 #include "comm/communicator.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/launch/start_alarm.hpp"
+#include "comm/term_sums.hpp"
 #include "kernels/base/host_name.hpp"
 #include "kernels/base/printable.hpp"
 
@@ -118,9 +119,6 @@ std::string outside_address() {
 constexpr std::size_t kDirectBytes = 128 << 10;
 constexpr std::uint8_t kDirectSlotPrefix = 0x40;  // Gloo's own are 1 to 8
 
-// out = left + right.
-using Sum = void (*)(void* out, const void* left, const void* right, std::size_t elems);
-
 class GlooCommunicator final : public Communicator {
  public:
     GlooCommunicator(const StartUp& start_up, const LaunchOptions& options, StartAlarm& alarm);
@@ -161,13 +159,15 @@ class GlooCommunicator final : public Communicator {
     // Runs one of Gloo's operations, and says which it was if it fails.
     template <typename Work>
     void run(const std::string& what, Work&& work);
-    // sum: of two arrays of T, gloo::sum or the like.
+    // sum: of two arrays of T. gloo::sum is compiled for any processor, and several times slower
+    // than ours.
     template <typename T>
     void allreduce(const std::shared_ptr<gloo::Context>& context, T* data, std::size_t elems,
-                   std::uint32_t tag, Sum sum);
+                   std::uint32_t tag, TermSum sum);
     void run_operation(const Operation& operation);
     void send_terms(Operation& operation);
     void add_terms(const Operation& operation);
+    void reduce_scatter(const Operation& operation);
     void reduce();  // the thread's loop
 
     int rank_, size_;
@@ -178,6 +178,7 @@ class GlooCommunicator final : public Communicator {
     Place place_;
     std::shared_ptr<gloo::Context> control_, gradients_;
     std::uint32_t control_tag_ = 0, started_ = 0;
+    std::vector<std::byte> scratch_;  // the thread's
 
     std::mutex mutex_;  // guards everything below
     std::condition_variable wake_, done_;
@@ -215,35 +216,9 @@ void GlooCommunicator::run(const std::string& what, Work&& work) {
     }
 }
 
-// gloo::sum is compiled for any processor, and several times slower than this.
-void add_float(void* out, const void* left, const void* right, std::size_t elems) {
-    const auto* x = static_cast<const float*>(left);
-    const auto* y = static_cast<const float*>(right);
-    auto* sum = static_cast<float*>(out);
-    for (std::size_t i = 0; i < elems; ++i) {
-        sum[i] = x[i] + y[i];
-    }
-}
-
-template <DataType type>
-void add_narrow(void* out, const void* left, const void* right, std::size_t elems) {
-    const auto* x = static_cast<const std::uint16_t*>(left);
-    const auto* y = static_cast<const std::uint16_t*>(right);
-    auto* sum = static_cast<std::uint16_t*>(out);
-    for (std::size_t i = 0; i < elems; ++i) {
-        sum[i] = narrow::to<type>(narrow::from<type>(x[i]) + narrow::from<type>(y[i]));
-    }
-}
-
-Sum sum_of(DataType type) {
-    return type == DataType::float32    ? &add_float
-           : type == DataType::bfloat16 ? &add_narrow<DataType::bfloat16>
-                                        : &add_narrow<DataType::float16>;
-}
-
 template <typename T>
 void GlooCommunicator::allreduce(const std::shared_ptr<gloo::Context>& context, T* data,
-                                 std::size_t elems, std::uint32_t tag, Sum sum) {
+                                 std::size_t elems, std::uint32_t tag, TermSum sum) {
     gloo::AllreduceOptions options(context);
     options.setAlgorithm(gloo::AllreduceOptions::Algorithm::RING);
     options.setOutput(data, elems);
@@ -260,10 +235,11 @@ void GlooCommunicator::run_operation(const Operation& o) {
             if (o.buffer != nullptr) {
                 add_terms(o);
             } else if (c.type == DataType::float32) {
-                allreduce(gradients_, static_cast<float*>(c.data), elems, o.number, sum_of(c.type));
+                allreduce(gradients_, static_cast<float*>(c.data), elems, o.number,
+                          term_sum_of(c.type));
             } else {
                 allreduce(gradients_, static_cast<std::uint16_t*>(c.data), elems, o.number,
-                          sum_of(c.type));
+                          term_sum_of(c.type));
             }
             return;
         }
@@ -275,7 +251,36 @@ void GlooCommunicator::run_operation(const Operation& o) {
             gloo::allgather(options);
             return;
         }
+        case Collective::Kind::reduce_scatter:
+            reduce_scatter(o);
+            return;
     }
+}
+
+// Each rank gets all terms of its row and adds them up: (size - 1) / size of the data each way, as
+// in a ring, without its chain of messages.
+void GlooCommunicator::reduce_scatter(const Operation& o) {
+    const Collective& c = o.collective;
+    const std::size_t bytes = o.bytes();
+    const auto at = [&](int rank) { return static_cast<std::size_t>(rank) * bytes; };
+    scratch_.resize(at(size_));
+    const auto terms = gradients_->createUnboundBuffer(scratch_.data(), scratch_.size());
+    const auto rows = gradients_->createUnboundBuffer(c.data, at(size_));
+    const auto slot = gloo::Slot::build(kDirectSlotPrefix, o.number);
+    for (int i = 1; i < size_; ++i) {
+        const int from = (rank_ + size_ - i) % size_;
+        terms->recv(from, slot, at(from), bytes);
+    }
+    for (int i = 1; i < size_; ++i) {
+        const int to = (rank_ + i) % size_;
+        rows->send(to, slot, at(to), bytes);
+    }
+    for (int i = 1; i < size_; ++i) {
+        terms->waitRecv();
+        rows->waitSend();
+    }
+    comm::add_terms(c.type, size_, rank_, static_cast<std::size_t>(c.count),
+                    static_cast<std::byte*>(c.data) + at(rank_), scratch_.data());
 }
 
 std::shared_ptr<gloo::Context> GlooCommunicator::connect(
@@ -421,7 +426,7 @@ void GlooCommunicator::add_terms(const Operation& o) {
     const std::size_t bytes = o.bytes();
     const void* sum = o.terms.data();
     for (std::size_t at = bytes; at < o.terms.size(); at += bytes) {
-        sum_of(c.type)(c.data, sum, o.terms.data() + at, static_cast<std::size_t>(c.count));
+        term_sum_of(c.type)(c.data, sum, o.terms.data() + at, static_cast<std::size_t>(c.count));
         sum = c.data;
     }
 }

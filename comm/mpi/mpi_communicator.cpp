@@ -17,11 +17,13 @@
 #include <condition_variable>
 #include <cstdlib>
 #include <deque>
+#include <limits>
 #include <mutex>
 #include <thread>
 
 #include "comm/communicator.hpp"
 #include "comm/launch/backoff.hpp"
+#include "comm/term_sums.hpp"
 #include "kernels/base/host_name.hpp"
 
 namespace gyre::comm {
@@ -50,12 +52,14 @@ void check(int result, const char* expression, const char* file, int line) {
 // MPI 3 has no 16-bit floats.
 template <DataType type>
 void add_narrow(void* in, void* inout, int* elems, MPI_Datatype*) {
-    const auto* x = static_cast<const std::uint16_t*>(in);
-    auto* y = static_cast<std::uint16_t*>(inout);
-    for (int i = 0; i < *elems; ++i) {
-        y[i] = narrow::to<type>(narrow::from<type>(y[i]) + narrow::from<type>(x[i]));
-    }
+    term_sum_of(type)(inout, inout, in, static_cast<std::size_t>(*elems));
 }
+
+// What a reduce_scatter sends and receives: MPI reads the lists while it is under way.
+struct Exchange {
+    std::vector<int> send_counts, send_offsets, receive_counts, receive_offsets;
+    std::vector<std::byte> terms;  // [ranks][columns]
+};
 
 // Settings that have to be there before MPI starts. Whatever the user has set stays.
 void configure_open_mpi() {
@@ -97,9 +101,13 @@ class MpiCommunicator final : public Communicator {
     struct Piece {
         Collective part;
         Operation* owner;
+        std::int64_t row_elems;  // from one row of a reduce_scatter to the next
         MPI_Request request = MPI_REQUEST_NULL;
+        std::unique_ptr<Exchange> exchange = nullptr;  // of a reduce_scatter under way
     };
     void begin(Piece& piece);
+    void begin_exchange(Piece& piece);
+    void finish(Piece& piece);
     void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
     void make_progress();  // the thread's loop
     // Waits for what `call`, which is given a request, starts on the control communicator.
@@ -117,6 +125,7 @@ class MpiCommunicator final : public Communicator {
     MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
     std::deque<Piece> waiting_, under_way_;  // in the order of the calls, the same on all ranks
+    std::vector<std::unique_ptr<Exchange>> exchanges_;  // not in use, with their memory
     std::int64_t bytes_left_ = 0;
     bool stopping_ = false;
     std::condition_variable wake_;
@@ -126,17 +135,17 @@ class MpiCommunicator final : public Communicator {
 class MpiCommunicator::Operation final : public Request {
  public:
     Operation(MpiCommunicator& comm, const Collective& collective) : comm_(comm) {
-        const std::int64_t piece_elems = most_piece_elems(collective);
+        const std::int64_t piece_elems = most_piece_elems(collective, comm.size_);
         const auto width = static_cast<std::int64_t>(bytes_of(collective.type));
         const std::lock_guard lock(comm_.mutex_);
         for (std::int64_t at = 0; at < collective.count; at += piece_elems) {
             Collective part = collective;
             part.data = static_cast<std::byte*>(collective.data) + at * width;
             part.count = std::min(piece_elems, collective.count - at);
-            comm_.waiting_.push_back({part, this});
+            comm_.waiting_.push_back({part, this, collective.count});
+            comm_.bytes_left_ += bytes_of(part);
             ++pieces_left_;
         }
-        comm_.bytes_left_ += bytes_of(collective);
         comm_.advance();
         if (comm_.bytes_left_ >= kBackgroundBytes) {
             comm_.wake_.notify_one();
@@ -173,17 +182,19 @@ class MpiCommunicator::Operation final : public Request {
     void piece_done() { --pieces_left_; }
 
  private:
-    // Rows of a gathering lie apart, so it is one piece.
-    static std::int64_t most_piece_elems(const Collective& collective) {
+    static std::int64_t most_piece_elems(const Collective& collective, int ranks) {
         if (collective.kind == Collective::Kind::all_reduce) {
             return kPieceElems;
         }
-        if (bytes_of(collective) > kMostBytes) {
+        // Offsets of rows are ints, and a gathering is one piece, as its rows lie apart.
+        const bool sums = collective.kind == Collective::Kind::reduce_scatter;
+        if (sums ? collective.count * ranks > std::numeric_limits<int>::max()
+                 : bytes_of(collective) > kMostBytes) {
             throw Error(ExitCode::internal,
                         fmt::format("{} of {} bytes a rank is more than one call of MPI's takes",
                                     name_of(collective.kind), bytes_of(collective)));
         }
-        return std::max<std::int64_t>(1, collective.count);
+        return std::max<std::int64_t>(1, sums ? kPieceElems / ranks : collective.count);
     }
 
     MpiCommunicator& comm_;
@@ -204,26 +215,71 @@ void MpiCommunicator::begin(Piece& piece) {
                                     static_cast<int>(bytes_of(part)), MPI_BYTE, gradients_,
                                     &piece.request));
             return;
+        case Collective::Kind::reduce_scatter:
+            begin_exchange(piece);
+            return;
+    }
+}
+
+// Each rank gets all terms of its row and adds them up. MPI's own way is a reduction of all rows to
+// one rank, which sends them on (Open MPI 4), in an order of additions that is the library's
+// affair.
+void MpiCommunicator::begin_exchange(Piece& piece) {
+    const Collective& part = piece.part;
+    if (exchanges_.empty()) {
+        exchanges_.push_back(std::make_unique<Exchange>());
+    }
+    piece.exchange = std::move(exchanges_.back());
+    exchanges_.pop_back();
+    Exchange& e = *piece.exchange;
+    const auto count = static_cast<int>(part.count);
+    e.send_counts.assign(static_cast<std::size_t>(size_), count);
+    e.send_counts[static_cast<std::size_t>(rank_)] = 0;
+    e.receive_counts = e.send_counts;
+    e.send_offsets.resize(e.send_counts.size());
+    e.receive_offsets.resize(e.send_counts.size());
+    for (int rank = 0; rank < size_; ++rank) {
+        const auto i = static_cast<std::size_t>(rank);
+        e.send_offsets[i] = static_cast<int>(rank * piece.row_elems);
+        e.receive_offsets[i] = rank * count;
+    }
+    e.terms.resize(static_cast<std::size_t>(bytes_of(part) * size_));
+    const MPI_Datatype type = sums_[static_cast<std::size_t>(part.type)].type;
+    GYRE_MPI(MPI_Ialltoallv(part.data, e.send_counts.data(), e.send_offsets.data(), type,
+                            e.terms.data(), e.receive_counts.data(), e.receive_offsets.data(), type,
+                            gradients_, &piece.request));
+}
+
+void MpiCommunicator::finish(Piece& piece) {
+    const Collective& part = piece.part;
+    bytes_left_ -= bytes_of(part);
+    if (piece.exchange != nullptr && piece.owner != nullptr) {
+        const auto width = static_cast<std::int64_t>(bytes_of(part.type));
+        add_terms(part.type, size_, rank_, static_cast<std::size_t>(part.count),
+                  static_cast<std::byte*>(part.data) + rank_ * piece.row_elems * width,
+                  piece.exchange->terms.data());
+    }
+    if (piece.exchange != nullptr) {
+        exchanges_.push_back(std::move(piece.exchange));
+    }
+    if (piece.owner != nullptr) {
+        piece.owner->piece_done();
     }
 }
 
 void MpiCommunicator::advance() {
     for (;;) {
         while (!waiting_.empty() && under_way_.size() < kPiecesUnderWay) {
-            Piece piece = waiting_.front();
-            begin(piece);
+            begin(waiting_.front());
+            under_way_.push_back(std::move(waiting_.front()));
             waiting_.pop_front();
-            under_way_.push_back(piece);
         }
         bool finished = false;
         for (Piece& piece : under_way_) {
             int flag = 0;
             GYRE_MPI(MPI_Test(&piece.request, &flag, MPI_STATUS_IGNORE));
             if (flag != 0) {
-                bytes_left_ -= bytes_of(piece.part);
-                if (piece.owner != nullptr) {
-                    piece.owner->piece_done();
-                }
+                finish(piece);
                 finished = true;
             }
         }

@@ -378,6 +378,11 @@ std::unique_ptr<Request> NcclCommunicator::start(const Collective& c) {
                 GYRE_NCCL(lock, all_gather, own, data, count, type, comm_, stream);
                 return;
             }
+            case Collective::Kind::reduce_scatter: {
+                void* const own = static_cast<std::byte*>(data) + rank() * bytes_of(c);
+                GYRE_NCCL(lock, reduce_scatter, data, own, count, type, nccl::sum, comm_, stream);
+                return;
+            }
         }
     });
     return std::make_unique<Operation>(*this, end);

@@ -88,6 +88,7 @@ static_assert(same<ncclCommFinalize, CommFinalize> && same<ncclCommDestroy, Comm
 static_assert(same<ncclCommAbort, CommAbort> && same<ncclCommGetAsyncError, CommGetAsyncError>);
 static_assert(same<ncclGetErrorString, GetErrorString> && same<ncclGetLastError, GetLastError>);
 static_assert(same<ncclAllReduce, AllReduce> && same<ncclAllGather, AllGather>);
+static_assert(same<ncclReduceScatter, ReduceScatter>);
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
 static_assert(same<ncclCommRegister, CommRegister> && same<ncclCommDeregister, CommDeregister>);
 #endif

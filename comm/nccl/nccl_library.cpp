@@ -63,6 +63,7 @@ Library::Library() {
     find(handle, file, "ncclGetLastError", get_last_error);
     find(handle, file, "ncclAllReduce", all_reduce);
     find(handle, file, "ncclAllGather", all_gather);
+    find(handle, file, "ncclReduceScatter", reduce_scatter);
     find(handle, file, "ncclCommRegister", comm_register, false);
     find(handle, file, "ncclCommDeregister", comm_deregister, false);
     emulated = dlsym(handle, "gyre_fake_nccl") != nullptr;

@@ -50,6 +50,8 @@ using AllReduce = Result(const void* from, void* to, std::size_t elems, Type typ
                          Operation operation, Handle comm, Stream stream);
 using AllGather = Result(const void* from, void* to, std::size_t elems_of_a_rank, Type type,
                          Handle comm, Stream stream);
+using ReduceScatter = Result(const void* from, void* to, std::size_t elems_of_a_rank, Type type,
+                             Operation operation, Handle comm, Stream stream);
 using CommRegister = Result(Handle comm, void* data, std::size_t bytes, void** registration);
 using CommDeregister = Result(Handle comm, void* registration);
 
@@ -69,6 +71,7 @@ class Library {
     GetLastError* get_last_error;
     AllReduce* all_reduce;
     AllGather* all_gather;
+    ReduceScatter* reduce_scatter;
     CommRegister* comm_register;  // null before NCCL 2.19, as the next
     CommDeregister* comm_deregister;
     // The library is the tests' stand-in (tests/fake_nccl.cpp), whose device is the emulated one.

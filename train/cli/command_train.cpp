@@ -148,6 +148,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .eval_batch = options_.test_batch_size,
             .optimizer = optimizer,
             .reduction = options_.reduction,
+            .shard_optimizer = options_.shard_optimizer,
             .graph = options_.graph};
 }
 

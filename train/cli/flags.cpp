@@ -250,6 +250,9 @@ void add_reduction_flags(CLI::App& app, TrainOptions& o) {  // after the ranks'
                "Large linear layers gather inputs and output gradients instead of reducing "
                "weights' gradients, on CPU ranks: on (where that is less), auto (where it is less "
                "than half, across hosts), off");
+    add_choice(app, "--shard-optimizer", o.shard_optimizer, kShardUses,
+               "Each rank updates a share of the parameters, and keeps the optimizer's moments for "
+               "that alone (ZeRO stage 1, ZeroRedundancyOptimizer): on, off, or auto: off");
     const Words<DataType> types = {
         {"fp32", DataType::float32}, {"bf16", DataType::bfloat16}, {"fp16", DataType::float16}};
     add_choice(app, "--comm-dtype", o.reduction.type, types,

@@ -49,6 +49,7 @@ struct TrainOptions : CommonOptions {
     bool evaluate = true;
     ReductionSpec reduction;
     bool tune_buckets = false;  // tries several sizes first
+    ShardUse shard_optimizer = ShardUse::automatic;
     GraphUse graph = GraphUse::automatic;
     std::int64_t check_sync = 0;              // steps between comparisons of parameters; 0: none
     int log_interval = 100;                   // steps
