@@ -116,7 +116,9 @@ class Planner {
     bool place_values() {
         Shape shape = spec_.input;
         for (std::size_t v = 0; v <= layers_.size(); ++v) {
-            if (shape.elems() < 1 || shape.elems() > most_floats_) {
+            constexpr int kMostExtent = 1 << 15;  // so that a place of a maximum is an int32
+            if (shape.elems() < 1 || shape.elems() > most_floats_ ||
+                std::max(shape.height, shape.width) >= kMostExtent) {
                 return false;
             }
             int padding = 0, pitch = shape.width;
