@@ -20,6 +20,7 @@
 //   FLOPs as forward; bytes as forward, plus 8 O (C K K + 1) for each group of images.
 #include <algorithm>
 
+#include "kernels/cuda/add_parts.cuh"
 #include "kernels/cuda/conv2d.cuh"
 #include "kernels/cuda/elementwise.cuh"
 
@@ -380,18 +381,12 @@ __global__ void __launch_bounds__(kBlock)
     }
 }
 
-// One warp to a gradient: lanes take groups in turn, then the warp adds its lanes.
+// One thread of a block's first row to a gradient.
 __global__ void add_groups_kernel(int groups, int weights, int outs, const float* partial,
                                   float* dw, float* db) {
-    const int elem = static_cast<int>(blockIdx.x * (blockDim.x / 32) + threadIdx.x / 32);
-    const int lane = static_cast<int>(threadIdx.x % 32);
-    const int elems = weights + outs;
-    float sum = 0.0f;
-    for (int group = lane; elem < elems && group < groups; group += 32) {
-        sum += partial[std::int64_t{group} * elems + elem];
-    }
-    sum = warp_sum(sum);
-    if (lane == 0 && elem < elems) {
+    const float sum = sum_of_parts(groups, weights + outs, partial);
+    const int elem = static_cast<int>(blockIdx.x * kAddColumns + threadIdx.x);
+    if (threadIdx.y == 0 && elem < weights + outs) {
         (elem < weights ? dw[elem] : db[elem - weights]) = sum;
     }
 }
@@ -471,10 +466,9 @@ void backward_weights(const Context& context, const Conv2dShape& shape, int n, c
                                             : direct_weights_kernel<1>;
     launch("conv2d_backward_weights", kernel, grid, dim3(kBlock), context.stream, plan, n, x, dy,
            partial);
-    launch("conv2d_backward_weights", add_groups_kernel,
-           dim3(static_cast<unsigned>((elems + 7) / 8)), dim3(kBlock), context.stream,
-           plan.image_groups, weights, shape.out_channels, static_cast<const float*>(partial), dw,
-           db);
+    launch("conv2d_backward_weights", add_groups_kernel, add_blocks(elems),
+           dim3(kAddColumns, kAddRows), context.stream, plan.image_groups, weights,
+           shape.out_channels, static_cast<const float*>(partial), dw, db);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE::direct
