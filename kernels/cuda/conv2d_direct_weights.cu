@@ -8,6 +8,7 @@
 // its block; the rows are added in shared memory, in order, and written as the block's partial
 // gradient [group of images][O C K K, then O]; a second kernel adds the groups in order. FLOPs
 // 2 n O C K K OH OW; bytes 4 n (C H W + O OH OW), plus 8 O (C K K + 1) for each group of images.
+#include "kernels/cuda/add_parts.cuh"
 #include "kernels/cuda/conv2d_direct.cuh"
 
 namespace gyre::SIMT_NAMESPACE::direct {
@@ -145,31 +146,14 @@ __global__ void __launch_bounds__(kBlock)
     }
 }
 
-constexpr int kGroupElems = 32, kGroupParts = kBlock / kGroupElems;
-
-// A warp to 32 gradients and some of the groups, so that its loads are neighbours; then the parts'
-// sums are added in order.
-__global__ void __launch_bounds__(kBlock)
-    add_groups_kernel(int groups, int weights, int outs, const float* partial, float* dw,
-                      float* db) {
-    SIMT_SHARED(float, sums, [kGroupParts][kGroupElems]);
-    const int lane = static_cast<int>(threadIdx.x) % kGroupElems;
-    const int part = static_cast<int>(threadIdx.x) / kGroupElems;
-    const int elem = static_cast<int>(blockIdx.x) * kGroupElems + lane;
-    const int elems = weights + outs;
-    float sum = 0.0f;
-    for (int group = part; elem < elems && group < groups; group += kGroupParts) {
-        sum += partial[std::int64_t{group} * elems + elem];
+// One thread of a block's first row to a gradient.
+__global__ void add_groups_kernel(int groups, int weights, int outs, const float* partial,
+                                  float* dw, float* db) {
+    const float sum = sum_of_parts(groups, weights + outs, partial);
+    const int elem = static_cast<int>(blockIdx.x * kAddColumns + threadIdx.x);
+    if (threadIdx.y == 0 && elem < weights + outs) {
+        (elem < weights ? dw[elem] : db[elem - weights]) = sum;
     }
-    sums[part][lane] = sum;
-    __syncthreads();
-    if (part > 0 || elem >= elems) {
-        return;
-    }
-    for (int other = 1; other < kGroupParts; ++other) {
-        sum += sums[other][lane];
-    }
-    (elem < weights ? dw[elem] : db[elem - weights]) = sum;
 }
 
 WeightsPlan plan_weights(const Conv2dShape& shape, int n) {
@@ -233,10 +217,9 @@ void backward_weights(const Context& context, const Conv2dShape& shape, int n, c
                                             : direct_weights_kernel<1>;
     launch("conv2d_backward_weights", kernel, grid, dim3(static_cast<unsigned>(plan.threads)),
            context.stream, plan, n, x, dy, partial);
-    launch("conv2d_backward_weights", add_groups_kernel,
-           dim3(static_cast<unsigned>((elems + kGroupElems - 1) / kGroupElems)), dim3(kBlock),
-           context.stream, plan.image_groups, weights, shape.out_channels,
-           static_cast<const float*>(partial), dw, db);
+    launch("conv2d_backward_weights", add_groups_kernel, add_blocks(elems),
+           dim3(kAddColumns, kAddRows), context.stream, plan.image_groups, weights,
+           shape.out_channels, static_cast<const float*>(partial), dw, db);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE::direct

@@ -1,19 +1,20 @@
-// The convolution of a net's beginning, of few input channels, before one on tensor cores: stride
-// 1, with a ReLU, its output channels last (kernels/ops/specs.hpp).
+// The convolution of a net's beginning, of few input channels, before one on tensor cores: of
+// stride 1, with a ReLU, its output channels last (kernels/ops/specs.hpp).
 //
-//   y[i][p][o] = max(0, b[o] + sum over taps t = (c, kh, kw) of w[o][t] x(i, p, t)), rounded to
-//   TF32 dw[o][t] = sum over i, p of dy[i][p][o] x(i, p, t);  db[o] = the sum of dy[i][p][o]
+//   y[i][p][o] = max(0, b[o] + sum over taps t = (c, kh, kw) of w[o][t] x(i, p, t)), in TF32
+//   dw[o][t] = sum over i, p of dy[i][p][o] x(i, p, t);  db[o] = the sum of dy[i][p][o]
 //   dx[i][c][h][w] = the sum over o and the positions p of whose window the pixel is tap t
-// x(i, p, t): the pixel of x [n][C][H][W] under tap t of the window at p, zero in the padding.
 //
-// Forward: a thread computes 4 channels of 4 positions; a block of 256 threads keeps the weights in
-// shared memory, [tap][channel]. Bytes 4 n (C H W + O P), of which y is most; FLOPs 2 n O P taps.
+// x(i, p, t): the pixel of x [n][C][H][W] under tap t of the window at p, zero in the padding.
+// Forward: a thread computes 4 channels of 4 positions; a block of 256 threads keeps the weights
+// in shared memory, [tap][channel]. Bytes 4 n (C H W + O P), most of them y; FLOPs 2 n O P taps.
 // dw: a block has a part of all positions; of each 256 / O, and its threads one channel each, all
-// taps of which they keep in registers; they are added in shared memory in order, and the parts by
-// a second kernel, a warp to an element: at most 512, as many on every GPU. Bytes as forward. dx: a
-// thread to a pixel.
+// taps of which they keep in registers; they are added in shared memory in order, and the parts
+// by a second kernel (add_parts.cuh): at most 512, as many on every GPU. Bytes as forward.
+// dx: one thread to a pixel.
 #include <algorithm>
 
+#include "kernels/cuda/add_parts.cuh"
 #include "kernels/cuda/conv2d.cuh"
 #include "kernels/cuda/elementwise.cuh"
 
@@ -155,18 +156,13 @@ __global__ void __launch_bounds__(kBlock)
     }
 }
 
-// One warp to an element (tap, channel) of a part.
+// One thread of a block's first row to a gradient (tap, channel).
 __global__ void add_parts_kernel(int parts, int taps, int out_channels, const float* partial,
                                  float* dw, float* db) {
-    const int lane = static_cast<int>(threadIdx.x) % 32;
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x) / 32;
     const int elems = (taps + 1) * out_channels;
-    float sum = 0.0f;
-    for (int part = lane; part < parts && i < elems; part += 32) {
-        sum += partial[part * elems + i];
-    }
-    sum = warp_sum(sum);
-    if (lane == 0 && i < elems) {
+    const float sum = sum_of_parts(parts, elems, partial);
+    const int i = static_cast<int>(blockIdx.x * kAddColumns + threadIdx.x);
+    if (threadIdx.y == 0 && i < elems) {
         const int tap = i / out_channels, channel = i - tap * out_channels;
         if (tap < taps) {
             dw[channel * taps + tap] = sum;
@@ -235,10 +231,10 @@ class FirstConv2dOp final : public Op {
         launch("conv2d_first_weights", weights_kernel<kChannels, kKernel>, dim3(parts),
                dim3(kBlock), SharedBytes{kBlock * sizeof(float)}, context_.stream, s_, positions,
                each, io.x.f32(), io.dy.f32(), partial);
-        launch("conv2d_first_add", add_parts_kernel,
-               dim3(blocks((s_.taps() + 1) * s_.out_channels, kBlock / 32)), dim3(kBlock),
-               context_.stream, static_cast<int>(parts), s_.taps(), s_.out_channels,
-               static_cast<const float*>(partial), io.grads[0].f32(), io.grads[1].f32());
+        launch("conv2d_first_add", add_parts_kernel, add_blocks((s_.taps() + 1) * s_.out_channels),
+               dim3(kAddColumns, kAddRows), context_.stream, static_cast<int>(parts), s_.taps(),
+               s_.out_channels, static_cast<const float*>(partial), io.grads[0].f32(),
+               io.grads[1].f32());
     }
     void backward_input(const Batch& batch, const OpIo& io) override {
         const auto elems = static_cast<int>(batch.n * shape_.in.elems());

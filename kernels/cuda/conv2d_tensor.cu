@@ -7,9 +7,9 @@
 //   dw        out channel          (taps, channel), and the bias   (image, P)
 //
 // x, y, dy and dx are [n][channels][height][width]; channels-last copies of x, dy and w, rounded to
-// TF32, are made in the workspace (channels_last.cu). Sums go to y and dx at once: 8 neighbours of
-// a row to 8 lanes, which is a sector of 32 bytes. Block and grid, bytes and FLOPs:
-// tensor_gemm.cuh.
+// TF32, are made in the workspace (channels_last.cu), but for what lies so already. Sums go to y
+// and dx at once: 8 neighbours of a row to 8 lanes, which is a sector of 32 bytes.
+// Block and grid, bytes and FLOPs: tensor_gemm.cuh.
 #include <algorithm>
 
 #include "kernels/cuda/channels_last.cuh"

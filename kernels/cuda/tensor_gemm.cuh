@@ -1,13 +1,13 @@
 // The matrix product on tensor cores: c[m][n] = sum over k of a(m, k) * b(n, k), operands in TF32
 // (float32 in memory) or 16 bits, sums in float32.
 //
-// Block and grid: 128 threads, 2 x 2 warps, compute a tile of BM x BN, a warp a quarter of it; grid
-// (tiles of n, then of m; 1; parts of k). k advances by 128 bytes. Slices come by cp.async, kStages
-// of them in shared memory, of which one is multiplied while the others are on their way.
+// Block and grid: 128 threads, 2 x 2 warps, compute a tile of BM x BN, a warp a quarter of it;
+// grid (tiles of n, then of m; 1; parts of k). k advances by 128 bytes. Slices come by cp.async,
+// kStages of them in shared memory, of which one is multiplied while the others are on their way.
 // Too few tiles for a GPU divide k among blocks, whose partial tiles a second kernel adds in a
-// fixed order. How many parts follows from the shape alone: every GPU gets the same bits. FLOPs 2 M
-// N K; bytes at least (M K + N K) times the element's and 4 M N, times re-reading by tiles of the
-// other side.
+// fixed order. How many parts follows from the shape alone: every GPU gets the same bits.
+// FLOPs 2 M N K; bytes at least (M K + N K) times the element's and 4 M N, times re-reading by
+// tiles of the other side.
 //
 // In shared memory an operand that is contiguous along k lies in rows of 128 bytes, one of m or n,
 // whose 16-byte chunks are permuted by the row (chunk ^= row % 8): ldmatrix, as the copies, meets
@@ -18,12 +18,12 @@
 //   kAlongK   whether it is contiguous along k
 //   kRound    whether it is still to be rounded to TF32
 //   Cursor<kEach, kStep, kDepth>(operand, row, k, end)   what one thread copies of each slice:
-//   along
-//             k, the chunk at k of rows row + i * kStep, i < kEach; across k, the chunk at row of
-//             k + i * kStep. `end`: of the block's part of k.
-//   cursor.fetch(operand, copy)   calls copy(i, from, valid) for each i, and goes on by kDepth of k
-// An epilogue has store<kWhole>(m, n, v): v[j] are the sums of row m + 8 j and columns n, n + 1; n
-// is even, m % 32 < 8. kWhole: all of them are inside the matrix, else the epilogue has to look.
+//             along k, the chunk at k of rows row + i * kStep, i < kEach; across k, the chunk at
+//             row of k + i * kStep. `end`: of the block's part of k.
+//   cursor.fetch(operand, copy)   calls copy(i, from, valid) for each i, and goes on by kDepth
+//             of k
+// An epilogue has store<kWhole>(m, n, v): v[j] are the sums of row m + 8 j and columns n, n + 1;
+// n is even, m % 32 < 8. kWhole: all of them are inside the matrix, else the epilogue has to look.
 #pragma once
 
 #include <algorithm>
