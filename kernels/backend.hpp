@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kernels/base/data_type.hpp"
+#include "kernels/base/epoch_order.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/ops/op.hpp"
 #include "kernels/ops/shapes.hpp"
@@ -28,6 +29,21 @@ struct GatherArgs {
     Shape shape;
     const float* scale = nullptr;  // [channels]: value = pixel * scale + shift
     const float* shift = nullptr;  // [channels]
+};
+
+// How far a training is. It lies on the device, so that a step that was captured once finds images
+// of its own in every launch.
+struct EpochPlace {
+    std::uint32_t epoch = 0;  // from 1
+    std::uint32_t step = 0;   // the next one's, from 0
+};
+
+// Which images a rank takes in a step: those at the positions step * step_images + first, ...
+struct NextSamplesArgs {
+    EpochOrder order;
+    EpochPlace* place = nullptr;  // on the device
+    std::int64_t step_images = 0;
+    std::int64_t first = 0;
 };
 
 // Log-softmax, negative log-likelihood and its gradient in one pass over the logits [n][classes].
@@ -87,6 +103,8 @@ class Backend : public Device, public OpFactory {
     virtual void import_activation(const Shape& shape, int n, const float* host, float* x) = 0;
     virtual void export_activation(const Shape& shape, int n, const float* x, float* host) = 0;
 
+    // samples [n]: indices of the images of the step that is next, which then is the one after it.
+    virtual void next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) = 0;
     // x [n][shape], y labels [n].
     virtual void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) = 0;
     virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;

@@ -358,11 +358,11 @@ TEST_CASE("a training with graphs has the results of one without, bit by bit", "
             if (step < 2 || step % 8 == 7) {
                 CHECK(graph.submissions[step] == eager.submissions[step]);
             } else {
-                // The samples, the graph, with ranks its end, and the result with its event; what
-                // the update reads, with an event, too, where it changes.
+                // The graph, with ranks its end, and the result with its event; what the update
+                // reads, with an event, too, where it changes.
                 const bool changes = run.optimizer.rule != UpdateRule::sgd ||
                                      run.optimizer.schedule.kind != ScheduleKind::constant;
-                CHECK(graph.submissions[step] == (run.ranks == 1 ? 4 : 5) + (changes ? 2 : 0));
+                CHECK(graph.submissions[step] == (run.ranks == 1 ? 3 : 4) + (changes ? 2 : 0));
                 ++launches;
             }
             CHECK(eager.submissions[step] > 25);

@@ -10,8 +10,8 @@ constexpr int kWarmUps = 2;
 }  // namespace
 
 void Trainer::begin_epoch(std::uint32_t epoch) {
-    backend_.upload(epoch_.get(), &epoch, sizeof epoch);
-    images_.set_order(epoch_order(images_.count(), options_.seed, epoch, options_.shuffle));
+    at_ = {.epoch = epoch};
+    backend_.upload(place_.get(), &at_, sizeof at_);
 }
 
 void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int part) {
@@ -23,7 +23,7 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
     pass.ranks = sharding_.ranks > 1 ? &sums_ : nullptr;
     pass.samples = samples_.get() + range.first;
     pass.seed = options_.seed;
-    pass.epoch = epoch_.get();
+    pass.epoch = &place_.get()->epoch;
     pass.training = true;
 
     images_.gather(pass.samples, pass.n, net_.input(), net_.labels());
@@ -53,6 +53,12 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
 
 void Trainer::submit(std::int64_t local_count, std::int64_t global_count) {
     reducer_.begin_step();
+    const Range mine = rank_share(global_count, sharding_.rank, sharding_.ranks);
+    backend_.next_samples({.order = order_,
+                           .place = place_.get(),
+                           .step_images = sharding_.global_batch,
+                           .first = mine.first},
+                          static_cast<int>(local_count), samples_.get());
     if (options_.accumulate > 1) {
         backend_.fill_zero(kept_.get(), kept_.bytes());
     }
@@ -89,8 +95,6 @@ void Trainer::capture(Reducer::Captured& captured, std::int64_t local_count,
 std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
     const Range global = sharding_.global(step);
     const Range local = sharding_.local(step);
-    backend_.copy(samples_.get(), images_.samples(local.first),
-                  static_cast<std::size_t>(local.count) * sizeof(std::int32_t));
     StepTail* tail = net_.tail();
     if (stop) {
         // Where nobody has asked before it is 0; no kernel writes it, parts and ranks add it up.
@@ -98,6 +102,13 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
         backend_.upload(&tail->stop, &one, sizeof one);
     }
     const auto slot = static_cast<std::size_t>(submitted_++ % (ahead_ + 1));
+    if (at_.step != step) {  // the device expects the one after the last
+        at_.step = static_cast<std::uint32_t>(step);
+        places_.get()[slot] = at_;
+        backend_.upload_async(Device::Stream::compute, place_.get(), places_.get() + slot,
+                              sizeof at_);
+    }
+    ++at_.step;
     const float learning_rate = optimizer_.next_step(scalars_.get()[slot]);
     const bool whole = graph_ && global.count == sharding_.global(0).count;
     if (whole && captured_[slot].graph == nullptr && warm_ups_++ >= kWarmUps) {

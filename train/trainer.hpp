@@ -61,11 +61,13 @@ class Trainer {
           options_(options),
           kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend_, net_.gradient_elems())
                                        : DeviceBuffer<float>()),
-          epoch_(backend_, 1),
+          order_(options.seed, images_.count(), options.shuffle),
+          place_(backend_, 1),
           samples_(backend_, sharding.most_local()),
           ahead_(backend_.host_memory() ? 0 : 2),
           results_(backend_, ahead_ + 1),
           scalars_(backend_, ahead_ + 1),
+          places_(backend_, ahead_ + 1),
           graph_(options.graph),
           captured_(static_cast<std::size_t>(ahead_ + 1)) {}
 
@@ -82,7 +84,7 @@ class Trainer {
     bool graph() const { return graph_; }
 
  private:
-    // What a graph repeats: all that a step asks the device for between its samples and its result.
+    // What a graph repeats: all that a step asks the device for before its result.
     // Nothing that changes from step to step may be an argument in it.
     void submit(std::int64_t local_count, std::int64_t global_count);
     // Part `part` of the rank's share; the gradients of the last are all parts' and go to the
@@ -99,13 +101,16 @@ class Trainer {
     CommunicatorSums sums_;  // for statistics of the global batch
     const Sharding sharding_;
     const TrainerOptions options_;
-    DeviceBuffer<float> kept_;            // the sum of the gradients of the parts so far
-    DeviceBuffer<std::uint32_t> epoch_;   // [1]
+    DeviceBuffer<float> kept_;  // the sum of the gradients of the parts so far
+    const EpochOrder order_;
+    EpochPlace at_;                       // as the device has it when it has done what is submitted
+    DeviceBuffer<EpochPlace> place_;      // [1]
     DeviceBuffer<std::int32_t> samples_;  // of the step
     const std::int64_t ahead_;
     // [ahead_ + 1], used in turn: a step's result has been read before they are used again.
     PinnedBuffer<StepTail> results_;
     PinnedBuffer<StepScalars> scalars_;
+    PinnedBuffer<EpochPlace> places_;
     struct Pending {
         std::int64_t step, images;
         float learning_rate;

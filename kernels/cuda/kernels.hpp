@@ -53,6 +53,10 @@ struct Context {
     bool tf32 = false;  // matrix products may round their operands to TF32 (tensor cores)
 };
 
+// next_samples.cu
+void next_samples(const Context& context, const NextSamplesArgs& args, int n,
+                  std::int32_t* samples);
+
 // gather.cu
 void gather(const Context& context, const GatherArgs& args, int n, float* x, std::int32_t* y);
 
