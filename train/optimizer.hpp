@@ -35,16 +35,17 @@ void check(const OptimizerSpec& spec);
 
 class Optimizer {
  public:
-    // Throws as check() does.
-    Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec);
+    // Throws as check() does. most_steps: of a call to next_steps().
+    Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int most_steps = 1);
 
-    // Counts a step and writes what its update reads to the device, which is asked for it before
-    // the step itself, captured or not. pinned: on the way there, so it must stay as it is until
-    // the device has done the step. Returns the step's learning rate.
-    float next_step(StepScalars& pinned);
-    // The step: updates each parameter from its reduced gradient, as soon as that has arrived, or
-    // at the end where gradients are clipped. not_finite: FiniteCheck's word, on the device.
-    void begin_step(std::int32_t* not_finite);
+    // Counts steps and writes what their updates read to the device, which is asked for it before
+    // the steps themselves, captured or not. pinned: [steps], on the way there, so it must stay as
+    // it is until the device has done them.
+    void next_steps(StepScalars* pinned, int steps);
+    // Step `index` of them: updates each parameter from its reduced gradient, as soon as that has
+    // arrived, or at the end where gradients are clipped. not_finite: FiniteCheck's word, on the
+    // device.
+    void begin_step(std::int32_t* not_finite, int index = 0);
     void arrived(std::int64_t begin, std::int64_t end);  // elements of the gradient buffer
     void end_step();
 
@@ -70,10 +71,10 @@ class Optimizer {
 
     Backend& backend_;
     Net& net_;
-    const OptimizerSpec spec_;            // with no optional value empty that has a default
-    DeviceBuffer<StepScalars> scalars_;   // [1]
-    std::optional<StepScalars> written_;  // last
-    std::int64_t steps_ = 0;              // begun
+    const OptimizerSpec spec_;           // with no optional value empty that has a default
+    DeviceBuffer<StepScalars> scalars_;  // [most_steps]
+    std::vector<StepScalars> written_;   // there, as far as anything has been
+    std::int64_t steps_ = 0;             // begun
     SgdArgs sgd_;
     AdamArgs adam_;
     FiniteCheck clip_;

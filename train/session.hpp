@@ -49,6 +49,7 @@ struct SessionSpec {
     OptimizerSpec optimizer = {};
     ReductionSpec reduction = {};
     GraphUse graph = GraphUse::automatic;
+    int graph_steps = 1;  // of whole batches in a graph; Trainer::step() says what then differs
 };
 
 class Session {
@@ -72,7 +73,8 @@ class Session {
 
     // Collective. Begins anew with these buckets, as plan() makes them, and an optimiser that has
     // done no step; parameters stay.
-    void restart(std::vector<Bucket> buckets);
+    void restart(std::vector<Bucket> buckets) { restart(std::move(buckets), spec_.graph_steps); }
+    void restart(std::vector<Bucket> buckets, int graph_steps);
     std::vector<Bucket> plan(std::optional<std::int64_t> bucket_bytes) const;
 
     Communicator& communicator() { return comm_; }

@@ -55,7 +55,7 @@ std::vector<double> timed_step(Session& session, const std::int32_t* samples,
     });
     times[times.size() - 2] = finished_after(backward);
     const Clock::time_point update = Clock::now();
-    optimizer.next_step(scalars);
+    optimizer.next_steps(&scalars, 1);
     optimizer.begin_step(nullptr);
     optimizer.arrived(0, net.flat_elems());
     optimizer.end_step();
