@@ -43,7 +43,10 @@ Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets
 }
 
 Reducer::Step& Reducer::add_step() {
-    if (steps_.size() == kMostSteps) {
+    // A graph's events are its own.
+    const auto eager = std::count_if(steps_.begin(), steps_.end(),
+                                     [](const Step& step) { return !step.launched; });
+    if (!capturing_ && eager == kMostSteps) {
         throw Error(ExitCode::internal, "more steps under way than the device keeps events for");
     }
     ++step_;
@@ -168,31 +171,32 @@ void Reducer::finish_step(FunctionRef<void(const Bucket&)> arrived,
 }
 
 Reducer::Captured Reducer::capture(const std::function<void()>& calls) {
-    const std::size_t steps = steps_.size();
+    const auto before = static_cast<std::ptrdiff_t>(steps_.size());
     const std::int64_t number = step_;
     Captured captured;
     std::exception_ptr failure;
+    capturing_ = true;
     try {
         captured.graph = device_.capture(calls);
     } catch (...) {
         failure = std::current_exception();
     }
-    // Nothing has run: this was no step, and its requests cannot be waited for.
+    capturing_ = false;
+    // Nothing has run: these were no steps, and their requests cannot be waited for.
     step_ = number;
-    if (steps_.size() > steps) {
-        Step step = std::move(steps_.back());
-        steps_.pop_back();
-        for (Operation& operation : step.operations) {
-            step.others.push_back(std::move(operation.request));
+    for (auto step = steps_.begin() + before; step != steps_.end(); ++step) {
+        for (Operation& operation : step->operations) {
+            step->others.push_back(std::move(operation.request));
         }
-        for (const auto& request : step.others) {
+        for (const auto& request : step->others) {
             if (request != nullptr) {  // where it failed to start
                 request->abandon();
             }
         }
-        captured.events = std::move(step.events);
-        captured.collectives = step.others.size();
+        captured.steps.push_back(std::move(step->events));
+        captured.collectives += step->others.size();
     }
+    steps_.resize(static_cast<std::size_t>(before));
     if (failure != nullptr) {
         std::rethrow_exception(failure);
     }
@@ -200,16 +204,22 @@ Reducer::Captured Reducer::capture(const std::function<void()>& calls) {
 }
 
 void Reducer::launch(const Captured& captured) {
-    Step& step = add_step();
     captured.graph->launch();
-    step.events = captured.events;
+    std::unique_ptr<Request> graph;
     if (comm_.size() > 1) {
-        step.graph = comm_.track(
+        graph = comm_.track(
             std::make_unique<Passed>(device_),
             {.name = "graph with " + std::to_string(captured.collectives) + " reductions",
-             .bytes = buckets_.front().end * std::int64_t{sizeof(float)},
-             .origin = {step_, "bucket", 0}});
-        step.graph->wait_on_stream();
+             .bytes = buckets_.front().end * std::int64_t{sizeof(float)} *
+                      static_cast<std::int64_t>(captured.steps.size()),
+             .origin = {step_ + 1, "bucket", 0}});
+        graph->wait_on_stream();
+    }
+    for (const StepEvents& events : captured.steps) {
+        Step& step = add_step();
+        step.launched = true;
+        step.events = events;
+        step.graph = std::move(graph);  // the others are complete when the first is
     }
 }
 

@@ -23,7 +23,7 @@ namespace gyre::comm {
 class Reducer {
  public:
     using Times = StepTimes;
-    // Steps that may have begun and not been synchronized.
+    // Steps, or launches of several, that may have begun and not been synchronized.
     static constexpr int kMostSteps = 3;
 
     // gradients, type, exact_from: GradientTransport's. Buckets may be shared out only where the
@@ -56,10 +56,10 @@ class Reducer {
 
     struct Captured {
         std::unique_ptr<Device::Graph> graph;
-        StepEvents events;
-        std::size_t collectives = 0;
+        std::vector<StepEvents> steps;
+        std::size_t collectives = 0;  // of all of them
     };
-    // Device::capture() for the calls of a whole step, alike on all ranks. Only where direct().
+    // Device::capture() for the calls of whole steps, alike on all ranks. Only where direct().
     Captured capture(const std::function<void()>& calls);
     // In place of a step's calls; a graph is launched again only when its last step was
     // synchronized.
@@ -86,7 +86,9 @@ class Reducer {
         std::size_t buckets = 0;                       // among them
         std::vector<std::unique_ptr<Request>> others;  // not complete when they were run
         int others_run = 0;
-        std::unique_ptr<Request> graph;  // null without
+        bool launched = false;  // as part of a graph
+        std::unique_ptr<Request>
+            graph;  // the first one's of a launch, null where ranks do not meet
     };
 
     Step& add_step();
@@ -101,6 +103,7 @@ class Reducer {
     GradientTransport transport_;
     std::vector<Step> steps_;  // not synchronized; the last is the current one
     std::int64_t step_ = -1;   // since the reducer was made
+    bool capturing_ = false;
 };
 
 }  // namespace gyre::comm

@@ -3,29 +3,30 @@
 #include <algorithm>
 #include <functional>
 #include <map>
-#include <numeric>
 #include <utility>
 
-#include "kernels/base/philox.hpp"
+#include "kernels/base/epoch_order.hpp"
 
 namespace gyre::data {
 
 std::vector<std::int32_t> epoch_order(std::int64_t count, std::uint64_t seed, std::uint32_t epoch,
                                       bool shuffle) {
-    std::vector<std::int32_t> order(static_cast<std::size_t>(count));
-    std::iota(order.begin(), order.end(), 0);
-    if (!shuffle) {
-        return order;
+    constexpr int kLanes = 64;
+    const EpochOrder order(seed, count, shuffle);
+    std::uint32_t keys[EpochOrder::kRounds];
+    for (int group = 0; group < EpochOrder::kKeyGroups; ++group) {
+        order.write_keys(epoch, group, keys);
     }
-    const RandomStream stream{seed, RandomPurpose::order, 0, epoch};
-    for (std::size_t i = order.size(); i-- > 1;) {
-        // 64 random bits modulo i + 1 <= 2^31: no value is favoured by more than 2^-33.
-        const Philox4 random = stream.group(0, static_cast<std::uint32_t>(i));
-        const std::uint64_t bits = std::uint64_t{random.word[1]} << 32 | random.word[0];
-        const std::uint64_t at = bits % (i + 1);
-        std::swap(order[i], order[at]);
+    std::vector<std::int32_t> images(static_cast<std::size_t>(count));
+    std::size_t at = 0;
+    for (; at + kLanes <= images.size(); at += kLanes) {
+        order.images<kLanes>(epoch, keys, static_cast<std::uint32_t>(at), &images[at]);
     }
-    return order;
+    for (; at < images.size(); ++at) {
+        images[at] =
+            static_cast<std::int32_t>(order.image(epoch, keys, static_cast<std::uint32_t>(at)));
+    }
+    return images;
 }
 
 Range rank_share(std::int64_t total, int rank, int ranks) {

@@ -6,9 +6,8 @@
 
 namespace gyre::data {
 
-// The order in which an epoch (from 1) goes through `count` images: a random permutation that is a
-// pure function of (seed, epoch, count), the same on every rank and for every number of ranks.
-// Fisher-Yates (Durstenfeld 1964) with Philox; shuffle = false gives 0, 1, 2, ...
+// The order in which an epoch (from 1) goes through `count` images: EpochOrder for all positions.
+// shuffle = false gives 0, 1, 2, ...
 std::vector<std::int32_t> epoch_order(std::int64_t count, std::uint64_t seed, std::uint32_t epoch,
                                       bool shuffle);
 

@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "kernels/base/data_type.hpp"
+#include "kernels/base/epoch_order.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/ops/op.hpp"
 #include "kernels/ops/shapes.hpp"
@@ -39,6 +40,8 @@ class Backend : public Device, public OpFactory {
     virtual void import_activation(const Shape& shape, int n, const float* host, float* x) = 0;
     virtual void export_activation(const Shape& shape, int n, const float* x, float* host) = 0;
 
+    // samples [n]: indices of the images of the step that is next, which then is the one after it.
+    virtual void next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) = 0;
     // x [n][shape], y labels [n].
     virtual void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) = 0;
     virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;

@@ -4,8 +4,10 @@
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
+#include "data/sampler.hpp"
 #include "tests/backends.hpp"
 #include "tests/catch.hpp"
 #include "tests/run_op.hpp"
@@ -111,6 +113,46 @@ TEST_CASE("of several largest logits the first counts as the answer") {
         bench.backend.cross_entropy(
             {classes, dev_logits.get(), bench.array(labels).get(), 1.0f, nullptr, sums.get()}, n);
         CHECK(sums.download()[1] == 6.0f);
+    });
+}
+
+TEST_CASE("a device finds the images of one step after another, as the host does") {
+    on_every_backend([](Bench& bench) {
+        for (const std::int64_t count : {10, 64, 65, 1000, 5000}) {
+            for (const bool shuffle : {true, false}) {
+                const std::uint32_t epoch = 3;
+                const auto order = data::epoch_order(count, 11, epoch, shuffle);
+                const EpochPlace start{.epoch = epoch, .step = 1};
+                const DeviceBuffer<EpochPlace> place(bench.backend, 1);
+                bench.backend.upload(place.get(), &start, sizeof start);
+                const DeviceBuffer<std::int32_t> samples(bench.backend, count);
+                // The second half of two steps, part of what is left in the last, none of one more.
+                const std::int64_t step_images = count * 3 / 10;
+                const std::int64_t half = step_images / 2;
+                const std::pair<std::int64_t, int> parts[] = {
+                    {half, static_cast<int>(step_images - half)}, {half, 1}, {1, 0}, {0, 0}};
+                for (std::uint32_t i = 0; i < 4; ++i) {
+                    INFO(count << " images, step " << i + 1);
+                    const auto [first, n] = parts[i];
+                    bench.backend.next_samples({.order = EpochOrder(11, count, shuffle),
+                                                .place = place.get(),
+                                                .step_images = step_images,
+                                                .first = first},
+                                               n, samples.get());
+                    std::vector<std::int32_t> found(static_cast<std::size_t>(n));
+                    bench.backend.download(found.data(), samples.get(),
+                                           found.size() * sizeof(std::int32_t));
+                    const auto at = static_cast<std::size_t>((i + 1) * step_images + first);
+                    for (std::size_t k = 0; k < found.size(); ++k) {
+                        CHECK(found[k] == order[at + k]);
+                    }
+                    EpochPlace after;
+                    bench.backend.download(&after, place.get(), sizeof after);
+                    CHECK(after.epoch == epoch);
+                    CHECK(after.step == i + 2);
+                }
+            }
+        }
     });
 }
 

@@ -197,6 +197,11 @@ TEST_CASE("wrong flags are refused with exit code 2, once") {
                 {"--graph on", "through the host's memory"});
     expect_exit(run_gyre(0, set.base + "--epochs 1 --device emulated --graph on -v"), 0,
                 {"CUDA graph: a step"});
+    expect_exit(
+        run_gyre(0, set.base + "--epochs 1 --device emulated --graph on --graph-steps 3 -v"), 0,
+        {"CUDA graph: 3 steps"});
+    refuse("--graph-steps 0", {"--graph-steps"});
+    refuse("--graph-steps 2 --check-sync 3", {"--graph-steps", "--check-sync"});
     refuse("--max-grad-norm=-1", {"--max-grad-norm"});
     refuse("--device emulated --kernels mine", {"--kernels", "mine"});
     const Outcome outcome = run_gyre(3, set.base + "--optimizer lion");

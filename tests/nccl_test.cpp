@@ -45,6 +45,9 @@ TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
         INFO(flags << ": largest difference " << worst);
         CHECK(worst <= kSameLosses);
         CHECK(losses(dir, flags + " --graph on") == nccl);
+        if (flags.find("check-sync") == flags.npos) {
+            CHECK(losses(dir, flags + " --graph on --graph-steps 3") == nccl);
+        }
     }
 }
 
@@ -93,15 +96,19 @@ TEST_CASE("a reduction that does not end is found also where the host waits for 
 
 TEST_CASE("a reduction in a graph that does not end is found") {
     const TempDir dir;
-    const Outcome run =
-        train(dir, "--device emulated --comm nccl --graph on --timeout 2 --epochs 1000",
-              "GYRE_FAKE_NCCL=stall:12");
-    INFO(run.output);
-    CHECK(run.exit_code == 4);
-    CHECK(run.seconds < 15);
-    CHECK(count_of(run.output, "no progress for 2 s") == 1);
-    CHECK(count_of(run.output, "graph with ") >= 1);
-    CHECK(count_of(run.output, "could not be captured") == 0);
+    for (const std::string steps : {"1", "3"}) {
+        const Outcome run = train(dir,
+                                  "--device emulated --comm nccl --graph on --timeout 2 "
+                                  "--epochs 1000 --graph-steps " +
+                                      steps,
+                                  "GYRE_FAKE_NCCL=stall:12");
+        INFO(run.output);
+        CHECK(run.exit_code == 4);
+        CHECK(run.seconds < 15);
+        CHECK(count_of(run.output, "no progress for 2 s") == 1);
+        CHECK(count_of(run.output, "graph with ") >= 1);
+        CHECK(count_of(run.output, "could not be captured") == 0);
+    }
 }
 
 TEST_CASE("a call of NCCL that fails names itself, its place, rank and host") {

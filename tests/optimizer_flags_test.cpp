@@ -143,7 +143,7 @@ std::vector<double> follow(Backend& backend, const std::string& flags, const Rul
         norm = std::sqrt(norm);
         REQUIRE(norm > 2.0);
         backend.upload(net.gradient_data(), gradients.data(), gradients.size() * sizeof(float));
-        optimizer.next_step(scalars.get()[step - 1]);
+        optimizer.next_steps(scalars.get() + step - 1, 1);
         optimizer.begin_step(word.get());
         // As buckets arrive: the first with the tail.
         optimizer.arrived(net.flat_elems(), net.gradient_elems());

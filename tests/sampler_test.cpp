@@ -1,42 +1,189 @@
 // Order and sharding of an epoch: every image exactly once, for every number of ranks.
 #include <algorithm>
+#include <cmath>
+#include <map>
 #include <set>
 
 #include "data/sampler.hpp"
+#include "kernels/base/epoch_order.hpp"
 #include "tests/catch.hpp"
 
 using namespace gyre;
 using namespace gyre::data;
 
-TEST_CASE("an epoch's order is a permutation that depends on seed and epoch alone") {
-    for (const std::int64_t count : {1, 2, 3, 10, 900, 60000}) {
+namespace {
+
+// Positions and images over many epochs of one seed.
+struct Orders {
+    Orders(std::int64_t count, std::uint64_t seed, std::uint32_t epochs) {
+        const auto n = static_cast<std::size_t>(count);
+        at.resize(n * n);
+        difference.resize(n);
+        for (std::uint32_t epoch = 1; epoch <= epochs; ++epoch) {
+            const auto order = epoch_order(count, seed, epoch, true);
+            int fixed_now = 0;
+            for (std::size_t i = 0; i < n; ++i) {
+                const auto image = static_cast<std::size_t>(order[i]);
+                ++at[i * n + image];
+                fixed_now += image == i;
+                const auto next = static_cast<std::size_t>(order[(i + 1) % n]);
+                ++difference[(next + n - image) % n];
+                descents += next < image;
+                serial += (static_cast<double>(image) - 0.5 * double(n - 1)) *
+                          (static_cast<double>(next) - 0.5 * double(n - 1));
+            }
+            fixed += fixed_now;
+            fixed_squared += fixed_now * fixed_now;
+        }
+    }
+    std::vector<int> at;          // [position][image]
+    std::vector<int> difference;  // of neighbours, the last and the first among them, modulo count
+    double fixed = 0.0, fixed_squared = 0.0;  // images at their own position
+    double serial = 0.0;                      // products of neighbours, about the mean
+    double descents = 0.0;
+};
+
+// How many standard deviations chi squared is above what chance gives.
+double excess(const int* begin, const int* end, double expected, double freedom) {
+    double sum = 0.0;
+    for (; begin != end; ++begin) {
+        sum += (*begin - expected) * (*begin - expected) / expected;
+    }
+    return (sum - freedom) / std::sqrt(2.0 * freedom);
+}
+
+}  // namespace
+
+TEST_CASE("an epoch's order is a permutation that depends on seed, epoch and count alone") {
+    for (const std::int64_t count :
+         {0,    1,    2,    3,    4,    5,     7,     8,     9,     10,    63,
+          64,   65,   66,   127,  128,  129,   255,   256,   257,   900,   1023,
+          1024, 1025, 4095, 4096, 4097, 32769, 60000, 65535, 65536, 65537, 100'000}) {
+        INFO(count << " images");
         const auto order = epoch_order(count, 1, 1, true);
         auto sorted = order;
         std::sort(sorted.begin(), sorted.end());
         CHECK(sorted == epoch_order(count, 1, 1, false));
         CHECK(order == epoch_order(count, 1, 1, true));
         if (count > 10) {
+            CHECK(order != sorted);
             CHECK(order != epoch_order(count, 1, 2, true));
             CHECK(order != epoch_order(count, 2, 1, true));
+            CHECK(order != epoch_order(count, std::uint64_t{1} << 32 | 1, 1, true));
         }
     }
     CHECK(epoch_order(4, 1, 1, false) == std::vector<std::int32_t>{0, 1, 2, 3});
 }
 
-TEST_CASE("the order is uniform: every image is as likely at every place") {
-    int at[5][5] = {};
-    const int epochs = 20000;
-    for (std::uint32_t epoch = 1; epoch <= epochs; ++epoch) {
-        const auto order = epoch_order(5, 7, epoch, true);
-        for (int place = 0; place < 5; ++place) {
-            ++at[order[static_cast<std::size_t>(place)]][place];
+// Computed apart, by a program of its own.
+TEST_CASE("the order is the documented one, at any position alone") {
+    const auto begins_with = [](std::int64_t count, std::uint64_t seed, std::uint32_t epoch,
+                                const std::vector<std::int32_t>& expected) {
+        const EpochOrder order(seed, count, true);
+        std::uint32_t keys[EpochOrder::kRounds];
+        for (int group = 0; group < EpochOrder::kKeyGroups; ++group) {
+            order.write_keys(epoch, group, keys);
+        }
+        std::vector<std::int32_t> found;
+        for (std::uint32_t at = 0; at < expected.size(); ++at) {
+            found.push_back(static_cast<std::int32_t>(order.image(epoch, keys, at)));
+        }
+        CHECK(found == expected);
+        auto all = epoch_order(count, seed, epoch, true);
+        all.resize(expected.size());
+        CHECK(all == expected);
+    };
+    begins_with(7, 3, 2, {6, 5, 1, 3, 2, 4, 0});
+    begins_with(64, 1, 1, {52, 12, 47, 33, 9, 43, 22});
+    begins_with(65, 1, 1, {6, 33, 12, 50, 29, 44, 7});
+    begins_with(100, (std::uint64_t{1} << 40) + 5, 3, {30, 17, 69, 4, 20, 71, 48});
+    begins_with(60000, 1, 1, {5486, 44625, 26257, 32574, 10934, 2933, 15886});
+    begins_with(65536, 9, 2, {10535, 20777, 41515, 55304, 33572, 37195, 36477});
+}
+
+TEST_CASE("of few images every order is as likely") {
+    constexpr int kEpochs = 20000;
+    int orders = 1;
+    for (int count = 2; count <= 5; ++count) {
+        orders *= count;
+        std::map<std::vector<std::int32_t>, int> times_of_epochs, times_of_seeds;
+        for (std::uint32_t i = 1; i <= kEpochs; ++i) {
+            ++times_of_epochs[epoch_order(count, 7, i, true)];
+            ++times_of_seeds[epoch_order(count, i, 1, true)];
+        }
+        for (const auto& times : {times_of_epochs, times_of_seeds}) {
+            INFO(count << " images");
+            REQUIRE(int(times.size()) == orders);
+            std::vector<int> counts;
+            for (const auto& [order, hits] : times) {
+                counts.push_back(hits);
+            }
+            CHECK(std::abs(excess(counts.data(), counts.data() + orders,
+                                  double{kEpochs} / double(orders), double(orders - 1))) < 4.0);
         }
     }
-    for (const auto& image : at) {
-        for (const int hits : image) {
-            // Expected 4000, standard deviation 57: five of them.
-            CHECK(std::abs(hits - epochs / 5) < 283);
+}
+
+// Bounds are four standard deviations or more.
+TEST_CASE("the order is uniform: every image is as likely at every place, and beside every other") {
+    for (const std::int64_t count : {6, 7, 8, 10, 16, 33, 64, 65, 96, 128, 129, 256, 257}) {
+        for (const std::uint64_t seed : {1, 7}) {
+            constexpr int kEpochs = 3000;
+            INFO(count << " images, seed " << seed);
+            const Orders found(count, seed, kEpochs);
+            const auto n = static_cast<double>(count);
+            CHECK(std::abs(excess(found.at.data(), found.at.data() + found.at.size(), kEpochs / n,
+                                  (n - 1) * (n - 1))) < 4.0);
+            CHECK(found.difference[0] == 0);
+            CHECK(std::abs(excess(found.difference.data() + 1,
+                                  found.difference.data() + found.difference.size(),
+                                  kEpochs * n / (n - 1), n - 2)) < 4.0);
+            // The number of fixed points has mean 1 and variance 1; its square has variance 11.
+            CHECK(std::abs(found.fixed / kEpochs - 1.0) < 4.0 / std::sqrt(kEpochs));
+            CHECK(std::abs(found.fixed_squared / kEpochs - 2.0) < 4.0 * std::sqrt(11.0 / kEpochs));
+            // Of a ring of n neighbours; an order's share of descents varies by (n + 1) / 12.
+            CHECK(std::abs(found.descents / kEpochs - n / 2) <
+                  4.0 * std::sqrt((n + 1) / 12 / kEpochs));
+            // A pair's correlation is -1 / (n - 1); the sum over an order's varies by about n.
+            const double variance = (n * n - 1) / 12;
+            CHECK(std::abs(found.serial / variance / kEpochs + n / (n - 1)) <
+                  4.0 * std::sqrt(n / kEpochs));
         }
+    }
+}
+
+TEST_CASE("the order of a data set has no trace of the file's order, nor of another epoch's") {
+    constexpr std::int64_t kCount = 60000;
+    constexpr double kCountReal = 60000.0;
+    constexpr int kEpochs = 20;
+    auto before = epoch_order(kCount, 1, 0, false);
+    for (std::uint32_t epoch = 1; epoch <= kEpochs; ++epoch) {
+        INFO("epoch " << epoch);
+        const auto order = epoch_order(kCount, 1, epoch, true);
+        // Correlation with what came before, with itself a lag later, and images of one batch in
+        // sixteenths of the file: standard deviation 1 / sqrt(count) each.
+        const auto correlation = [&](const std::vector<std::int32_t>& a,
+                                     const std::vector<std::int32_t>& b, std::size_t lag) {
+            const double mean = 0.5 * (kCountReal - 1);
+            double sum = 0.0;
+            for (std::size_t i = 0; i < a.size(); ++i) {
+                sum += (a[i] - mean) * (b[(i + lag) % b.size()] - mean);
+            }
+            return sum / (kCountReal * (kCountReal * kCountReal - 1) / 12);
+        };
+        const double bound = 4.5 / std::sqrt(kCountReal);
+        CHECK(std::abs(correlation(before, order, 0)) < bound);
+        CHECK(std::abs(correlation(before, order, 1)) < bound);
+        for (const std::size_t lag : {1u, 2u, 3u, 64u, 256u, 512u, 32768u}) {
+            CHECK(std::abs(correlation(order, order, lag)) < bound);
+        }
+        std::vector<int> sixteenths(16 * 937);
+        for (std::size_t i = 0; i < 64 * 937; ++i) {
+            ++sixteenths[i / 64 * 16 + static_cast<std::size_t>(order[i]) / 3750];
+        }
+        CHECK(std::abs(excess(sixteenths.data(), sixteenths.data() + sixteenths.size(), 4.0,
+                              936.0 * 15.0)) < 4.5);
+        before = order;
     }
 }
 

@@ -93,6 +93,7 @@ const std::vector<Row> kRows = {
     {"--shard-optimizer", "on", [](O o) { return o.shard_optimizer == ShardUse::on; }, true},
     {"--comm-dtype", "bf16", [](O o) { return o.reduction.type == DataType::bfloat16; }, true},
     {"--graph", "off", [](O o) { return o.graph == GraphUse::off; }, true},
+    {"--graph-steps", "7", [](O o) { return o.graph_steps == 7; }, true},
     {"--check-sync", "7", [](O o) { return o.check_sync == 7; }, true},
     {"--log-interval", "7", [](O o) { return o.log_interval == 7; }, true},
     {"--save", "x", [](O o) { return o.save == "x"; }, false},

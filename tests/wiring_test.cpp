@@ -318,7 +318,10 @@ TEST_CASE("images reach the net as (pixel / 255 - mean) / std") {
         const Shape shape{2, 1, 3};
         const DeviceBuffer<float> x(*backend, backend->activation_elems(shape, 2));
         const DeviceBuffer<std::int32_t> labels(*backend, 2);
-        images.gather(images.samples(0), 2, x.get(), labels.get());
+        DeviceBuffer<std::int32_t> samples(*backend, 2);
+        const std::int32_t both[] = {0, 1};
+        backend->upload(samples.get(), both, sizeof both);
+        images.gather(samples.get(), 2, x.get(), labels.get());
         std::vector<float> found(12);
         std::vector<std::int32_t> found_labels(2);
         backend->export_activation(shape, 2, x.get(), found.data());

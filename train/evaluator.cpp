@@ -20,12 +20,19 @@ Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const Device
                     int batch) {
     const Range mine = rank_share(images.count(), comm.rank(), comm.size());
     DeviceBuffer<float> sums(backend, 2);
+    DeviceBuffer<EpochPlace> place(backend, 1);
+    DeviceBuffer<std::int32_t> samples(backend, batch);
+    const NextSamplesArgs in_order = {.order = EpochOrder(0, images.count(), false),
+                                      .place = place.get(),
+                                      .step_images = batch,
+                                      .first = mine.first};
     enum Total { kLoss, kCorrect, kImages, kStop, kTotalCount };
     std::array<double, kTotalCount> totals{};
     for (std::int64_t done = 0; done < mine.count && !interrupt_requested(); done += batch) {
         Batch pass;
         pass.n = static_cast<int>(std::min<std::int64_t>(batch, mine.count - done));
-        images.gather(images.samples(mine.first + done), pass.n, net.input(), net.labels());
+        backend.next_samples(in_order, pass.n, samples.get());
+        images.gather(samples.get(), pass.n, net.input(), net.labels());
         net.forward(pass);
         net.loss(pass, 1.0f, sums.get());
         std::array<float, 2> batch_sums{};

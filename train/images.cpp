@@ -1,7 +1,7 @@
 #include "train/images.hpp"
 
-#include <numeric>
 #include <random>
+#include <vector>
 
 namespace gyre::train {
 
@@ -28,7 +28,6 @@ DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation
       shape_{set.channels, set.height, set.width},
       pixels_(backend, static_cast<std::int64_t>(set.pixels.size())),
       labels_(backend, set.count),
-      order_(backend, set.count),
       scale_(backend, set.channels),
       shift_(backend, set.channels) {
     std::vector<float> scale, shift;
@@ -41,13 +40,6 @@ DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation
     backend.upload(pixels_.get(), set.pixels.data(), pixels_.bytes());
     backend.upload(labels_.get(), set.labels.data(), labels_.bytes());
     set = {};
-    std::vector<std::int32_t> order(static_cast<std::size_t>(count_));
-    std::iota(order.begin(), order.end(), 0);
-    set_order(order);
-}
-
-void DeviceImages::set_order(const std::vector<std::int32_t>& order) {
-    backend_.upload(order_.get(), order.data(), order_.bytes());
 }
 
 void DeviceImages::gather(const std::int32_t* samples, int n, float* x, std::int32_t* y) const {

@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "data/dataset.hpp"
 #include "kernels/backend.hpp"
@@ -15,14 +14,10 @@ ImageSet random_images(std::int64_t count, const Shape& shape, int classes);
 
 class DeviceImages {
  public:
-    // Moves the images: the host's copy is freed. The order starts as 0, 1, 2, ...
+    // Moves the images: the host's copy is freed.
     DeviceImages(Backend& backend, ImageSet&& set, const Normalisation& normalisation);
 
     std::int64_t count() const { return count_; }
-    // The images in the order they are to be gathered: [count] indices.
-    void set_order(const std::vector<std::int32_t>& order);
-    // Device pointer to the indices at positions [first, ...) of the order.
-    const std::int32_t* samples(std::int64_t first) const { return order_.get() + first; }
     // All of them, for a pass that gathers its images itself.
     GatherArgs source() const {
         return {.pixels = pixels_.get(),
@@ -39,7 +34,7 @@ class DeviceImages {
     std::int64_t count_;
     Shape shape_;
     DeviceBuffer<std::uint8_t> pixels_;
-    DeviceBuffer<std::int32_t> labels_, order_;
+    DeviceBuffer<std::int32_t> labels_;
     DeviceBuffer<float> scale_, shift_;  // per channel: value = byte * scale + shift
 };
 

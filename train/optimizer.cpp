@@ -39,8 +39,8 @@ void check(const OptimizerSpec& spec) {
     check(spec.schedule);
 }
 
-Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, Communicator* comm,
-                     const std::vector<Bucket>& shares)
+Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int most_steps,
+                     Communicator* comm, const std::vector<Bucket>& shares)
     : backend_(backend),
       net_(net),
       comm_(comm),
@@ -56,19 +56,18 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, Comm
           return ranges;
       }()),
       spec_(complete(spec)),
-      scalars_(backend, 1) {
+      scalars_(backend, most_steps) {
+    written_.reserve(static_cast<std::size_t>(most_steps));
     const std::int64_t moment_elems = ranges_.back().moment + ranges_.back().elems();
     if (spec_.rule == UpdateRule::sgd) {
-        sgd_ = {.scalars = scalars_.get(),
-                .momentum = spec_.momentum,
+        sgd_ = {.momentum = spec_.momentum,
                 .weight_decay = *spec_.weight_decay,
                 .nesterov = spec_.nesterov};
         if (sgd_.momentum != 0.0f) {
             first_ = {backend, moment_elems};
         }
     } else {
-        adam_ = {.scalars = scalars_.get(),
-                 .beta1 = spec_.betas[0],
+        adam_ = {.beta1 = spec_.betas[0],
                  .beta2 = spec_.betas[1],
                  .epsilon = spec_.epsilon,
                  .weight_decay = spec_.rule == UpdateRule::adam ? *spec_.weight_decay : 0.0f};
@@ -95,22 +94,25 @@ StepScalars Optimizer::scalars(std::int64_t step) const {
     return result;
 }
 
-float Optimizer::next_step(StepScalars& pinned) {
-    const StepScalars now = scalars(++steps_);
-    if (written_ != now) {  // SGD at a constant rate has written them once
-        pinned = now;
-        backend_.upload_async(Device::Stream::compute, scalars_.get(), &pinned, sizeof pinned);
-        written_ = now;
+void Optimizer::next_steps(StepScalars* pinned, int steps) {
+    std::generate_n(pinned, steps, [&] { return scalars(++steps_); });
+    const auto count = static_cast<std::size_t>(steps);
+    if (written_.size() >= count && std::equal(pinned, pinned + steps, written_.begin())) {
+        return;  // SGD at a constant rate has written them once
     }
-    return now.learning_rate;
+    backend_.upload_async(Device::Stream::compute, scalars_.get(), pinned, count * sizeof *pinned);
+    written_.resize(std::max(written_.size(), count));
+    std::copy_n(pinned, steps, written_.begin());
 }
 
-void Optimizer::begin_step(std::int32_t* not_finite) {
+void Optimizer::begin_step(std::int32_t* not_finite, int index) {
+    sgd_.scalars = adam_.scalars = scalars_.get() + index;
     sgd_.finite.word = adam_.finite.word = spec_.max_grad_norm ? nullptr : not_finite;
     clip_.word = not_finite;
 }
 
-const PassUpdate* Optimizer::in_pass(std::int32_t* not_finite) {
+const PassUpdate* Optimizer::in_pass(std::int32_t* not_finite, int index) {
+    sgd_.scalars = adam_.scalars = scalars_.get() + index;
     if (spec_.max_grad_norm) {
         return nullptr;
     }

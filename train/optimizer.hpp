@@ -37,25 +37,26 @@ void check(const OptimizerSpec& spec);
 
 class Optimizer {
  public:
-    // Throws as check() does. shares: the parameters' buckets, where ranks may share updates out
-    // (ZeRO stage 1, torch.distributed.optim.ZeroRedundancyOptimizer): of a bucket that is shared
-    // out this rank updates its own share, and has moments for no other. comm then outlives the
-    // optimiser.
-    Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, Communicator* comm = nullptr,
-              const std::vector<Bucket>& shares = {});
+    // Throws as check() does. most_steps: of a call to next_steps(). shares: the parameters'
+    // buckets, where ranks may share updates out (ZeRO stage 1,
+    // torch.distributed.optim.ZeroRedundancyOptimizer): of a bucket that is shared out this rank
+    // updates its own share, and has moments for no other. comm then outlives the optimiser.
+    Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int most_steps = 1,
+              Communicator* comm = nullptr, const std::vector<Bucket>& shares = {});
 
-    // Counts a step and writes what its update reads to the device, which is asked for it before
-    // the step itself, captured or not. pinned: on the way there, so it must stay as it is until
-    // the device has done the step. Returns the step's learning rate.
-    float next_step(StepScalars& pinned);
-    // The step: updates each parameter from its reduced gradient, as soon as that has arrived, or
-    // at the end where gradients are clipped. not_finite: FiniteCheck's word, on the device.
-    void begin_step(std::int32_t* not_finite);
+    // Counts steps and writes what their updates read to the device, which is asked for it before
+    // the steps themselves, captured or not. pinned: [steps], on the way there, so it must stay as
+    // it is until the device has done them.
+    void next_steps(StepScalars* pinned, int steps);
+    // Step `index` of them: updates each parameter from its reduced gradient, as soon as that has
+    // arrived, or at the end where gradients are clipped. not_finite: FiniteCheck's word, on the
+    // device.
+    void begin_step(std::int32_t* not_finite, int index = 0);
     void arrived(std::int64_t begin, std::int64_t end);  // elements of the gradient buffer
     void end_step();
     // In place of these, for a pass that updates all parameters itself; null where gradients are
     // clipped first. What it says is good until the next call.
-    const PassUpdate* in_pass(std::int32_t* not_finite);
+    const PassUpdate* in_pass(std::int32_t* not_finite, int index = 0);
 
     // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
     // steps done so far (exact up to 2^24, as PyTorch's), and for each parameter, in its shape,
@@ -88,13 +89,13 @@ class Optimizer {
 
     Backend& backend_;
     Net& net_;
-    Communicator* const comm_;            // where updates are shared out
-    const std::vector<Bucket> shared_;    // buckets
-    const std::vector<Range> ranges_;     // that this rank updates, ascending
-    const OptimizerSpec spec_;            // with no optional value empty that has a default
-    DeviceBuffer<StepScalars> scalars_;   // [1]
-    std::optional<StepScalars> written_;  // last
-    std::int64_t steps_ = 0;              // begun
+    Communicator* const comm_;           // where updates are shared out
+    const std::vector<Bucket> shared_;   // buckets
+    const std::vector<Range> ranges_;    // that this rank updates, ascending
+    const OptimizerSpec spec_;           // with no optional value empty that has a default
+    DeviceBuffer<StepScalars> scalars_;  // [most_steps]
+    std::vector<StepScalars> written_;   // there, as far as anything has been
+    std::int64_t steps_ = 0;             // begun
     SgdArgs sgd_;
     AdamArgs adam_;
     FiniteCheck clip_;

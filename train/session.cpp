@@ -100,13 +100,14 @@ bool Session::choose_graph() const {
            (spec_.graph == GraphUse::on || (spec_.graph == GraphUse::automatic && saves_time));
 }
 
-void Session::restart(std::vector<Bucket> buckets) {
+void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
     trainer_ = nullptr;  // with the graphs of its steps
     factors_ = nullptr;
     reducer_ = nullptr;
     optimizer_ = nullptr;
     agree(comm_, [&] {
-        optimizer_ = std::make_unique<Optimizer>(backend_, *net_, spec_.optimizer, &comm_, buckets);
+        optimizer_ = std::make_unique<Optimizer>(backend_, *net_, spec_.optimizer, graph_steps,
+                                                 &comm_, buckets);
     });
     reducer_ = std::make_unique<Reducer>(comm_, backend_, std::move(buckets), net_->gradient_data(),
                                          spec_.reduction.type, net_->tail_offset());
@@ -122,7 +123,8 @@ void Session::restart(std::vector<Bucket> buckets) {
                                          TrainerOptions{.seed = spec_.seed,
                                                         .shuffle = spec_.shuffle,
                                                         .accumulate = spec_.accumulate,
-                                                        .graph = choose_graph()});
+                                                        .graph = choose_graph(),
+                                                        .graph_steps = graph_steps});
 }
 
 void Session::initialise() {

@@ -57,6 +57,7 @@ struct SessionSpec {
     ReductionSpec reduction = {};
     ShardUse shard_optimizer = ShardUse::automatic;
     GraphUse graph = GraphUse::automatic;
+    int graph_steps = 1;  // of whole batches in a graph; Trainer::step() says what then differs
 };
 
 class Session {
@@ -80,7 +81,8 @@ class Session {
 
     // Collective. Begins anew with these buckets, as plan() makes them, and an optimiser that has
     // done no step; parameters stay.
-    void restart(std::vector<Bucket> buckets);
+    void restart(std::vector<Bucket> buckets) { restart(std::move(buckets), spec_.graph_steps); }
+    void restart(std::vector<Bucket> buckets, int graph_steps);
     std::vector<Bucket> plan(std::optional<std::int64_t> bucket_bytes) const;
 
     Communicator& communicator() { return comm_; }

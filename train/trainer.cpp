@@ -12,8 +12,9 @@ constexpr int kWarmUps = 2;
 }  // namespace
 
 void Trainer::begin_epoch(std::uint32_t epoch) {
-    backend_.upload(epoch_.get(), &epoch, sizeof epoch);
-    images_.set_order(epoch_order(images_.count(), options_.seed, epoch, options_.shuffle));
+    at_ = {.epoch = epoch};
+    begin_ = end_ = 0;
+    backend_.upload(place_.get(), &at_, sizeof at_);
 }
 
 void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int part,
@@ -26,7 +27,7 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
     pass.ranks = sharding_.ranks > 1 ? &sums_ : nullptr;
     pass.samples = samples_.get() + range.first;
     pass.seed = options_.seed;
-    pass.epoch = epoch_.get();
+    pass.epoch = &place_.get()->epoch;
     pass.training = true;
 
     // Every rank scales by the size of the global batch, so the sum over ranks is the mean over
@@ -60,14 +61,21 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
     }
 }
 
-void Trainer::submit(std::int64_t local_count, std::int64_t global_count) {
+void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int index) {
     reducer_.begin_step();
+    const Range mine = rank_share(global_count, sharding_.rank, sharding_.ranks);
+    backend_.next_samples({.order = order_,
+                           .place = place_.get(),
+                           .step_images = sharding_.global_batch,
+                           .first = mine.first},
+                          static_cast<int>(local_count), samples_.get());
     if (options_.accumulate > 1) {
         backend_.fill_zero(kept_.get(), kept_.bytes());
     }
     // On one rank nothing comes between gradients and update.
     const bool alone = net_.has_pass() && sharding_.ranks == 1 && options_.accumulate == 1;
-    const PassUpdate* update = alone ? optimizer_.in_pass(&net_.tail()->not_finite) : nullptr;
+    const PassUpdate* update =
+        alone ? optimizer_.in_pass(&net_.tail()->not_finite, index) : nullptr;
     for (int part = 0; part < options_.accumulate; ++part) {
         compute(local_count, global_count, part, update);
     }
@@ -75,7 +83,8 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count) {
         return reducer_.finish_step([](const Bucket&) {});
     }
     const int rank = sharding_.rank;
-    optimizer_.begin_step(found_.get() == nullptr ? &net_.tail()->not_finite : found_.get() + rank);
+    optimizer_.begin_step(found_.get() == nullptr ? &net_.tail()->not_finite : found_.get() + rank,
+                          index);
     reducer_.finish_step(
         [&](const Bucket& bucket) {
             optimizer_.arrived(bucket.begin, bucket.end);
@@ -98,12 +107,23 @@ bool Trainer::shared() const {
 }
 
 void Trainer::capture(Reducer::Captured& captured, std::int64_t local_count,
-                      std::int64_t global_count) {
+                      std::int64_t global_count, int steps) {
     Communicator& comm = reducer_.communicator();
+    const auto calls = [&] {
+        for (int i = 0; i < steps; ++i) {
+            submit(local_count, global_count, i);
+            if (steps > 1) {
+                backend_.copy(ring_.get() + i, net_.tail(), sizeof(StepTail));
+                if (found_.get() != nullptr) {
+                    backend_.copy(found_ring_.get() + std::size_t(i) * ranks(), found_.get(),
+                                  found_.bytes());
+                }
+            }
+        }
+    };
     try {
         // Where one rank launched a graph and another did not, reductions might not meet.
-        agree(comm,
-              [&] { captured = reducer_.capture([&] { submit(local_count, global_count); }); });
+        agree(comm, [&] { captured = reducer_.capture(calls); });
     } catch (const Error& error) {
         if (error.code() == ExitCode::communication) {
             throw;  // what reduces is of no use any more, with a graph or without
@@ -118,67 +138,114 @@ void Trainer::capture(Reducer::Captured& captured, std::int64_t local_count,
     }
 }
 
-std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
+const Reducer::Captured* Trainer::graph_from(std::int64_t step, std::size_t slot) {
     const Range global = sharding_.global(step);
-    const Range local = sharding_.local(step);
-    backend_.copy(samples_.get(), images_.samples(local.first),
-                  static_cast<std::size_t>(local.count) * sizeof(std::int32_t));
-    StepTail* tail = net_.tail();
-    if (stop) {
-        // Where nobody has asked before it is 0; no kernel writes it, parts and ranks add it up.
-        const float one = 1.0f;
-        backend_.upload(&tail->stop, &one, sizeof one);
+    if (!graph_ || global.count != sharding_.global(0).count) {
+        return nullptr;
     }
-    const auto slot = static_cast<std::size_t>(submitted_++ % (ahead_ + 1));
-    const float learning_rate = optimizer_.next_step(scalars_.get()[slot]);
-    const bool whole = graph_ && global.count == sharding_.global(0).count;
-    if (whole && captured_[slot].graph == nullptr && warm_ups_++ >= kWarmUps) {
-        capture(captured_[slot], local.count, global.count);
+    const bool warm = warm_ups_ >= kWarmUps;
+    const bool several = most_steps_ > 1 && warm &&
+                         global.first + most_steps_ * sharding_.global_batch <= sharding_.images;
+    Reducer::Captured& captured = (several ? captured_several_ : captured_)[slot];
+    if (captured.graph == nullptr && warm) {
+        capture(captured, sharding_.local(step).count, global.count, several ? most_steps_ : 1);
     }
-    if (whole && graph_ && captured_[slot].graph != nullptr) {
-        reducer_.launch(captured_[slot]);
-    } else {
-        submit(local.count, global.count);
-    }
-    StepTail* result = results_.get() + slot;
-    if (found_.get() != nullptr) {
-        backend_.download_async(Device::Stream::compute, all_found_.get() + slot * found_.elems(),
-                                found_.get(), found_.bytes());
-    }
-    pending_.push_back(
-        {.step = step,
-         .images = global.count,
-         .learning_rate = learning_rate,
-         .result = result,
-         .transfer = backend_.download_async(Device::Stream::compute, result, tail, sizeof *tail)});
-    return std::int64_t(pending_.size()) > ahead_ ? next_result() : std::nullopt;
+    warm_ups_ += warm ? 0 : 1;
+    return graph_ && captured.graph != nullptr ? &captured : nullptr;
 }
 
-std::int32_t Trainer::not_finite(const Pending& done) const {
-    if (found_.get() == nullptr) {
-        return done.result->not_finite;
+void Trainer::launch(std::int64_t step) {
+    const auto slot = static_cast<std::size_t>(launched_++ % (ahead_ + 1));
+    const std::size_t first = slot * static_cast<std::size_t>(most_steps_);
+    if (at_.step != step) {  // the device expects the one after the last
+        at_.step = static_cast<std::uint32_t>(step);
+        places_.get()[slot] = at_;
+        backend_.upload_async(Device::Stream::compute, place_.get(), places_.get() + slot,
+                              sizeof at_);
     }
-    const std::int32_t* words = all_found_.get() + (done.result - results_.get()) * found_.elems();
+    const Reducer::Captured* graph = graph_from(step, slot);
+    const int steps = graph == nullptr ? 1 : static_cast<int>(graph->steps.size());
+    optimizer_.next_steps(scalars_.get() + first, steps);
+    if (graph != nullptr) {
+        reducer_.launch(*graph);
+    } else {
+        submit(sharding_.local(step).count, sharding_.global(step).count, 0);
+    }
+    at_.step += static_cast<std::uint32_t>(steps);
+    end_ = step + steps;
+    const StepTail* from = steps > 1 ? ring_.get() : net_.tail();
+    if (found_.get() != nullptr) {
+        backend_.download_async(Device::Stream::compute, all_found_.get() + first * ranks(),
+                                steps > 1 ? found_ring_.get() : found_.get(),
+                                static_cast<std::size_t>(steps) * found_.bytes());
+    }
+    launches_.push_back(
+        {.step = step,
+         .steps = steps,
+         .slot = slot,
+         .transfer = backend_.download_async(Device::Stream::compute, results_.get() + first, from,
+                                             static_cast<std::size_t>(steps) * sizeof *from)});
+}
+
+std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
+    if (step != begin_ || begin_ >= end_) {
+        if (stop) {
+            // Where nobody has asked before it is 0; no kernel writes it, parts and ranks add it
+            // up.
+            const float one = 1.0f;
+            backend_.upload(&net_.tail()->stop, &one, sizeof one);
+        }
+        launch(step);
+        if (std::int64_t(launches_.size()) > ahead_) {
+            collect();
+        }
+    }
+    begin_ = step + 1;
+    return ready_.empty() ? std::nullopt : next_result();
+}
+
+// at: of the step among results_.
+std::int32_t Trainer::not_finite(std::size_t at) const {
+    if (found_.get() == nullptr) {
+        return results_.get()[at].not_finite;
+    }
+    const std::int32_t* words = all_found_.get() + at * ranks();
     return *std::max_element(words, words + found_.elems());
 }
 
 std::optional<StepResult> Trainer::next_result() {
-    if (pending_.empty()) {
+    if (ready_.empty() && !launches_.empty()) {
+        collect();
+    }
+    if (ready_.empty()) {
         return std::nullopt;
     }
-    const Pending done = pending_.front();
-    pending_.erase(pending_.begin());
-    StepResult result;
-    result.communication = reducer_.synchronize_step();
-    backend_.synchronize(done.transfer);
-    const StepTail& tail = *done.result;
-    result.step = done.step;
+    std::optional<StepResult> result = std::move(ready_.front());
+    ready_.erase(ready_.begin());
+    return result;
+}
+
+void Trainer::collect() {
+    const Launch done = launches_.front();
+    launches_.erase(launches_.begin());
+    const std::size_t first = done.slot * static_cast<std::size_t>(most_steps_);
+    for (std::size_t i = 0; i < static_cast<std::size_t>(done.steps); ++i) {
+        StepResult& result = ready_.emplace_back();
+        result.communication = reducer_.synchronize_step();
+        backend_.synchronize(done.transfer);
+        result.learning_rate = scalars_.get()[first + i].learning_rate;
+        read(first + i, done.step + std::int64_t(i), result);
+    }
+}
+
+void Trainer::read(std::size_t at, std::int64_t step, StepResult& result) {
+    const StepTail& tail = results_.get()[at];
+    result.step = step;
     result.loss = double{tail.loss};
-    result.learning_rate = done.learning_rate;
-    result.images = done.images;
+    result.images = sharding_.global(step).count;
     result.correct = static_cast<std::int64_t>(tail.correct);
     result.stop = tail.stop > 0.0f;
-    if (const std::int32_t word = not_finite(done); word != 0) {
+    if (const std::int32_t word = not_finite(at); word != 0) {
         // No kernel resets it. Steps that were submitted meanwhile still report one.
         backend_.fill_zero(&net_.tail()->not_finite, sizeof word);
         if (found_.get() != nullptr) {
@@ -191,7 +258,6 @@ std::optional<StepResult> Trainer::next_result() {
             }
         }
     }
-    return result;
 }
 
 }  // namespace gyre::train

@@ -33,8 +33,9 @@ struct StepResult {
 struct TrainerOptions {
     std::uint64_t seed = 1;
     bool shuffle = true;
-    int accumulate = 1;  // parts that a rank divides its share of a batch into, one after another
-    bool graph = false;  // capture the step of a whole batch as a graph
+    int accumulate = 1;   // parts that a rank divides its share of a batch into, one after another
+    bool graph = false;   // capture the step of a whole batch as a graph
+    int graph_steps = 1;  // so many of them in one, where an epoch has as many left
 };
 
 // What a step is made of; a Session has them.
@@ -61,16 +62,23 @@ class Trainer {
           options_(options),
           kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend_, net_.gradient_elems())
                                        : DeviceBuffer<float>()),
-          epoch_(backend_, 1),
+          order_(options.seed, images_.count(), options.shuffle),
+          place_(backend_, 1),
           samples_(backend_, sharding.most_local()),
           ahead_(backend_.host_memory() ? 0 : 2),
-          results_(backend_, ahead_ + 1),
-          scalars_(backend_, ahead_ + 1),
+          most_steps_(options.graph ? options.graph_steps : 1),
+          ring_(backend_, most_steps_),
+          results_(backend_, (ahead_ + 1) * most_steps_),
+          scalars_(backend_, (ahead_ + 1) * most_steps_),
+          places_(backend_, ahead_ + 1),
           found_(shared() ? DeviceBuffer<std::int32_t>(backend_, sharding.ranks)
                           : DeviceBuffer<std::int32_t>()),
-          all_found_(backend_, (ahead_ + 1) * sharding.ranks),
+          found_ring_(backend_, most_steps_ * sharding.ranks),
+          all_found_(backend_, (ahead_ + 1) * most_steps_ * sharding.ranks),
           graph_(options.graph),
-          captured_(static_cast<std::size_t>(ahead_ + 1)) {
+          captured_(static_cast<std::size_t>(ahead_ + 1)),
+          captured_several_(captured_.size()) {
+        ready_.reserve(static_cast<std::size_t>((ahead_ + 1) * most_steps_));
         if (found_.get() != nullptr) {
             backend_.fill_zero(found_.get(), found_.bytes());
         }
@@ -78,8 +86,10 @@ class Trainer {
 
     // Epochs count from 1, steps of an epoch from 0.
     void begin_epoch(std::uint32_t epoch);
-    // Submits a step; `stop` asks all ranks to stop. A device works while the host goes on, so what
-    // comes back is the result of the step `ahead_` before this, the same one on all ranks.
+    // Submits a step, with graphs of several also those after it, whose calls then submit nothing.
+    // `stop` asks all ranks to stop, with the next step that is submitted. A device works while the
+    // host goes on, so what comes back is the result of an earlier step, `ahead_` launches before
+    // the last; the same one on all ranks.
     std::optional<StepResult> step(std::int64_t step, bool stop);
     // The oldest result that step() has not given back yet.
     std::optional<StepResult> next_result();
@@ -87,17 +97,31 @@ class Trainer {
     const Sharding& sharding() const { return sharding_; }
     // Whether whole batches are, or will be, launched as graphs.
     bool graph() const { return graph_; }
+    // Steps of the longest graph.
+    int graph_steps() const { return most_steps_; }
 
  private:
-    // What a graph repeats: all that a step asks the device for between its samples and its result.
+    // What a graph repeats: all that a step asks the device for before its result.
     // Nothing that changes from step to step may be an argument in it.
-    void submit(std::int64_t local_count, std::int64_t global_count);
+    // index: among the steps of one launch.
+    void submit(std::int64_t local_count, std::int64_t global_count, int index);
+    // The graph that begins with `step`, captured now where it has not been; null: that step is
+    // submitted call by call.
+    const Reducer::Captured* graph_from(std::int64_t step, std::size_t slot);
+    // The step, or a graph's.
+    void launch(std::int64_t step);
+    // The results of the oldest launch; waits for it.
+    void collect();
+    // at: of the step among results_.
+    void read(std::size_t at, std::int64_t step, StepResult& result);
     // Part `part` of the rank's share; the gradients of the last are all parts' and go to the
     // reducer. update: by the pass itself, where that is one operation; may be null.
     void compute(std::int64_t local_count, std::int64_t global_count, int part,
                  const PassUpdate* update);
-    void capture(Reducer::Captured& captured, std::int64_t local_count, std::int64_t global_count);
+    void capture(Reducer::Captured& captured, std::int64_t local_count, std::int64_t global_count,
+                 int steps);
     bool shared() const;  // whether some bucket is shared out
+    std::size_t ranks() const { return static_cast<std::size_t>(sharding_.ranks); }
 
     Backend& backend_;
     Net& net_;
@@ -108,30 +132,39 @@ class Trainer {
     CommunicatorSums sums_;  // for statistics of the global batch
     const Sharding sharding_;
     const TrainerOptions options_;
-    DeviceBuffer<float> kept_;            // the sum of the gradients of the parts so far
-    DeviceBuffer<std::uint32_t> epoch_;   // [1]
+    DeviceBuffer<float> kept_;  // the sum of the gradients of the parts so far
+    const EpochOrder order_;
+    EpochPlace at_;                       // as the device has it when it has done what is submitted
+    DeviceBuffer<EpochPlace> place_;      // [1]
     DeviceBuffer<std::int32_t> samples_;  // of the step
-    const std::int64_t ahead_;
-    // [ahead_ + 1], used in turn: a step's result has been read before they are used again.
+    const std::int64_t ahead_;            // launches, of one step or several
+    const int most_steps_;                // in a launch
+    DeviceBuffer<StepTail> ring_;         // [most_steps_]: of the steps of a launch, where several
+    // [ahead_ + 1][most_steps_], used in turn: a launch's results have been read before they are
+    // used again.
     PinnedBuffer<StepTail> results_;
     PinnedBuffer<StepScalars> scalars_;
-    struct Pending {
-        std::int64_t step, images;
-        float learning_rate;
-        const StepTail* result;
+    PinnedBuffer<EpochPlace> places_;  // [ahead_ + 1]
+    struct Launch {
+        std::int64_t step;  // the first
+        int steps;
+        std::size_t slot;
         Device::Event transfer;
     };
-    std::int32_t not_finite(const Pending& done) const;
-    std::vector<Pending> pending_;  // at most ahead_ + 1, the oldest first
-    std::int64_t submitted_ = 0;    // steps
+    std::vector<Launch> launches_;   // at most ahead_ + 1, the oldest first
+    std::vector<StepResult> ready_;  // of steps that are done, likewise
+    std::int64_t launched_ = 0;      // launches
+    std::int64_t begin_ = 0;         // the step whose call comes next, where ...
+    std::int64_t end_ = 0;           // ... it is before this, submitted already
     // FiniteCheck's word of each rank, where each sees the gradients of its shares alone: all know
-    // all of them in the same step. And [ahead_ + 1] of those, as results_.
-    DeviceBuffer<std::int32_t> found_;
+    // all of them in the same step. Of a launch's steps, [most_steps_][ranks]; and as results_.
+    std::int32_t not_finite(std::size_t at) const;
+    DeviceBuffer<std::int32_t> found_, found_ring_;
     PinnedBuffer<std::int32_t> all_found_;
     bool graph_;
     int warm_ups_ = 0;  // steps of a whole batch so far, up to what is enough
     // [ahead_ + 1], used in turn, as a graph's events are read before it is launched again.
-    std::vector<Reducer::Captured> captured_;
+    std::vector<Reducer::Captured> captured_, captured_several_;
 };
 
 }  // namespace gyre::train

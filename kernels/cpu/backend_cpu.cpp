@@ -54,6 +54,20 @@ void CpuBackend::export_activation(const Shape& shape, int n, const float* x, fl
     }
 }
 
+void CpuBackend::next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) {
+    const auto [epoch, step] = *args.place;
+    std::uint32_t keys[EpochOrder::kRounds];
+    for (int group = 0; group < EpochOrder::kKeyGroups; ++group) {
+        args.order.write_keys(epoch, group, keys);
+    }
+    const std::int64_t first = step * args.step_images + args.first;
+    for (int i = 0; i < n; ++i) {
+        samples[i] = static_cast<std::int32_t>(
+            args.order.image(epoch, keys, static_cast<std::uint32_t>(first + i)));
+    }
+    ++args.place->step;
+}
+
 void CpuBackend::gather(const GatherArgs& args, int n, float* x, std::int32_t* y) {
     const std::int64_t elems = args.shape.elems();
     const std::int64_t plane = args.shape.plane_elems();

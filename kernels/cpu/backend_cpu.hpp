@@ -52,6 +52,7 @@ class CpuBackend final : public Backend {
     }
     void import_activation(const Shape& shape, int n, const float* host, float* x) override;
     void export_activation(const Shape& shape, int n, const float* x, float* host) override;
+    void next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) override;
     void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) override;
 
     void cross_entropy(const CrossEntropyArgs& args, int n) override;

@@ -164,6 +164,9 @@ class GpuBackend final : public Backend {
         download(host, x, static_cast<std::size_t>(activation_elems(shape, n)) * sizeof(float));
     }
 
+    void next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) override {
+        own::next_samples(context_, args, n, samples);
+    }
     void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) override {
         if (n > 0) {
             own::gather(context_, args, n, x, y);

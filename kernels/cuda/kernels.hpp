@@ -60,6 +60,10 @@ struct Context {
     std::size_t shared_bytes = 0;  // that a block may have
 };
 
+// next_samples.cu
+void next_samples(const Context& context, const NextSamplesArgs& args, int n,
+                  std::int32_t* samples);
+
 // gather.cu
 void gather(const Context& context, const GatherArgs& args, int n, float* x, std::int32_t* y);
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 
+#include "kernels/base/epoch_order.hpp"
 #include "kernels/ops/shapes.hpp"
 
 namespace gyre {
@@ -16,6 +17,21 @@ struct GatherArgs {
     Shape shape;
     const float* scale = nullptr;  // [channels]: value = pixel * scale + shift
     const float* shift = nullptr;  // [channels]
+};
+
+// How far a training is. It lies on the device, so that a step that was captured once finds images
+// of its own in every launch.
+struct EpochPlace {
+    std::uint32_t epoch = 0;  // from 1
+    std::uint32_t step = 0;   // the next one's, from 0
+};
+
+// Which images a rank takes in a step: those at the positions step * step_images + first, ...
+struct NextSamplesArgs {
+    EpochOrder order;
+    EpochPlace* place = nullptr;  // on the device
+    std::int64_t step_images = 0;
+    std::int64_t first = 0;
 };
 
 // Log-softmax, negative log-likelihood and its gradient in one pass over the logits [n][classes].

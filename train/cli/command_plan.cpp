@@ -25,7 +25,8 @@ double median(std::vector<double> values) {
 
 // A step of one rank, in seconds: forward, ready[0], ..., backward, update. The device is waited
 // for where a time is taken.
-std::vector<double> timed_step(Session& session, StepScalars& scalars) {
+std::vector<double> timed_step(Session& session, const std::int32_t* samples,
+                               StepScalars& scalars) {
     Backend& backend = session.backend();
     Net& net = session.net();
     Optimizer& optimizer = session.optimizer();
@@ -37,7 +38,7 @@ std::vector<double> timed_step(Session& session, StepScalars& scalars) {
     };
     Batch pass;
     pass.n = static_cast<int>(session.images().count());
-    pass.samples = session.images().samples(0);
+    pass.samples = samples;
     pass.training = true;
 
     backend.synchronize();
@@ -54,7 +55,7 @@ std::vector<double> timed_step(Session& session, StepScalars& scalars) {
     });
     times[times.size() - 2] = finished_after(backward);
     const Clock::time_point update = Clock::now();
-    optimizer.next_step(scalars);
+    optimizer.next_steps(&scalars, 1);
     optimizer.begin_step(nullptr);
     optimizer.arrived(0, net.flat_elems());
     optimizer.end_step();
@@ -69,6 +70,9 @@ ComputeTimes measure_compute(Communicator& comm, Session& session) {
     constexpr double kLeastSeconds = 1.0;
     session.initialise();
     const PinnedBuffer<StepScalars> scalars(session.backend(), 1);
+    const auto order = epoch_order(session.images().count(), 1, 1, false);
+    const DeviceBuffer<std::int32_t> samples(session.backend(), session.images().count());
+    session.backend().upload(samples.get(), order.data(), samples.bytes());
     const std::size_t layers = session.net().layer_begins().size();
     std::vector<std::vector<double>> series(layers + 3);
     // All ranks take the same number of steps, as rank 0's clock has it.
@@ -76,7 +80,7 @@ ComputeTimes measure_compute(Communicator& comm, Session& session) {
     for (int step = -kWarmUps; step < kLeastSteps || spent < kLeastSeconds; ++step) {
         comm.barrier();
         const Clock::time_point start = Clock::now();
-        const std::vector<double> times = timed_step(session, *scalars.get());
+        const std::vector<double> times = timed_step(session, samples.get(), *scalars.get());
         double step_seconds = seconds_since(start);
         comm.broadcast(&step_seconds, sizeof step_seconds, 0);
         if (step >= 0) {

@@ -76,6 +76,7 @@ class TrainCommand {
  private:
     Dataset load();
     SessionSpec session_spec(const Dataset& data) const;
+    int graph_steps() const;
     void start_weights();
     // Trains for an epoch and evaluates it; sets stopped_ where it was interrupted.
     EpochFacts train_epoch(int epoch);
@@ -123,6 +124,16 @@ Dataset TrainCommand::load() {
     return data;
 }
 
+int TrainCommand::graph_steps() const {
+    if (options_.check_sync > 0 && options_.graph_steps.value_or(1) > 1) {
+        throw usage_error(
+            "`check-sync` compares parameters between steps: leave `graph-steps` at 1");
+    }
+    constexpr int kStepsOnGpu = 8;
+    const bool gpu = backend_->can_capture() && !backend_->device_identity().emulated;
+    return options_.graph_steps.value_or(gpu && options_.check_sync == 0 ? kStepsOnGpu : 1);
+}
+
 SessionSpec TrainCommand::session_spec(const Dataset& data) const {
     const std::int64_t batches =
         std::int64_t{options_.batch_size} * options_.accumulate * comm_.size();
@@ -149,7 +160,8 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .optimizer = optimizer,
             .reduction = options_.reduction,
             .shard_optimizer = options_.shard_optimizer,
-            .graph = options_.graph};
+            .graph = options_.graph,
+            .graph_steps = graph_steps()};
 }
 
 void TrainCommand::start_weights() {
@@ -251,13 +263,22 @@ EpochFacts TrainCommand::train_epoch(int number) {
     return epoch;
 }
 
+std::string graph_text(const Trainer& trainer) {
+    if (!trainer.graph()) {
+        return "none";
+    }
+    return trainer.graph_steps() == 1
+               ? "a step of a whole batch"
+               : fmt::format("{} steps of a whole batch each", trainer.graph_steps());
+}
+
 ExitCode TrainCommand::run() {
     install_interrupt_handlers();
     report_->start(facts_);
     if (options_.verbose && comm_.is_root()) {
         fmt::print(
             "{}communicator: {}\nCUDA graph: {}\n{}{}{}", session_->net().description(),
-            facts_.communicator, session_->trainer().graph() ? "a step of a whole batch" : "none",
+            facts_.communicator, graph_text(session_->trainer()),
             bucket_table(session_->reducer().buckets(), session_->net(), options_.reduction.type),
             session_->factors().summary(), backend_->choices());
     }

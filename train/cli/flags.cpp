@@ -291,6 +291,10 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
     add_choice(app, "--graph", o.graph, kGraphUses,
                "Capture the step as a CUDA graph: on, off, or auto: on a GPU, with one rank or "
                "where the ranks reduce on their GPUs");
+    app.add_option("--graph-steps", o.graph_steps,
+                   "Steps of whole batches in a graph, a Ctrl-C is seen after as many [8; 1 with "
+                   "--check-sync]")
+        ->check(between(1, 64));
     add_output_flags(app, o);
     add_diagnosis_flags(app, o);
     app.add_option("--check-sync", o.check_sync,

@@ -51,6 +51,7 @@ struct TrainOptions : CommonOptions {
     bool tune_buckets = false;  // tries several sizes first
     ShardUse shard_optimizer = ShardUse::automatic;
     GraphUse graph = GraphUse::automatic;
+    std::optional<int> graph_steps;           // empty: as many as are good for the device
     std::int64_t check_sync = 0;              // steps between comparisons of parameters; 0: none
     int log_interval = 100;                   // steps
     std::string save, save_last, init, json;  // paths; empty: none
