@@ -112,11 +112,10 @@ void Optimizer::begin_step(std::int32_t* not_finite, int index) {
 }
 
 const PassUpdate* Optimizer::in_pass(std::int32_t* not_finite, int index) {
-    sgd_.scalars = adam_.scalars = scalars_.get() + index;
     if (spec_.max_grad_norm) {
         return nullptr;
     }
-    begin_step(not_finite);
+    begin_step(not_finite, index);
     sgd_.finite.first_elem = adam_.finite.first_elem = 0;
     const bool sgd = spec_.rule == UpdateRule::sgd;
     in_pass_ = {.sgd = sgd ? &sgd_ : nullptr,
