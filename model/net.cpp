@@ -212,8 +212,9 @@ void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Ta
 }
 
 void Net::run_pass(const Batch& batch, const GatherArgs& images, float scale,
-                   const PassUpdate* update) const {
+                   const PassUpdate* update, const NextSamplesArgs* next) const {
     pass_->run(batch, {.images = images,
+                       .next = next,
                        .scale = scale,
                        .params = parameter_data(),
                        .grads = gradient_data(),

@@ -93,8 +93,9 @@ class Net {
     // the images are gathered, all gradients written, loss and correct put into the tail, and where
     // asked the parameters updated.
     bool has_pass() const { return pass_ != nullptr; }
+    // next: where the images are those, in place of batch.samples.
     void run_pass(const Batch& batch, const GatherArgs& images, float scale,
-                  const PassUpdate* update) const;
+                  const PassUpdate* update, const NextSamplesArgs* next = nullptr) const;
     // Writes the gradients of a node's parameters, from x and dy of batch.n images.
     void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
 

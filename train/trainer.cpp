@@ -46,7 +46,10 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
         reducer_.ready(begin);
     };
     if (net_.has_pass()) {
-        net_.run_pass(pass, images_.source(), scale, update);
+        // A pass of all of the rank's share finds its images itself.
+        const NextSamplesArgs next = next_samples(global_count);
+        net_.run_pass(pass, images_.source(), scale, update,
+                      options_.accumulate == 1 ? &next : nullptr);
         ready(0);
     } else {
         images_.gather(pass.samples, pass.n, net_.input(), net_.labels());
@@ -61,14 +64,19 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
     }
 }
 
+NextSamplesArgs Trainer::next_samples(std::int64_t global_count) const {
+    return {.order = order_,
+            .place = place_.get(),
+            .step_images = sharding_.global_batch,
+            .first = rank_share(global_count, sharding_.rank, sharding_.ranks).first};
+}
+
 void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int index) {
     reducer_.begin_step();
-    const Range mine = rank_share(global_count, sharding_.rank, sharding_.ranks);
-    backend_.next_samples({.order = order_,
-                           .place = place_.get(),
-                           .step_images = sharding_.global_batch,
-                           .first = mine.first},
-                          static_cast<int>(local_count), samples_.get());
+    if (!net_.has_pass() || options_.accumulate > 1) {
+        backend_.next_samples(next_samples(global_count), static_cast<int>(local_count),
+                              samples_.get());
+    }
     if (options_.accumulate > 1) {
         backend_.fill_zero(kept_.get(), kept_.bytes());
     }

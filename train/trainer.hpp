@@ -114,6 +114,7 @@ class Trainer {
     void collect();
     // at: of the step among results_.
     void read(std::size_t at, std::int64_t step, StepResult& result);
+    NextSamplesArgs next_samples(std::int64_t global_count) const;
     // Part `part` of the rank's share; the gradients of the last are all parts' and go to the
     // reducer. update: by the pass itself, where that is one operation; may be null.
     void compute(std::int64_t local_count, std::int64_t global_count, int part,

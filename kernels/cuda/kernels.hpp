@@ -47,8 +47,9 @@ class Workspace {
     std::vector<void*> outgrown_;
 };
 
-// Among how many multiprocessors sums are divided, whatever the GPU has: those of the largest (H100,
-// H200), so that the order of a sum, and with it the bits of a training, are the same on all.
+// Among how many multiprocessors sums are divided, whatever the GPU has: those of the largest
+// (H100, H200), so that the order of a sum, and with it the bits of a training, are the same on
+// all.
 constexpr int kPlannedMultiprocessors = 132;
 
 // What starts kernels needs beside its operands.

@@ -150,7 +150,8 @@ struct PassProgram {
 struct PassArgs {
     int n = 0;
     float scale = 1.0f;
-    GatherArgs images;
+    GatherArgs images;  // samples null: those of `next`
+    NextSamplesArgs next;
     std::uint64_t seed = 0;
     const std::uint32_t* epoch = nullptr;
     const float* params = nullptr;
@@ -203,6 +204,7 @@ struct ReduceArgs {
     const double* losses = nullptr;
     float* grads = nullptr;
     float* sums = nullptr;
+    EpochPlace* place = nullptr;  // whose step moves on; may be null
 };
 struct Context;
 void reduce_pass(const Context& context, const ReduceProgram& program, const ReduceArgs& args,

@@ -140,6 +140,9 @@ __device__ __forceinline__ void reduce_losses(const ReduceArgs& args) {
     if (threadIdx.x == 0) {
         args.sums[0] = static_cast<float>(loss * static_cast<double>(args.scale));
         args.sums[1] = static_cast<float>(correct);
+        if (args.place != nullptr) {
+            args.place->step += 1;
+        }
     }
 }
 

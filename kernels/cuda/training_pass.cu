@@ -94,11 +94,25 @@ __global__ void __launch_bounds__(kPassBlock, 2)
     training_pass_kernel(SIMT_GRID_CONSTANT const PassProgram program,
                          SIMT_GRID_CONSTANT const PassArgs args) {
     SIMT_DYNAMIC_SHARED(float, shared);
+    SIMT_SHARED(std::uint32_t, keys, [EpochOrder::kRounds]);
+    const bool ordered = args.images.samples == nullptr;
+    EpochPlace place;
+    if (ordered) {
+        place = *args.next.place;
+        if (threadIdx.x < EpochOrder::kKeyGroups) {
+            args.next.order.write_keys(place.epoch, pass_thread(), keys);
+        }
+    }
     begin_block(program, args, shared);
     double loss = 0.0, correct = 0.0;  // the block's, of warp 0
     for (int image = static_cast<int>(blockIdx.x); image < args.n;
          image += static_cast<int>(gridDim.x)) {
-        const std::int32_t sample = args.images.samples[image];
+        const std::int32_t sample =
+            ordered ? static_cast<std::int32_t>(args.next.order.image(
+                          place.epoch, keys,
+                          static_cast<std::uint32_t>(place.step * args.next.step_images +
+                                                     args.next.first + image)))
+                    : args.images.samples[image];
         begin_image(program, args, sample, shared);
         for (int l = 0; l < program.layers; ++l) {
             forward(program, args, l, shared);
@@ -141,13 +155,18 @@ class FusedPass final : public TrainingPass {
             PassArgs args{.n = batch.n,
                           .scale = io.scale,
                           .images = io.images,
+                          .next = {},
                           .seed = batch.seed,
                           .epoch = batch.epoch,
                           .params = io.params,
                           .partials = partials,
                           .factors = factors,
                           .sums = losses};
-            args.images.samples = batch.samples;
+            if (io.next != nullptr) {
+                args.next = *io.next;
+            } else {
+                args.images.samples = batch.samples;
+            }
             launch("training_pass", training_pass_kernel, dim3(static_cast<unsigned>(groups)),
                    dim3(kPassBlock), SharedBytes{plan_.shared_bytes}, context_.stream,
                    plan_.program, args);
@@ -160,7 +179,8 @@ class FusedPass final : public TrainingPass {
                      .factors = factors,
                      .losses = losses,
                      .grads = io.grads,
-                     .sums = io.sums},
+                     .sums = io.sums,
+                     .place = io.next == nullptr ? nullptr : io.next->place},
                     io.params, io.update);
     }
 

@@ -28,7 +28,7 @@ struct EpochPlace {
 
 // Which images a rank takes in a step: those at the positions step * step_images + first, ...
 struct NextSamplesArgs {
-    EpochOrder order;
+    EpochOrder order{0, 0, false};
     EpochPlace* place = nullptr;  // on the device
     std::int64_t step_images = 0;
     std::int64_t first = 0;

@@ -37,11 +37,12 @@ struct PassUpdate {
 };
 
 struct PassIo {
-    GatherArgs images;        // but for the samples, which are the batch's
-    float scale = 1.0f;       // of the loss: 1 / size of the global batch
-    float* params = nullptr;  // flat
-    float* grads = nullptr;   // flat, overwritten but for the padding between parameters
-    float* sums = nullptr;    // [2], overwritten: scale * sum of losses, number of correct images
+    GatherArgs images;                      // but for the samples, which are the batch's,
+    const NextSamplesArgs* next = nullptr;  // or, where not null, these; the step is moved on then
+    float scale = 1.0f;                     // of the loss: 1 / size of the global batch
+    float* params = nullptr;                // flat
+    float* grads = nullptr;  // flat, overwritten but for the padding between parameters
+    float* sums = nullptr;   // [2], overwritten: scale * sum of losses, number of correct images
     const PassUpdate* update = nullptr;  // null: parameters stay as they are
 };
 
