@@ -104,7 +104,8 @@ __device__ __forceinline__ void read_planes(const Planes& p, const float* from, 
         const bool inside = plane < p.planes && h >= 0 && h < p.height;
         const float* const line = from + (plane * p.height + h) * p.width;
         float* const to_line = to + (plane * p.rows + row) * p.pitch;
-        for (int at = column; at < p.pitch; at += along) {
+        SIMT_NO_UNROLL  // most rows take one round
+            for (int at = column; at < p.pitch; at += along) {
             const int w = at - p.padding;
             to_line[at] = inside && w >= 0 && w < p.width ? line[w] : 0.0f;
         }

@@ -100,6 +100,7 @@ __global__ void __launch_bounds__(kBlock)
             const float* pixels = input + (in * rows + row + kh) * window.pitch;
             const float* gradients =
                 gradient + (pair * kPair * window.out_height + row) * plan.dy_pitch;
+            SIMT_NO_UNROLL
             for (int w = 0; w < plan.dy_pitch; w += kPixels) {
                 float pixel[2 * kPixels];
                 read_pixels<kKernel>(pixels + w, pixel);

@@ -38,6 +38,8 @@
 #define SIMT_GRID_CONSTANT __grid_constant__
 // Before a loop whose trip count is known: arrays it indexes then live in registers.
 #define SIMT_UNROLL _Pragma("unroll")
+// Before one that seldom goes round: it is not made longer.
+#define SIMT_NO_UNROLL _Pragma("unroll 1")
 // Before a loop without stores: the loads of four rounds are then under way at a time.
 #define SIMT_UNROLL_BY_4 _Pragma("unroll 4")
 

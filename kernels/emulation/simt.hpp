@@ -18,6 +18,7 @@
 #define __launch_bounds__(...)
 #define SIMT_GRID_CONSTANT
 #define SIMT_UNROLL
+#define SIMT_NO_UNROLL
 #define SIMT_UNROLL_BY_4
 
 #define threadIdx (::gyre::emulated::emulator::thread->index)
@@ -170,8 +171,8 @@ template <int kPending>
 inline void cp_async_wait() {
     emulator::thread->landing = true;
     while (const emulator::AsyncCopy* copy = emulator::thread->copies.land(kPending)) {
-        store_vector(copy->to, copy->from == nullptr ? uint4{0, 0, 0, 0}
-                                                     : load_vector<uint4>(copy->from));
+        store_vector(copy->to,
+                     copy->from == nullptr ? uint4{0, 0, 0, 0} : load_vector<uint4>(copy->from));
     }
     emulator::thread->landing = false;
 }
@@ -180,9 +181,8 @@ template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
             Stream& stream, A&&... arguments) {
     emulator::submit(stream, [=, values = std::tuple<P...>(std::forward<A>(arguments)...)] {
-        emulator::run_grid(
-            {name, reinterpret_cast<const void*>(kernel), grid, block, shared.count},
-            [&] { std::apply(kernel, values); });
+        emulator::run_grid({name, reinterpret_cast<const void*>(kernel), grid, block, shared.count},
+                           [&] { std::apply(kernel, values); });
     });
 }
 template <typename... P, typename... A>
