@@ -96,6 +96,26 @@ TEST_CASE("a step has no more launches than its budget", "[gpu-step]") {
     CHECK(launches("wide", true) <= 26);
 }
 
+TEST_CASE("threads are busy in every kernel that takes more than a hundredth of a step",
+          "[gpu-step]") {
+    const GpuModel& gpu = gpu_model("h200");
+    for (const auto& [model, tf32] : {std::pair{"net", false}, {"wide", true}}) {
+        const auto launches = step_launches(model, 64, tf32, gpu, kNoReports, 2);
+        std::vector<Bounds> all;
+        for (const StepLaunch& launch : launches) {
+            all.push_back(launch.bounds);
+        }
+        const TimeModel time;
+        const double step_us = time.us(all);
+        for (const StepLaunch& launch : launches) {
+            INFO(model << ": " << launch.profile.launch.kernel);
+            if (time.us(launch.bounds) > 0.01 * step_us) {
+                CHECK(launch.profile.busy >= 0.75);
+            }
+        }
+    }
+}
+
 TEST_CASE("an operation is counted as a GPU would be asked for it", "[gpu-step]") {
     const auto counts = counts_of("net", "conv1", "backward_weights", 64, false, 132);
     REQUIRE(counts.size() == 2);
