@@ -102,11 +102,12 @@ const GpuModel* gpu_model_of(const std::string& device) {
     return nullptr;
 }
 
-ResourceReports::ResourceReports(const std::string& folder, const std::string& architecture) {
-    if (folder.empty()) {
-        return;
-    }
+ResourceReports::ResourceReports(const std::string& given, const std::string& architecture) {
     std::error_code error;
+    const std::filesystem::path folder =
+        !given.empty()
+            ? std::filesystem::path(given)
+            : std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / "kernels";
     const std::regex entry("Compiling entry function '([^']+)' for '([^']+)'");
     const std::regex used("Used ([0-9]+) registers.*");
     const std::regex shared("([0-9]+) bytes smem");
@@ -129,7 +130,7 @@ ResourceReports::ResourceReports(const std::string& folder, const std::string& a
             }
         }
     }
-    std::ifstream loops(std::filesystem::path(folder) / "loops.txt");
+    std::ifstream loops(folder / "loops.txt");
     std::string of_architecture, name;
     for (Resources of; loops >> of_architecture >> of.per_mma >> of.per_useful &&
                        std::getline(loops >> std::ws, name);) {
@@ -139,11 +140,11 @@ ResourceReports::ResourceReports(const std::string& folder, const std::string& a
             found->second.per_useful = of.per_useful;
         }
     }
-    if (kernels_.empty()) {
+    if (kernels_.empty() && !given.empty()) {
         throw usage_error(
             fmt::format("--resources={}: no report of a kernel for {} there; give the "
                         "kernels folder of a build with CUDA",
-                        folder, architecture));
+                        given, architecture));
     }
 }
 

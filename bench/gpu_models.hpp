@@ -44,7 +44,8 @@ struct Resources {
 class ResourceReports {
  public:
     // Reads the *.resources files under a folder, and its loops.txt where there is one
-    // (tests/sass_gate.py --loops); empty: there are none.
+    // (tests/sass_gate.py --loops). Empty: the folder `kernels` beside this program, if there are
+    // any in it. Throws Error(usage) where a folder that was given has none.
     ResourceReports(const std::string& folder, const std::string& architecture);
     // Of the emulated kernel that begins at this address; null: unknown.
     const Resources* of(const void* entry) const;

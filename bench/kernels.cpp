@@ -46,8 +46,7 @@ constexpr const char* kUsage =
     "  --profile                         emulated: count what kernels do, in place of timing them\n"
     "  --step=MODEL                      emulated: list the launches of a training step\n"
     "  --gpu=a100|h100|h200              that --profile and --step are for [h200]\n"
-    "  --resources=DIR                   ptxas' reports of registers: kernels/ of a build with "
-    "CUDA\n"
+    "  --resources=DIR                   ptxas' reports of kernels [kernels/ beside this program]\n"
     "and Google Benchmark's own, such as --benchmark_filter=REGEX --benchmark_out=FILE.json\n";
 
 std::vector<int> parse_batches(std::string_view text) {

@@ -17,18 +17,23 @@ most_kib=${GYRE_PACK_MOST_KIB:-20480}
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mkdir "$folder/lib"
+mkdir "$folder/lib" "$folder/kernels"
 for program in "${programs[@]}"; do
     if [ ! -x "$build/$program" ]; then
         echo "pack: $build/$program is missing: build it first" >&2
         exit 1
     fi
-    strip -o "$folder/$program" "$build/$program"
+    # Names stay: by them bench-kernels knows its kernels.
+    strip --strip-debug -o "$folder/$program" "$build/$program"
     # The C library and the compiler's belong to the machine.
     ldd "$build/$program" | awk '$2 == "=>" && $3 ~ "^/" { print $3 }' |
         grep -v -E '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so' |
         xargs -r cp -L -n -t "$folder/lib"
 done
+# What ptxas said of the kernels, for bench-kernels' estimates.
+find "$build/kernels" -path '*gyre_cuda_kernels.dir*' -name '*.resources' 2>/dev/null |
+    xargs -r cp -t "$folder/kernels"
+[ ! -f "$build/kernels/loops.txt" ] || cp "$build/kernels/loops.txt" "$folder/kernels"
 XZ_OPT=-1 tar -C "$folder" -cJf "$out" .
 kib=$(du -sk --apparent-size "$out" | cut -f1)
 if [ "$kib" -gt "$most_kib" ]; then

@@ -264,6 +264,13 @@ class Pack(unittest.TestCase):
             run = subprocess.run([f"{top}/unpacked/gyre", "info"], capture_output=True, timeout=30,
                                  env=os.environ | {"LD_LIBRARY_PATH": f"{top}/unpacked/lib"})
             self.assertEqual(run.returncode, 0)
+            # What estimates need is in it, too.
+            run = subprocess.run([f"{top}/unpacked/bench-kernels", "--device=emulated", "--step=net", "--profile"],
+                                 capture_output=True, text=True, timeout=60,
+                                 env=os.environ | {"LD_LIBRARY_PATH": f"{top}/unpacked/lib"})
+            self.assertEqual(run.returncode, 0, run.stderr)
+            self.assertNotIn("profiler:", run.stderr)
+            self.assertIn("training_pass_kernel", run.stdout)
 
 
 class TorchPeer(unittest.TestCase):

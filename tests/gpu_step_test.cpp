@@ -100,7 +100,7 @@ TEST_CASE("threads are busy in every kernel that takes more than a hundredth of 
           "[gpu-step]") {
     const GpuModel& gpu = gpu_model("h200");
     for (const auto& [model, tf32] : {std::pair{"net", false}, {"wide", true}}) {
-        const auto launches = step_launches(model, 64, tf32, gpu, kNoReports, 2);
+        const auto launches = step_launches(model, 64, tf32, gpu, kNoReports, kCountedBlocks);
         std::vector<Bounds> all;
         for (const StepLaunch& launch : launches) {
             all.push_back(launch.bounds);

@@ -268,6 +268,7 @@ class Profiler final : public emulator::Listener {
         done_.push_back(std::move(now_));
     }
 
+    bool knows_code() const { return !blocks_.empty(); }
     std::vector<LaunchProfile> take() { return std::exchange(done_, {}); }
 
  private:
@@ -430,6 +431,12 @@ void enable_profiler() {
     }
     static std::unique_ptr<Profiler> only = std::make_unique<Profiler>();
     emulator::listener = profiler = only.get();
+    if (!only->knows_code()) {
+        fmt::print(
+            stderr,
+            "profiler: the program's instructions are not known (is objdump of binutils "
+            "there, and the program not stripped?): FLOPs and busy threads are not counted\n");
+    }
 }
 
 std::vector<LaunchProfile> take_profiles() {
