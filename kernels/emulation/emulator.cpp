@@ -10,6 +10,7 @@
 #include <cstring>
 #include <numeric>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/error.hpp"
@@ -495,8 +496,8 @@ void set_most_blocks(std::int64_t count) {
 std::int64_t launch_count() {
     return Machine::instance().launches;
 }
-void report(const std::string& what) {
-    Machine::instance().report(what);
+void report(std::string what) {
+    Machine::instance().report(std::move(what));
 }
 bool in_kernel() {
     return Machine::instance().in_kernel();

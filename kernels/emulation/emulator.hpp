@@ -123,7 +123,8 @@ std::int64_t launch_count();
 std::int64_t submission_count();
 
 // Ends the launch with this report. For the checker.
-[[noreturn]] void report(const std::string& what);
+// It takes the text along: nobody comes back to the kernel to free it.
+[[noreturn]] void report(std::string what);
 bool in_kernel();
 
 // Where device and shared memory lie.
