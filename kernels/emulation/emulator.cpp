@@ -16,18 +16,9 @@
 #include "kernels/base/error.hpp"
 #include "kernels/cuda/runtime.hpp"
 #include "kernels/emulation/fibers.hpp"
+#include "kernels/emulation/place.hpp"
 #include "kernels/emulation/sanitizer.hpp"
 #include "kernels/emulation/warp.hpp"
-
-// Without a string of its own, which a fiber that is abandoned would never free.
-template <>
-struct fmt::formatter<std::source_location> {
-    constexpr auto parse(format_parse_context& context) { return context.begin(); }
-    template <typename Context>
-    auto format(const std::source_location& place, Context& context) const {
-        return fmt::format_to(context.out(), "{}:{}", place.file_name(), place.line());
-    }
-};
 
 namespace gyre::emulated::emulator {
 
@@ -59,11 +50,6 @@ struct Warp {
     WarpOperands operands{};
     Place place;
 };
-
-bool same(const Place& a, const Place& b) {
-    return a.line() == b.line() && a.column() == b.column() &&
-           std::strcmp(a.file_name(), b.file_name()) == 0;
-}
 
 class Machine {
  public:

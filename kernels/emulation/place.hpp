@@ -1,0 +1,26 @@
+// Where in the sources threads wait.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <cstring>
+#include <source_location>
+
+// Without a string of its own, which a fiber that is abandoned would never free.
+template <>
+struct fmt::formatter<std::source_location> {
+    constexpr auto parse(format_parse_context& context) { return context.begin(); }
+    template <typename Context>
+    auto format(const std::source_location& place, Context& context) const {
+        return fmt::format_to(context.out(), "{}:{}", place.file_name(), place.line());
+    }
+};
+
+namespace gyre::emulated::emulator {
+
+inline bool same(const std::source_location& a, const std::source_location& b) {
+    return a.line() == b.line() && a.column() == b.column() &&
+           std::strcmp(a.file_name(), b.file_name()) == 0;
+}
+
+}  // namespace gyre::emulated::emulator
