@@ -80,6 +80,15 @@ const std::vector<GpuModel>& gpu_models() {
     return models;
 }
 
+std::string kernel_name(const void* entry) {
+    static std::map<const void*, std::string> names;  // a program is asked for each
+    const auto [found, is_new] = names.try_emplace(entry);
+    if (is_new) {
+        found->second = plain_name(emulated::function_at(entry));
+    }
+    return found->second;
+}
+
 const GpuModel& gpu_model(const std::string& name) {
     std::string names;
     for (const GpuModel& model : gpu_models()) {
@@ -149,7 +158,7 @@ ResourceReports::ResourceReports(const std::string& given, const std::string& ar
 }
 
 const Resources* ResourceReports::of(const void* entry) const {
-    return kernels_.empty() ? nullptr : of_kernel(plain_name(emulated::function_at(entry)));
+    return kernels_.empty() ? nullptr : of_kernel(kernel_name(entry));
 }
 
 const Resources* ResourceReports::of_kernel(const std::string& name) const {

@@ -33,6 +33,10 @@ const GpuModel& gpu_model(const std::string& name);
 // Of the device that calls itself so, such as "NVIDIA H100 80GB HBM3"; null: none of them.
 const GpuModel* gpu_model_of(const std::string& device);
 
+// Of the emulated kernel that begins at this address, with its template's arguments and without
+// gyre's namespaces, such as "direct::direct_forward_kernel<5, 8>"; empty: unknown.
+std::string kernel_name(const void* entry);
+
 // What ptxas reported of kernels, for one architecture.
 struct Resources {
     int registers = 0;

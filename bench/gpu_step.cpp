@@ -6,32 +6,17 @@
 #include <memory>
 
 #include "comm/communicator.hpp"
-#include "kernels/emulation/places.hpp"
 #include "train/session.hpp"
 
 namespace gyre::bench {
 namespace {
 
-// "direct_forward_kernel<5, 8>" of all that function_at() says.
+// Without what tells instances of a template apart.
 std::string short_name(const emulated::emulator::Launch& launch) {
-    std::string name = emulated::function_at(launch.entry);
-    int depth = 0;
-    std::size_t begin = 0, end = name.size();
-    for (std::size_t i = 0; i < name.size(); ++i) {
-        if (name[i] == '<') {
-            if (depth++ == 0) {
-                end = std::min(end, i);
-            }
-        } else if (name[i] == '>') {
-            --depth;
-        } else if (depth == 0 && name[i] == '(' && name.compare(i, 11, "(anonymous ") != 0) {
-            end = std::min(end, i);
-            break;
-        } else if (depth == 0 && end == name.size() && (name[i] == ':' || name[i] == ' ')) {
-            begin = i + 1;
-        }
-    }
-    return name.empty() ? launch.kernel : name.substr(begin, end - begin);
+    const std::string name = kernel_name(launch.entry);
+    const std::string plain = name.substr(0, name.find('<'));
+    const std::size_t colon = plain.rfind(':');
+    return plain.empty() ? launch.kernel : plain.substr(colon == plain.npos ? 0 : colon + 1);
 }
 
 std::string extents(const emulated::dim3& grid) {

@@ -224,7 +224,7 @@ __device__ __forceinline__ void store_pair(float* at, float first, float second)
     float2 pair;
     pair.x = first;
     pair.y = second;
-    *reinterpret_cast<float2*>(at) = pair;
+    store_vector(at, pair);
 }
 
 // Of a row of partial sums: even, so that pairs are aligned.
@@ -319,8 +319,7 @@ __global__ void __launch_bounds__(kElementwiseBlock)
         SIMT_UNROLL
         for (int j = 0; j < 4; ++j) {
             if (first + j * 8 < extents.m) {
-                const float2 pair =
-                    *reinterpret_cast<const float2*>(from + std::int64_t{j} * 8 * pitch);
+                const float2 pair = load_vector<float2>(from + std::int64_t{j} * 8 * pitch);
                 v[j][0] += pair.x;
                 v[j][1] += pair.y;
             }
