@@ -193,9 +193,12 @@ Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
     constexpr double kPerUseful = 1.6, kPerMma = 4.0;
     constexpr double kSchedulers = 4.0;  // of a multiprocessor, an instruction a cycle each
     constexpr double kLoadCycles = 700;  // latency of a load from DRAM or L2
-    constexpr double kBarrierCycles = 40;
-    constexpr double kIssueCycles = 2.0;  // between instructions of one warp
-    constexpr double kMmaCycles = 8.0;    // likewise; sums are independent
+    constexpr double kBarrierCycles = 40, kClusterBarrierCycles = 200;
+    constexpr double kRemoteCycles = 200;          // latency of a load from another multiprocessor
+    constexpr double kRemoteSectors = 1;           // that one gets in a cycle
+    constexpr double kIssueCycles = 2.0;           // between instructions of one warp
+    constexpr double kMmaFlop = 2.0 * 16 * 8 * 8;  // of m16n8k8
+    constexpr double kMmaCycles = 8.0;             // likewise; sums are independent
 
     using emulated::Traffic;
     const auto both = [](const Traffic& a, const Traffic& b, auto member) {
@@ -208,6 +211,7 @@ Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
         both(profile.global_loads, profile.global_stores, &Traffic::transactions);
     const double wavefronts =
         both(profile.shared_loads, profile.shared_stores, &Traffic::transactions);
+    const double remote = both(profile.remote_loads, profile.remote_stores, &Traffic::transactions);
     const auto known = [](double found, double otherwise) { return found > 0 ? found : otherwise; };
     const double per_useful = known(resources == nullptr ? 0 : resources->per_useful, kPerUseful);
     const double per_mma = known(resources == nullptr ? 0 : resources->per_mma, kPerMma);
@@ -217,25 +221,29 @@ Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
         products ? per_mma * static_cast<double>(profile.mmas)
                  : per_useful * (static_cast<double>(profile.warp_fmas) +
                                  requests(profile.global_loads, profile.global_stores) +
-                                 requests(profile.shared_loads, profile.shared_stores));
+                                 requests(profile.shared_loads, profile.shared_stores) +
+                                 requests(profile.remote_loads, profile.remote_stores));
 
     // Of the multiprocessor with the most blocks.
     const double per_block = 1.0 / static_cast<double>(profile.blocks);
     const double blocks = per_block * std::ceil(static_cast<double>(profile.launch.grid.count()) /
                                                 gpu.multiprocessors);
     const double rounds = std::max(1.0, std::ceil(occupancy(gpu, profile.launch, resources).waves));
-    const double chain = profile.load_phases * kLoadCycles +
-                         static_cast<double>(profile.barriers) * per_block * kBarrierCycles +
-                         (profile.longest_fmas + profile.longest_requests) * kIssueCycles +
-                         profile.longest_mmas * kMmaCycles;
+    const double chain =
+        profile.load_phases * kLoadCycles +
+        static_cast<double>(profile.barriers) * per_block * kBarrierCycles +
+        static_cast<double>(profile.cluster_barriers) * per_block * kClusterBarrierCycles +
+        profile.remote_phases * kRemoteCycles +
+        (profile.longest_fmas + profile.longest_requests) * kIssueCycles +
+        profile.longest_mmas * kMmaCycles;
     const double cycle_us = 1e-3 / gpu.clock_ghz;
     const double bytes = profile.read_bytes + profile.written_bytes;
     const double byte_us = 1e-3 / (bytes > gpu.l2_bytes / 2 ? gpu.dram_gbs : gpu.l2_gbs);
     return {instructions / kSchedulers * blocks * cycle_us,
-            (wavefronts + sectors / 4.0) * blocks * cycle_us,
-            static_cast<double>(profile.tensor_flop) / gpu.tensor_flop * blocks * cycle_us,
-            chain * rounds * cycle_us,
-            bytes * byte_us,
+            (wavefronts + sectors / 4.0 + remote / kRemoteSectors) * blocks * cycle_us,
+            // One of 16 bits takes as long as one of TF32, for twice the FLOPs.
+            static_cast<double>(profile.mmas) * kMmaFlop / gpu.tensor_flop * blocks * cycle_us,
+            chain * rounds * cycle_us, bytes * byte_us,
             sectors * profile.scale() * 32.0 / gpu.l2_gbs * 1e-3};
 }
 

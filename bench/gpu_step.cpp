@@ -69,21 +69,25 @@ void print_launches(const std::vector<StepLaunch>& launches, bool counted) {
 
 }  // namespace
 
-std::vector<StepLaunch> step_launches(const std::string& model, int n, bool tf32,
-                                      const GpuModel& gpu, const ResourceReports& reports,
-                                      std::int64_t most_blocks) {
+std::vector<StepLaunch> step_launches(const std::string& model, int n,
+                                      const StepPrecision& precision, const GpuModel& gpu,
+                                      const ResourceReports& reports, std::int64_t most_blocks) {
     emulated::enable_profiler();
     emulated::emulator::set_multiprocessors(gpu.multiprocessors);
     const auto comm = comm::make_single_communicator();
     GpuOptions gpu_options;
-    gpu_options.tf32 = tf32;
+    gpu_options.tf32 = precision.tf32;
     const auto backend = make_emulated_backend(gpu_options);
     const Shape shape{1, 28, 28};
     train::SessionSpec spec;
     spec.model = model::load_model(model);
     spec.global_batch = n;
+    spec.type = precision.type;
     if (model == "wide" || model == "resnet") {
         spec.optimizer.rule = train::UpdateRule::adam;
+    }
+    if (precision.type == DataType::float16) {
+        spec.optimizer.loss_scaling.emplace();
     }
     train::Session session(*comm, *backend, spec, train::random_images(2 * n, shape, spec.classes),
                            data::Normalisation{{0.5f}, {0.25f}});
@@ -135,10 +139,13 @@ int run_step(const Options& options) {
     const GpuModel& gpu = gpu_model(options.gpu);
     const ResourceReports reports(options.resources, gpu.architecture);
     for (const int n : options.batches.empty() ? std::vector{64} : options.batches) {
-        fmt::print("one step of {} with {} images, {}, for {} ({} multiprocessors)\n", options.step,
-                   n, options.tf32 ? "TF32" : "fp32", gpu.name, gpu.multiprocessors);
-        const std::vector<StepLaunch> launches = step_launches(
-            options.step, n, options.tf32, gpu, reports, options.profile ? kCountedBlocks : 0);
+        fmt::print(
+            "one step of {} with {} images, {}, for {} ({} multiprocessors)\n", options.step, n,
+            options.type == DataType::float32 && options.tf32 ? "tf32" : name_of(options.type),
+            gpu.name, gpu.multiprocessors);
+        const std::vector<StepLaunch> launches =
+            step_launches(options.step, n, {options.tf32, options.type}, gpu, reports,
+                          options.profile ? kCountedBlocks : 0);
         print_launches(launches, options.profile);
         if (options.profile) {
             fmt::print("\n");

@@ -18,12 +18,18 @@ struct StepLaunch {
     Bounds bounds{};  // of counts: zeros where no blocks ran
 };
 
+// What a step is computed in.
+struct StepPrecision {
+    bool tf32 = false;
+    DataType type = DataType::float32;  // of activations; 16 bits take tf32 = true
+};
+
 // The second step of one rank with n images, as it is submitted for a GPU of this model.
 // most_blocks: of a launch that run and are counted; 0: none, negative: all. The optimiser is Adam
 // for `wide` and `resnet`, SGD with momentum 0.5 for others.
-std::vector<StepLaunch> step_launches(const std::string& model, int n, bool tf32,
-                                      const GpuModel& gpu, const ResourceReports& reports,
-                                      std::int64_t most_blocks);
+std::vector<StepLaunch> step_launches(const std::string& model, int n,
+                                      const StepPrecision& precision, const GpuModel& gpu,
+                                      const ResourceReports& reports, std::int64_t most_blocks);
 
 // What the launches of one operation did, with the estimates.
 std::string text_of_operation(const std::string& name,

@@ -1,8 +1,9 @@
 // Every kernel at shapes of the built-in nets: time, and the share of what the device can do, as
 // measured in the same run.
 //
-//   build/bench-kernels [--device=auto|cpu|cuda|emulated] [--batches=64,256] [--tf32]
-//                       [--launch=graph|stream] [--check] [--benchmark_filter=conv]
+//   build/bench-kernels [--device=auto|cpu|cuda|emulated] [--batches=64,256]
+//                       [--precision=fp32|tf32|bf16|fp16] [--launch=graph|stream] [--check]
+//                       [--benchmark_filter=conv]
 //                       [--benchmark_out=FILE.json]
 //   build/bench-kernels --device=emulated --profile [--gpu=h200] ...
 //   build/bench-kernels --device=emulated --step=net [--profile] [--gpu=h200] ...
@@ -39,7 +40,9 @@ constexpr const char* kUsage =
     "bench-kernels: time of every kernel at shapes of net, wide and resnet\n"
     "  --device=auto|cpu|cuda|emulated   [auto: a GPU where there is one]\n"
     "  --batches=N,N,...                 images in a call [CPU: 64,256; GPU: 64,256,1024,4096]\n"
-    "  --tf32                            GPU: matrix products may use TF32 tensor cores\n"
+    "  --precision=fp32|tf32|bf16|fp16   tf32, GPU: matrix products may use TF32 tensor cores; "
+    "bf16 and\n"
+    "                                    fp16 with --step: activations have 16 bits\n"
     "  --launch=graph|stream             GPU: time replays of a CUDA graph [graph], or plain "
     "calls\n"
     "  --check                           GPU: exit code 3 where a goal is missed\n"
@@ -87,8 +90,12 @@ Options parse(int argc, char** argv) {
         } else if (name == "--launch" && is_one_of({"graph", "stream"})) {
             options.graph = value == "graph";
             about_gpus = true;
-        } else if (word == "--tf32") {
-            options.tf32 = about_gpus = true;
+        } else if (name == "--precision" && is_one_of({"fp32", "tf32", "bf16", "fp16"})) {
+            options.tf32 = value != "fp32";
+            options.type = value == "bf16"   ? DataType::bfloat16
+                           : value == "fp16" ? DataType::float16
+                                             : DataType::float32;
+            about_gpus = about_gpus || options.tf32;
         } else if (word == "--check") {
             options.check = about_gpus = true;
         } else if (word == "--profile") {
@@ -113,7 +120,11 @@ Options parse(int argc, char** argv) {
             "--device=cpu");
     }
     if (options.device == "cpu" && about_gpus) {
-        throw usage_error("--tf32, --launch and --check are about GPUs, but this run uses the CPU");
+        throw usage_error(
+            "--precision, --launch and --check are about GPUs, but this run uses the CPU");
+    }
+    if (options.type != DataType::float32 && options.step.empty()) {
+        throw usage_error("--precision=bf16 and fp16 are of steps; add --step=MODEL");
     }
     if ((options.profile || !options.step.empty()) && options.device != "emulated") {
         throw usage_error("--profile and --step count on the emulator; add --device=emulated");

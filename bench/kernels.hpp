@@ -6,6 +6,7 @@
 #include <variant>
 #include <vector>
 
+#include "kernels/base/data_type.hpp"
 #include "kernels/ops/specs.hpp"
 
 namespace gyre::bench {
@@ -65,8 +66,9 @@ struct Options {
     std::string device = "auto";
     std::vector<int> batches;  // empty: the device's usual ones
     bool tf32 = false;
-    bool graph = true;   // GPU: time replays of a CUDA graph, or else plain calls
-    bool check = false;  // exit with 3 where a goal is missed
+    DataType type = DataType::float32;  // of activations, with `step`
+    bool graph = true;                  // GPU: time replays of a CUDA graph, or else plain calls
+    bool check = false;                 // exit with 3 where a goal is missed
     // Emulated only:
     bool profile = false;      // count what kernels do in place of timing them
     std::string step;          // a model: list the launches of its step

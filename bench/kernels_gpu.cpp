@@ -4,7 +4,7 @@
 // Ceilings: a large copy from device to device (bytes read and written), fused multiply-adds in
 // registers, and large matrix products through cuBLASLt in fp32 and TF32. A kernel's floor is the
 // larger of its fewest bytes over the copy's bandwidth and of the formula's FLOPs over the faster
-// of FMA and fp32 product (with --tf32: the TF32 product); "%" is floor over time.
+// of FMA and fp32 product (with --precision=tf32: the TF32 product); "%" is floor over time.
 //
 // Times are medians over kSamples batches of calls between two events. A batch is a CUDA graph by
 // default, so that kernels follow one another as fast as the GPU can start them, whatever the

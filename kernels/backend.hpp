@@ -16,6 +16,8 @@
 #include "kernels/base/data_type.hpp"
 #include "kernels/base/epoch_order.hpp"
 #include "kernels/device/device.hpp"
+#include "kernels/ops/loss_head.hpp"
+#include "kernels/ops/loss_scale.hpp"
 #include "kernels/ops/op.hpp"
 #include "kernels/ops/shapes.hpp"
 #include "kernels/ops/step.hpp"
@@ -34,6 +36,13 @@ class Backend : public Device, public OpFactory {
         return nullptr;
     }
 
+    // A net's last linear layer with the loss, for training passes of up to `images`; null: there
+    // is none for such a layer, which then runs like others. type: of x, dx and dy.
+    virtual std::unique_ptr<LossHead> make_loss_head(const LinearSpec& /*spec*/, int /*images*/,
+                                                     DataType /*type*/) {
+        return nullptr;
+    }
+
     // Activations: floats to allocate for n images, and conversion from and to [n][shape] on the
     // host.
     virtual std::int64_t activation_elems(const Shape& shape, int n) const = 0;
@@ -42,12 +51,24 @@ class Backend : public Device, public OpFactory {
 
     // samples [n]: indices of the images of the step that is next, which then is the one after it.
     virtual void next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) = 0;
-    // x [n][shape], y labels [n].
-    virtual void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) = 0;
+    // x [n][shape] of any type, y labels [n].
+    virtual void gather(const GatherArgs& args, int n, const Tensor& x, std::int32_t* y) = 0;
+    // Both.
+    virtual void gather_next(const NextSamplesArgs& next, const GatherArgs& args, int n,
+                             std::int32_t* samples, const Tensor& x, std::int32_t* y) {
+        next_samples(next, n, samples);
+        GatherArgs of_step = args;
+        of_step.samples = samples;
+        gather(of_step, n, x, y);
+    }
     virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;
 
     // x *= min(1, most / (||x|| + 1e-6)), as torch.nn.utils.clip_grad_norm_.
     virtual void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) = 0;
+    // g *= 1 / state->scale, on the device; those that are not finite are reported in its
+    // found_inf, and become 0.
+    virtual void unscale(std::int64_t elems, LossScale* state, float* g) = 0;
+    virtual void decide_step(const LossScaleArgs& args) = 0;
     // y += x
     virtual void add(std::int64_t elems, const float* x, float* y) = 0;
     // velocity may be null when momentum is 0; it starts as zeros.

@@ -107,6 +107,34 @@ Graph fuse(const Graph& graph) {
     return std::move(result.graph);
 }
 
+Graph fuse_dropout(const Graph& graph, FunctionRef<bool(const Node&)> accepts) {
+    const std::vector<int> readers = readers_of_values(graph);
+    Renumbered result(graph.nodes.size());
+    for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
+        Node node = graph.nodes[i];
+        auto* const linear = std::get_if<LinearSpec>(&node.spec);
+        const bool alone = i + 1 < graph.nodes.size() && readers[i] == 1;
+        const Node* const next = alone ? &graph.nodes[i + 1] : nullptr;
+        const auto* dropout = next == nullptr ? nullptr : std::get_if<DropoutSpec>(&next->spec);
+        if (linear != nullptr && linear->relu && dropout != nullptr && !dropout->by_channel &&
+            next->inputs.front() == static_cast<int>(i)) {
+            if (node.parts.empty()) {
+                node.parts.push_back(graph.nodes[i]);
+            }
+            linear->dropout = dropout->probability;
+            linear->dropout_stream = dropout->stream;
+            node.name += "+" + next->name;
+            node.parts.push_back(*next);
+            if (accepts(node)) {
+                result.append(std::move(node), ++i);
+                continue;
+            }
+        }
+        result.append(graph.nodes[i], i);
+    }
+    return std::move(result.graph);
+}
+
 Graph split(const Graph& graph, std::size_t index) {
     Renumbered result(graph.nodes.size());
     for (std::size_t i = 0; i < graph.nodes.size(); ++i) {

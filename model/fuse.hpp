@@ -8,11 +8,16 @@
 // the fused form gives the gradient to the larger, the parts to the first.
 #pragma once
 
+#include "kernels/base/function_ref.hpp"
 #include "model/graph.hpp"
 
 namespace gyre::model {
 
 Graph fuse(const Graph& graph);
+
+// Linear layers with a ReLU and the dropout that follows, where the backend has them as one.
+// accepts(node): whether it can make it.
+Graph fuse_dropout(const Graph& graph, FunctionRef<bool(const Node&)> accepts);
 
 // The graph with node `index` replaced by what it was fused from.
 Graph split(const Graph& graph, std::size_t index);

@@ -2,6 +2,8 @@
 
 #include <cstddef>
 
+#include "kernels/ops/dropout.hpp"
+
 namespace gyre::model {
 namespace {
 
@@ -21,20 +23,40 @@ Node* only_reader(Graph& graph, std::size_t value) {
     return reader;
 }
 
+// Each returns whether these can agree, and does so.
+bool agree(Conv2dSpec& first, Conv2dSpec& second) {
+    first.out_channels_last = second.in_channels_last = first.relu && first.pool_kernel == 0;
+    return first.out_channels_last;
+}
+bool agree(LinearSpec& first, LinearSpec& second) {
+    first.dy_masked = first.relu;
+    second.dx_factor = first.relu ? kept_factor(first.dropout) : 0.0f;
+    return second.dx_factor > 0.0f;
+}
+bool agree(OpSpec& first, OpSpec& second) {
+    if (first.index() != second.index()) {
+        return false;
+    }
+    if (auto* conv = std::get_if<Conv2dSpec>(&first)) {
+        return agree(*conv, std::get<Conv2dSpec>(second));
+    }
+    auto* linear = std::get_if<LinearSpec>(&first);
+    return linear != nullptr && agree(*linear, std::get<LinearSpec>(second));
+}
+
 }  // namespace
 
 void agree_on_layouts(Graph& graph, FunctionRef<bool(const Node&)> accepts) {
     for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
         Node& first = graph.nodes[i];
         Node* const second = only_reader(graph, i);
-        auto* const from = std::get_if<Conv2dSpec>(&first.spec);
-        auto* const to = second == nullptr ? nullptr : std::get_if<Conv2dSpec>(&second->spec);
-        if (from == nullptr || to == nullptr || !from->relu || from->pool_kernel > 0) {
+        if (second == nullptr) {
             continue;
         }
-        from->out_channels_last = to->in_channels_last = true;
-        if (!accepts(first) || !accepts(*second)) {
-            from->out_channels_last = to->in_channels_last = false;
+        const OpSpec apart[] = {first.spec, second->spec};
+        if (!agree(first.spec, second->spec) || !accepts(first) || !accepts(*second)) {
+            first.spec = apart[0];
+            second->spec = apart[1];
         }
     }
 }

@@ -1,5 +1,6 @@
-// The pass that lets convolutions which follow each other agree on channels-last activations
-// (kernels/ops/specs.hpp), where the backend has both.
+// The pass that lets operations which follow each other agree on what lies between them
+// (kernels/ops/specs.hpp), where the backend has both: convolutions on channels-last activations,
+// linear layers on gradients before a ReLU.
 #pragma once
 
 #include "kernels/base/function_ref.hpp"

@@ -17,31 +17,44 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     : backend_(backend),
       input_shape_(input),
       classes_(classes),
+      type_(options.type),
+      wide_(backend),
       graph_(build_graph(model, input, classes, options.dropout)) {
     const Graph fused = fuse(graph_);
     if (options.fuse) {
         graph_ = fused;
     }
     make_operations(options);
+    make_head(options);
     place_parameters(options);
-    if (options.pass && options.train_batch > 0) {
+    if (options.pass && options.train_batch > 0 && type_ == DataType::float32) {
         make_pass(fused, options);
     }
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
-    input_ = {backend, backend.activation_elems(input, largest_batch)};
+    input_ = {backend, static_cast<std::int64_t>(activation_bytes(input, largest_batch))};
     labels_ = {backend, largest_batch};
+    if (type_ != DataType::float32) {
+        for (const Node& node : graph_.nodes) {  // add(), and at the end loss()
+            wide_.reserve(2 * backend.activation_elems(node.out, largest_batch));
+        }
+        wide_.allocate();
+    }
     place_activations(options);
 }
 
 void Net::make_operations(const NetOptions& options) {
     const OpSizes sizes{options.train_batch, options.eval_batch, options.train_sizes,
                         options.eval_sizes};
-    agree_on_layouts(graph_, [&](const Node& node) {
-        return backend_.make(node.name, node.spec, sizes) != nullptr;
-    });
+    const auto accepts = [&](const Node& node) {
+        return make_op(wide_, node.name, node.spec, sizes, type_) != nullptr;
+    };
+    if (options.fuse) {
+        graph_ = fuse_dropout(graph_, accepts);
+    }
+    agree_on_layouts(graph_, accepts);
     for (std::size_t i = 0; i < graph_.nodes.size();) {
         const Node& node = graph_.nodes[i];
-        std::unique_ptr<Op> op = backend_.make(node.name, node.spec, sizes);
+        std::unique_ptr<Op> op = make_op(wide_, node.name, node.spec, sizes, type_);
         if (op != nullptr) {
             ops_.push_back(std::move(op));
             ++i;
@@ -51,6 +64,14 @@ void Net::make_operations(const NetOptions& options) {
             throw usage_error(fmt::format("{}: there is no such operation on this device ({})",
                                           node.name, backend_.description()));
         }
+    }
+}
+
+// Of the last operation, where the backend has it with the loss.
+void Net::make_head(const NetOptions& options) {
+    const auto* linear = std::get_if<LinearSpec>(&graph_.nodes.back().spec);
+    if (linear != nullptr && !linear->relu && options.train_batch > 0) {
+        head_ = backend_.make_loss_head(*linear, options.train_batch, type_);
     }
 }
 
@@ -152,7 +173,8 @@ std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& t
 }
 
 void Net::forward(const Batch& batch) {
-    for (std::size_t i = 0; i < ops_.size(); ++i) {
+    const std::size_t ops = ops_.size() - (batch.training && head_ != nullptr ? 1 : 0);
+    for (std::size_t i = 0; i < ops; ++i) {
         const OpIo& io = batch.training ? steps_[i].train : steps_[i].eval;
         if (steps_[i].copy_input) {
             backend_.copy(io.y.data, io.x.data, activation_bytes(graph_.nodes[i].in, batch.n));
@@ -161,14 +183,29 @@ void Net::forward(const Batch& batch) {
     }
 }
 
-void Net::loss(const Batch& batch, float scale, float* sums) {
-    backend_.cross_entropy({.classes = classes_,
-                            .logits = logits_[batch.training ? 1 : 0],
-                            .labels = labels(),
-                            .scale = scale,
-                            .gradient = batch.training ? logits_gradient_ : nullptr,
-                            .sums = sums},
-                           batch.n);
+void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_scale) {
+    if (batch.training && head_ != nullptr) {
+        const CrossEntropyArgs args{
+            .classes = classes_, .labels = labels(), .scale = scale, .sums = sums};
+        return head_->run(batch, steps_.back().train, args, loss_scale);
+    }
+    const Tensor& logits = logits_[batch.training ? 1 : 0];
+    const bool wide = type_ == DataType::float32;
+    const std::int64_t elems = backend_.activation_elems(graph_.nodes.back().out, batch.n);
+    float* const gradient = wide ? logits_gradient_.f32() : wide_.get() + wide_.elems() / 2;
+    if (!wide) {
+        backend_.widen(type_, elems, logits.narrow(), wide_.get());
+    }
+    const CrossEntropyArgs args{.classes = classes_,
+                                .logits = wide ? logits.f32() : wide_.get(),
+                                .labels = labels(),
+                                .scale = scale,
+                                .gradient = batch.training ? gradient : nullptr,
+                                .sums = sums};
+    backend_.cross_entropy(args, batch.n);
+    if (!wide && batch.training) {
+        backend_.narrow(type_, elems, gradient, logits_gradient_.narrow(), loss_scale);
+    }
 }
 
 void Net::backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy) {
@@ -178,7 +215,14 @@ void Net::backward_params(std::size_t node, const Batch& batch, const float* x, 
     ops_[node]->backward_params(batch, io);
 }
 
-void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take) {
+Net::FlatRange Net::flat_range(const Node& node) {
+    const Parameter& last = node.parameters.back();
+    return {node.parameters.front().offset_elems,
+            (last.offset_elems + last.elems + kAlignElems - 1) / kAlignElems * kAlignElems};
+}
+
+void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take,
+                   const InPass& in_pass) {
     for (std::size_t i = ops_.size(); i-- > 0;) {
         const Step& step = steps_[i];
         if (!step.backward) {
@@ -186,10 +230,15 @@ void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Ta
         }
         const Node& node = graph_.nodes[i];
         const OpIo& io = step.train;
-        ops_[i]->backward_begin(batch, io);
-        if (!node.parameters.empty()) {
+        const bool done = with_loss(i);
+        const bool updates = in_pass.update != nullptr && !done && !node.parameters.empty() &&
+                             ops_[i]->can_update(batch);
+        if (!done) {
+            ops_[i]->backward_begin(batch, io);
+        }
+        if (!node.parameters.empty() && !updates) {
             // First the weights: their reduction can start while the rest is computed.
-            if (!take || !take(i, io.x.f32(), io.dy.f32())) {
+            if (!done && (!take || !take(i, io.x, io.dy))) {
                 ops_[i]->backward_params(batch, io);
             }
             ready(node.parameters.front().offset_elems);
@@ -197,35 +246,56 @@ void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Ta
         if (step.second_gradient) {
             pass_on(batch, step, node);
         }
-        if (!io.dx) {
-            continue;
+        if (io.dx) {
+            if (step.copy_dy) {
+                backend_.copy(io.dx.data, io.dy.data, activation_bytes(node.in, batch.n));
+            }
+            if (!done) {
+                ops_[i]->backward_input(batch, io);
+            }
+            if (step.add_to) {
+                add(node.in, batch.n, io.dx, step.add_to);
+            }
         }
-        if (step.copy_dy) {
-            backend_.copy(io.dx.data, io.dy.data, activation_bytes(node.in, batch.n));
-        }
-        ops_[i]->backward_input(batch, io);
-        if (step.add_to) {
-            backend_.add(backend_.activation_elems(node.in, batch.n), io.dx.f32(),
-                         step.add_to.f32());
+        if (updates) {
+            const FlatRange range = flat_range(node);
+            ops_[i]->backward_update(batch, io, *in_pass.update, range.begin);
+            in_pass.updated(range.begin, range.end);
+            ready(range.begin);
         }
     }
 }
 
-void Net::run_pass(const Batch& batch, const GatherArgs& images, float scale,
-                   const PassUpdate* update, const NextSamplesArgs* next) const {
+void Net::run_pass(const Batch& batch, const GatherArgs& images, float scale, const InPass& in_pass,
+                   const NextSamplesArgs* next) const {
     pass_->run(batch, {.images = images,
                        .next = next,
                        .scale = scale,
                        .params = parameter_data(),
                        .grads = gradient_data(),
                        .sums = &tail()->loss,
-                       .update = update});
+                       .update = in_pass.update});
+    if (in_pass.update != nullptr) {
+        in_pass.updated(0, flat_elems_);
+    }
+}
+
+void Net::add(const Shape& shape, int n, const Tensor& x, const Tensor& y) {
+    const std::int64_t elems = backend_.activation_elems(shape, n);
+    if (type_ == DataType::float32) {
+        return backend_.add(elems, x.f32(), y.f32());
+    }
+    float* const sum = wide_.get();
+    float* const term = sum + wide_.elems() / 2;
+    backend_.widen(type_, elems, y.narrow(), sum);
+    backend_.widen(type_, elems, x.narrow(), term);
+    backend_.add(elems, term, sum);
+    backend_.narrow(type_, elems, sum, y.narrow());
 }
 
 void Net::pass_on(const Batch& batch, const Step& step, const Node& node) {
     if (step.second_adds) {
-        backend_.add(backend_.activation_elems(node.out, batch.n), step.train.dy.f32(),
-                     step.second_gradient.f32());
+        add(node.out, batch.n, step.train.dy, step.second_gradient);
     } else {
         backend_.copy(step.second_gradient.data, step.train.dy.data,
                       activation_bytes(node.out, batch.n));

@@ -8,6 +8,7 @@
 
 #include "kernels/backend.hpp"
 #include "kernels/base/function_ref.hpp"
+#include "kernels/converted_op.hpp"
 #include "model/graph.hpp"
 #include "model/init.hpp"
 #include "model/memory_plan.hpp"
@@ -25,8 +26,18 @@ struct NetOptions {
     // empty: the most images.
     std::vector<int> train_sizes = {}, eval_sizes = {};
     WeightInit init = WeightInit::automatic;
+    // Of activations and their gradients between operations; the logits' as the loss has them, and
+    // all else, are float32.
+    DataType type = DataType::float32;
     bool fuse = true;  // operations that the backend offers as one
-    bool pass = true;  // the whole training pass, where the backend offers it as one
+    bool pass = true;  // the whole training pass, where the backend offers it as one; in float32
+};
+
+// Updates within a pass, where there is an update: of which parameters, in the flat buffers,
+// updated(begin, end) says, from the end on.
+struct InPass {
+    const PassUpdate* update = nullptr;
+    FunctionRef<void(std::int64_t begin, std::int64_t end)> updated = {};
 };
 
 // Memory. Parameters lie in one flat buffer, each beginning at a multiple of kAlignElems; gradients
@@ -63,6 +74,11 @@ class Net {
     const Shape& input_shape() const { return input_shape_; }
     // As they run: fused where the backend offers it.
     const std::vector<Node>& nodes() const { return graph_.nodes; }
+    // Where the parameters of a node that has some lie in the flat buffers, with their padding.
+    struct FlatRange {
+        std::int64_t begin, end;
+    };
+    static FlatRange flat_range(const Node& node);
     // A line for each node, for -v, and what the arena takes.
     std::string description() const;
 
@@ -75,28 +91,37 @@ class Net {
     std::vector<std::string> import_parameters(const std::vector<HostTensor>& tensors,
                                                const std::string& source);
 
+    // Of activations between operations.
+    DataType type() const { return type_; }
+    // Whether a node's backward pass comes with the loss; backward() then offers it to nobody.
+    bool with_loss(std::size_t node) const { return head_ != nullptr && node + 1 == ops_.size(); }
+
     // Where a batch goes: x [n][input], labels [n].
-    float* input() const { return input_.get(); }
+    Tensor input() const { return {input_.get(), type_}; }
     std::int32_t* labels() const { return labels_.get(); }
 
     void forward(const Batch& batch);
     // After forward(): sums [2] on the device = scale * sum of losses, number of correct images;
     // in a training pass also the gradient of the first. Without sums they go to the tail.
-    void loss(const Batch& batch, float scale, float* sums);
+    // loss_scale, on the device: a further factor of the gradient of a net in 16 bits; null: 1.
+    void loss(const Batch& batch, float scale, float* sums, const float* loss_scale = nullptr);
     void loss(const Batch& batch, float scale) { loss(batch, scale, &tail()->loss); }
     // After loss() in a training pass. Calls ready(offset) when all gradients at and after offset
     // are final. take (may be empty) is offered each node with parameters, x [n][in] and dy
     // [n][out] first, and returns whether it sees to their gradients itself.
-    using Take = FunctionRef<bool(std::size_t node, const float* x, const float* dy)>;
-    void backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take = {});
+    // in_pass: nodes that can update their parameters at once do so, in place of writing gradients.
+    using Take = FunctionRef<bool(std::size_t node, const Tensor& x, const Tensor& dy)>;
+    void backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take = {},
+                  const InPass& in_pass = {});
     // Whether the backend has the whole training pass as one operation, which run_pass() then is:
     // the images are gathered, all gradients written, loss and correct put into the tail, and where
-    // asked the parameters updated.
+    // asked all parameters updated.
     bool has_pass() const { return pass_ != nullptr; }
     // next: where the images are those, in place of batch.samples.
-    void run_pass(const Batch& batch, const GatherArgs& images, float scale,
-                  const PassUpdate* update, const NextSamplesArgs* next = nullptr) const;
-    // Writes the gradients of a node's parameters, from x and dy of batch.n images.
+    void run_pass(const Batch& batch, const GatherArgs& images, float scale, const InPass& in_pass,
+                  const NextSamplesArgs* next = nullptr) const;
+    // Writes the gradients of a node's parameters, from x and dy of batch.n images. On CPUs, where
+    // no operation is of 16 bits, they are float32 in any net.
     void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
 
  private:
@@ -115,7 +140,10 @@ class Net {
 
     // Gives dy to a node's second input.
     void pass_on(const Batch& batch, const Step& step, const Node& node);
+    // y += x, of n images.
+    void add(const Shape& shape, int n, const Tensor& x, const Tensor& y);
     void make_operations(const NetOptions& options);
+    void make_head(const NetOptions& options);
     void place_parameters(const NetOptions& options);
     void make_pass(const Graph& fused, const NetOptions& options);
     // Of parameters and state, with where they lie.
@@ -130,25 +158,28 @@ class Net {
     void plan_gradients(Plan& plan, const NetOptions& options, const std::vector<bool>& wanted);
     void plan_evaluation(Plan& plan, const NetOptions& options) const;
     void bind(const Plan& plan);
-    std::size_t activation_bytes(const Shape& shape, int n) const;
+    std::size_t activation_bytes(const Shape& shape, int n) const;  // of values in type_
     const Shape& shape_of(int value) const;
 
     Backend& backend_;
     Shape input_shape_;
     int classes_;
+    const DataType type_;
+    WideMemory wide_;  // where type_ is a 16-bit one
     Graph graph_;
     std::vector<std::unique_ptr<Op>> ops_;  // of each node
     std::vector<Step> steps_;               // of each node
     std::unique_ptr<TrainingPass> pass_;
+    std::unique_ptr<LossHead> head_;  // of training passes: the last operation with the loss
     std::vector<Parameter> parameters_, state_;
     std::vector<std::int64_t> layer_begins_;
     std::int64_t flat_elems_ = 0;
     DeviceBuffer<float> flat_parameters_, flat_gradients_, flat_state_;
-    DeviceBuffer<float> input_;
+    DeviceBuffer<std::byte> input_;
     DeviceBuffer<std::byte> arena_;
     DeviceBuffer<std::int32_t> labels_;
-    float* logits_[2] = {};  // of an evaluation and a training pass
-    float* logits_gradient_ = nullptr;
+    Tensor logits_[2] = {};  // of an evaluation and a training pass
+    Tensor logits_gradient_ = {};
 };
 
 }  // namespace gyre::model

@@ -35,7 +35,7 @@ struct Net::Plan {
 };
 
 std::size_t Net::activation_bytes(const Shape& shape, int n) const {
-    return static_cast<std::size_t>(backend_.activation_elems(shape, n)) * sizeof(float);
+    return static_cast<std::size_t>(backend_.activation_elems(shape, n)) * bytes_of(type_);
 }
 
 const Shape& Net::shape_of(int value) const {
@@ -225,16 +225,14 @@ void Net::place_activations(const NetOptions& options) {
 }
 
 void Net::bind(const Plan& plan) {
-    const auto at = [&](std::size_t offset) {
-        return reinterpret_cast<float*>(arena_.get() + offset);
-    };
+    const auto at = [&](std::size_t offset) { return Tensor(arena_.get() + offset, type_); };
     const auto value = [&](int number, const std::vector<std::size_t>& offsets) {
         const int storage = plan.storage_of(number);
         return storage == Node::kInput ? input() : at(offsets[static_cast<std::size_t>(storage)]);
     };
-    const auto gradient = [&](int storage) -> Tensor {
+    const auto gradient = [&](int storage) {
         return storage == kNone ? Tensor()
-                                : Tensor(at(plan.gradient_at[static_cast<std::size_t>(storage)]));
+                                : at(plan.gradient_at[static_cast<std::size_t>(storage)]);
     };
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
         const Node& node = graph_.nodes[i];
@@ -279,7 +277,7 @@ void Net::bind(const Plan& plan) {
     const int last = static_cast<int>(graph_.nodes.size()) - 1;
     logits_[0] = value(last, plan.value_in_evaluation_at);
     logits_[1] = value(last, plan.value_at);
-    logits_gradient_ = gradient(plan.gradient_storage.back()).f32();
+    logits_gradient_ = gradient(plan.gradient_storage.back());
 }
 
 std::string Net::description() const {

@@ -14,7 +14,11 @@ struct StepTail {
     // FiniteCheck's word. 0 until the reduction is over, as an integer is no term of a sum of
     // floats; whoever has read another value sets it back.
     std::int32_t not_finite = 0;
-    float padding[12] = {};  // up to a multiple of 64 bytes
+    // Where the loss is scaled, written when the reduction is over: the scale of the next step, and
+    // whether this one's update was skipped.
+    float loss_scale = 0.0f;
+    float skipped = 0.0f;
+    float padding[10] = {};  // up to a multiple of 64 bytes
 };
 static_assert(sizeof(StepTail) == 64 && offsetof(StepTail, loss) == 0 &&
               offsetof(StepTail, correct) == sizeof(float));

@@ -34,7 +34,8 @@ done
 find "$build/kernels" -path '*gyre_cuda_kernels.dir*' -name '*.resources' 2>/dev/null |
     xargs -r cp -t "$folder/kernels"
 [ ! -f "$build/kernels/loops.txt" ] || cp "$build/kernels/loops.txt" "$folder/kernels"
-XZ_OPT=-1 tar -C "$folder" -cJf "$out" .
+# All programs have the same kernels: a dictionary that reaches back over two of them finds those again.
+XZ_OPT=--lzma2=preset=1,dict=256MiB tar -C "$folder" -cJf "$out" .
 kib=$(du -sk --apparent-size "$out" | cut -f1)
 if [ "$kib" -gt "$most_kib" ]; then
     find "$folder" -type f -printf '%10k KiB  %P\n' | sort -rn | head -n 8 >&2

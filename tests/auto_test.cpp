@@ -50,8 +50,8 @@ class CountingFactory final : public KernelFactory {
     CountingFactory(Stream& stream, std::shared_ptr<Counts> counts, std::string name)
         : stream_(stream), counts_(std::move(counts)), name_(std::move(name)) {}
     std::string description() const override { return name_; }
-    std::unique_ptr<Op> make(const std::string& layer, const OpSpec& spec,
-                             const OpSizes&) override {
+    std::unique_ptr<Op> make(const std::string& layer, const OpSpec& spec, const OpSizes&,
+                             DataType) override {
         if (std::holds_alternative<ReluSpec>(spec) && name_ == "library") {
             return nullptr;
         }

@@ -11,6 +11,7 @@
 #include "tests/backends.hpp"
 #include "tests/catch.hpp"
 #include "tests/run_op.hpp"
+#include "tests/typed_values.hpp"
 
 using namespace gyre;
 using namespace gyre::test;
@@ -156,50 +157,123 @@ TEST_CASE("a device finds the images of one step after another, as the host does
     });
 }
 
+TEST_CASE("a step's images are gathered as next_samples finds them") {
+    on_every_backend([](Bench& bench) {
+        const int images = 70;
+        for (const Shape& shape : {Shape{1, 28, 28}, {3, 5, 7}, {2, 50, 52}}) {
+            const std::int64_t elems = shape.elems();
+            std::vector<std::uint8_t> pixels(static_cast<std::size_t>(images * elems));
+            for (std::size_t i = 0; i < pixels.size(); ++i) {
+                pixels[i] = static_cast<std::uint8_t>(i * 31 % 251);
+            }
+            std::vector<std::int32_t> labels(images);
+            std::iota(labels.begin(), labels.end(), 0);
+            DeviceBuffer<std::uint8_t> dev_pixels(bench.backend, images * elems);
+            bench.backend.upload(dev_pixels.get(), pixels.data(), pixels.size());
+            const auto dev_labels = bench.array(labels);
+            const auto scale = bench.array(Floats{0.5f, 0.25f, 2.0f});
+            const auto shift = bench.array(Floats{-1.0f, 0.5f, 3.0f});
+            GatherArgs args{.pixels = dev_pixels.get(),
+                            .labels = dev_labels.get(),
+                            .samples = nullptr,
+                            .shape = shape,
+                            .scale = scale.get(),
+                            .shift = shift.get()};
+            const DeviceBuffer<EpochPlace> place(bench.backend, 1);
+            const NextSamplesArgs next{.order = EpochOrder(11, images, true),
+                                       .place = place.get(),
+                                       .step_images = 20,
+                                       .first = 3};
+            const EpochPlace start{.epoch = 2, .step = 1};
+            for (const int n : {17, 1, 0}) {
+                INFO(shape.channels << "x" << shape.height << "x" << shape.width << ", n = " << n);
+                std::vector<std::int32_t> found[2], found_labels[2];
+                Floats x[2];
+                for (const bool apart : {true, false}) {
+                    bench.backend.upload(place.get(), &start, sizeof start);
+                    DeviceBuffer<std::int32_t> samples(bench.backend, n + 1),
+                        y(bench.backend, n + 1);
+                    const Guarded to = bench.empty_activation(shape, n);
+                    if (apart) {
+                        bench.backend.next_samples(next, n, samples.get());
+                        args.samples = samples.get();
+                        bench.backend.gather(args, n, to.get(), y.get());
+                        args.samples = nullptr;
+                    } else {
+                        bench.backend.gather_next(next, args, n, samples.get(), to.get(), y.get());
+                    }
+                    const auto count = static_cast<std::size_t>(n);
+                    for (auto [values, from] : {std::pair{&found[apart], samples.get()},
+                                                {&found_labels[apart], y.get()}}) {
+                        values->resize(count);
+                        bench.backend.download(values->data(), from, count * sizeof *from);
+                    }
+                    x[apart] = bench.read(shape, n, to);
+                    EpochPlace after;
+                    bench.backend.download(&after, place.get(), sizeof after);
+                    CHECK((after.epoch == 2 && after.step == 2 && after.arrived == 0));
+                }
+                CHECK(found[0] == found[1]);
+                CHECK(found_labels[0] == found[0]);
+                CHECK(found_labels[1] == found[0]);
+                CHECK(x[0] == x[1]);
+            }
+        }
+    });
+}
+
 TEST_CASE("gather picks, normalises and pads") {
     on_every_backend([](Bench& bench) {
-        const Shape shape{3, 5, 7};
-        const int images = 40;
-        std::vector<std::uint8_t> pixels(static_cast<std::size_t>(images * shape.elems()));
-        std::vector<std::int32_t> labels(images);
-        for (std::size_t i = 0; i < pixels.size(); ++i) {
-            pixels[i] = static_cast<std::uint8_t>(i * 31 % 256);
-        }
-        for (int i = 0; i < images; ++i) {
-            labels[static_cast<std::size_t>(i)] = i * 3 % 10;
-        }
-        DeviceBuffer<std::uint8_t> dev_pixels(bench.backend, images * shape.elems());
-        bench.backend.upload(dev_pixels.get(), pixels.data(), pixels.size());
-        const auto dev_labels = bench.array(labels);
-        const Floats scale = {0.5f, 0.25f, 2.0f}, shift = {-1.0f, 0.5f, 3.0f};
-        const auto dev_scale = bench.array(scale), dev_shift = bench.array(shift);
-        for (const int n : {1, 15, 17, 33}) {
-            std::vector<std::int32_t> samples(static_cast<std::size_t>(n));
-            Floats expected;
-            std::vector<std::int32_t> expected_labels;
-            for (int i = 0; i < n; ++i) {
-                const int sample = (i * 7 + 3) % images;
-                samples[static_cast<std::size_t>(i)] = sample;
-                expected_labels.push_back(labels[static_cast<std::size_t>(sample)]);
-                for (std::int64_t e = 0; e < shape.elems(); ++e) {
-                    const auto channel = static_cast<std::size_t>(e / shape.plane_elems());
-                    expected.push_back(
-                        static_cast<float>(
-                            pixels[static_cast<std::size_t>(sample * shape.elems() + e)]) *
-                            scale[channel] +
-                        shift[channel]);
-                }
+        for (const Shape& shape : {Shape{3, 5, 7}, Shape{3, 4, 6}}) {
+            const int images = 40;
+            std::vector<std::uint8_t> pixels(static_cast<std::size_t>(images * shape.elems()));
+            std::vector<std::int32_t> labels(images);
+            for (std::size_t i = 0; i < pixels.size(); ++i) {
+                pixels[i] = static_cast<std::uint8_t>(i * 31 % 256);
             }
-            const auto dev_samples = bench.array(samples);
-            const Guarded x = bench.empty_activation(shape, n);
-            DeviceBuffer<std::int32_t> y(bench.backend, n);
-            bench.backend.gather({dev_pixels.get(), dev_labels.get(), dev_samples.get(), shape,
-                                  dev_scale.get(), dev_shift.get()},
-                                 n, x.get(), y.get());
-            CHECK(bench.read(shape, n, x) == expected);
-            std::vector<std::int32_t> found(static_cast<std::size_t>(n));
-            bench.backend.download(found.data(), y.get(), y.bytes());
-            CHECK(found == expected_labels);
+            for (int i = 0; i < images; ++i) {
+                labels[static_cast<std::size_t>(i)] = i * 3 % 10;
+            }
+            DeviceBuffer<std::uint8_t> dev_pixels(bench.backend, images * shape.elems());
+            bench.backend.upload(dev_pixels.get(), pixels.data(), pixels.size());
+            const auto dev_labels = bench.array(labels);
+            const Floats scale = {0.5f, 0.25f, 2.0f}, shift = {-1.0f, 0.5f, 3.0f};
+            const auto dev_scale = bench.array(scale), dev_shift = bench.array(shift);
+            for (const int n : {1, 15, 17, 33}) {
+                std::vector<std::int32_t> samples(static_cast<std::size_t>(n));
+                Floats expected;
+                std::vector<std::int32_t> expected_labels;
+                for (int i = 0; i < n; ++i) {
+                    const int sample = (i * 7 + 3) % images;
+                    samples[static_cast<std::size_t>(i)] = sample;
+                    expected_labels.push_back(labels[static_cast<std::size_t>(sample)]);
+                    for (std::int64_t e = 0; e < shape.elems(); ++e) {
+                        const auto channel = static_cast<std::size_t>(e / shape.plane_elems());
+                        expected.push_back(
+                            static_cast<float>(
+                                pixels[static_cast<std::size_t>(sample * shape.elems() + e)]) *
+                                scale[channel] +
+                            shift[channel]);
+                    }
+                }
+                const auto dev_samples = bench.array(samples);
+                const Guarded x = bench.empty_activation(shape, n);
+                DeviceBuffer<std::int32_t> y(bench.backend, n);
+                const GatherArgs args{dev_pixels.get(), dev_labels.get(), dev_samples.get(), shape,
+                                      dev_scale.get(),  dev_shift.get()};
+                bench.backend.gather(args, n, x.get(), y.get());
+                CHECK(bench.read(shape, n, x) == expected);
+                for (const DataType type : {DataType::bfloat16, DataType::float16}) {
+                    INFO(name_of(type));
+                    const Floats all = x.download();
+                    const TypedValues stored(bench, type, Floats(all.size(), NAN));
+                    bench.backend.gather(args, n, stored.tensor(), y.get());
+                    CHECK(stored.read() == rounded(type, all));
+                }
+                std::vector<std::int32_t> found(static_cast<std::size_t>(n));
+                bench.backend.download(found.data(), y.get(), y.bytes());
+                CHECK(found == expected_labels);
+            }
         }
     });
 }

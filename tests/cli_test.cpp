@@ -188,7 +188,9 @@ TEST_CASE("wrong flags are refused with exit code 2, once") {
     refuse("--mean 0.1,0.2 --std 1,1", {"2 values", "1 channels"});
     refuse("--nesterov --momentum 0", {"--nesterov"});
     refuse("--momentum 1", {"--momentum"});
-    refuse("--device cpu --tf32", {"--tf32", "uses the CPU"});
+    refuse("--device cpu --precision tf32", {"--precision tf32", "uses the CPU"});
+    refuse("--tf32", {"--precision tf32"});
+    refuse("--precision int8", {"--precision", "fp32, tf32, bf16, fp16"});
     refuse("--device emulated --kernels cudnn", {"--kernels ours"});
     refuse("--device emulated --kernels auto --deterministic", {"--deterministic", "timings"});
     refuse("--device cpu --graph on", {"--graph on", "uses the CPU"});

@@ -103,15 +103,19 @@ std::optional<std::string> death_of(const std::function<void()>& work) {
     return status == 0 ? std::nullopt : std::optional(text);
 }
 
-// "planted_bugs.cu:<line>" of the line with this comment; empty where there is none.
+// "planted_bugs.cu:<line>" of the line with this comment, or the like of planted_clusters.cu; empty
+// where there is none.
 std::string place_of(const std::string& comment) {
-    std::ifstream source(planted_source());
-    REQUIRE(source);
-    std::string text;
-    for (int line = 1; std::getline(source, text); ++line) {
-        const std::string end = "// " + comment;
-        if (text.size() > end.size() && text.substr(text.size() - end.size()) == end) {
-            return "planted_bugs.cu:" + std::to_string(line);
+    const std::string path = planted_source(), folder = path.substr(0, path.rfind('/') + 1);
+    for (const std::string name : {"planted_bugs.cu", "planted_clusters.cu"}) {
+        std::ifstream source(folder + name);
+        REQUIRE(source);
+        std::string text;
+        for (int line = 1; std::getline(source, text); ++line) {
+            const std::string end = "// " + comment;
+            if (text.size() > end.size() && text.substr(text.size() - end.size()) == end) {
+                return name + ":" + std::to_string(line);
+            }
         }
     }
     return "";

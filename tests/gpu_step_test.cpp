@@ -66,8 +66,8 @@ TEST_CASE("registers are found in the compiler's reports, for one architecture",
 
 TEST_CASE("a step is listed launch by launch, with or without running it", "[gpu-step]") {
     const GpuModel& gpu = gpu_model("h200");
-    const auto listed = step_launches("net", 64, false, gpu, kNoReports, 0);
-    const auto counted = step_launches("net", 64, false, gpu, kNoReports, 2);
+    const auto listed = step_launches("net", 64, {}, gpu, kNoReports, 0);
+    const auto counted = step_launches("net", 64, {}, gpu, kNoReports, 2);
     REQUIRE(listed.size() == counted.size());
     double us = 0.0;
     for (std::size_t i = 0; i < listed.size(); ++i) {
@@ -89,18 +89,23 @@ TEST_CASE("a step is listed launch by launch, with or without running it", "[gpu
 // Budgets: a step that needs more launches than it did fails here.
 TEST_CASE("a step has no more launches than its budget", "[gpu-step]") {
     const GpuModel& gpu = gpu_model("h200");
-    const auto launches = [&](const char* model, bool tf32) {
-        return step_launches(model, 64, tf32, gpu, kNoReports, 0).size();
+    const auto launches = [&](const char* model, int n, const StepPrecision& precision) {
+        return step_launches(model, n, precision, gpu, kNoReports, 0).size();
     };
-    CHECK(launches("net", false) <= 2);
-    CHECK(launches("wide", true) <= 26);
+    CHECK(launches("net", 64, {}) <= 2);
+    CHECK(launches("wide", 64, {.tf32 = true}) <= 14);
+    for (const int n : {64, 1024}) {
+        CHECK(launches("wide", n, {.tf32 = true, .type = DataType::bfloat16}) <= 14);
+        CHECK(launches("wide", n, {.tf32 = true, .type = DataType::float16}) <= 16);
+    }
 }
 
 TEST_CASE("threads are busy in every kernel that takes more than a hundredth of a step",
           "[gpu-step]") {
     const GpuModel& gpu = gpu_model("h200");
     for (const auto& [model, tf32] : {std::pair{"net", false}, {"wide", true}}) {
-        const auto launches = step_launches(model, 64, tf32, gpu, kNoReports, kCountedBlocks);
+        const auto launches =
+            step_launches(model, 64, {.tf32 = tf32}, gpu, kNoReports, kCountedBlocks);
         std::vector<Bounds> all;
         for (const StepLaunch& launch : launches) {
             all.push_back(launch.bounds);

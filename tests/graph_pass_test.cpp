@@ -75,7 +75,7 @@ BoundedNet::Images images_of(int n) {
 // A training pass forward and backward, and an evaluation pass.
 PassResults run_passes(Net& net, Backend& backend, const BoundedNet::Images& images) {
     const int n = images.n;
-    backend.import_activation(kInput, n, images.x.data(), net.input());
+    backend.import_activation(kInput, n, images.x.data(), net.input().f32());
     backend.upload(net.labels(), images.labels.data(), images.labels.size() * sizeof(std::int32_t));
     const DeviceBuffer<std::int32_t> samples(backend, n);
     backend.upload(samples.get(), images.samples.data(), samples.bytes());
@@ -91,13 +91,13 @@ PassResults run_passes(Net& net, Backend& backend, const BoundedNet::Images& ima
     net.forward(batch);
     net.loss(batch, scale, device_sums.get());
     results.sums = download(device_sums.get(), 2);
-    const auto look = [&](std::size_t node, const float* x, const float* dy) {
+    const auto look = [&](std::size_t node, const Tensor& x, const Tensor& dy) {
         if (node + 1 == net.nodes().size()) {
             const Node& last = net.nodes().back();
             results.last_x.resize(static_cast<std::size_t>(n * last.in.elems()));
             results.last_dy.resize(static_cast<std::size_t>(n * last.out.elems()));
-            backend.export_activation(last.in, n, x, results.last_x.data());
-            backend.export_activation(last.out, n, dy, results.last_dy.data());
+            backend.export_activation(last.in, n, x.f32(), results.last_x.data());
+            backend.export_activation(last.out, n, dy.f32(), results.last_dy.data());
         }
         return false;
     };

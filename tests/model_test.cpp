@@ -191,7 +191,7 @@ TEST_CASE("dropout layers draw masks of their own; dropout2d drops whole channel
         Net net(*backend, parse_model(text, "mine"), shape, 3, {1, 0, true});
         net.initialise(4);
         const std::vector<float> x(static_cast<std::size_t>(shape.elems()), 1.0f);
-        backend->import_activation(shape, 1, x.data(), net.input());
+        backend->import_activation(shape, 1, x.data(), net.input().f32());
         net.labels()[0] = 1;
         const std::int32_t sample = 5;
         const std::uint32_t epoch = 1;
@@ -270,7 +270,7 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
         pass.training = true;
         DeviceBuffer<float> sums(*backend, 2);
         const auto loss = [&] {
-            backend->import_activation(shape, n, x.data(), net.input());
+            backend->import_activation(shape, n, x.data(), net.input().f32());
             for (int i = 0; i < n; ++i) {
                 net.labels()[i] = i % 5;
             }

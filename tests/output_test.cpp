@@ -30,6 +30,42 @@ double loss_of(const std::string& output) {
 
 }  // namespace
 
+TEST_CASE("a training in 16 bits says so, scales its loss in fp16, and is evaluated likewise") {
+    const Set set;
+    const std::string weights = set.file("weights"), json = set.file("log");
+    for (const std::string precision : {"fp32", "bf16", "fp16"}) {
+        const Outcome trained =
+            run_gyre(2, set.base + "--epochs 2 --lr 0.1 --log-interval 1 --precision " + precision +
+                            " --json " + json + " --save-last " + weights);
+        INFO(trained.output);
+        REQUIRE(trained.exit_code == 0);
+        CHECK((trained.output.find("· " + precision) != std::string::npos) ==
+              (precision != "fp32"));
+        CHECK(read_events(json, "start").at(0).at("precision") == precision);
+        for (const auto& step : read_events(json, "step")) {
+            CHECK(step.contains("loss_scale") == (precision == "fp16"));
+            if (precision == "fp16") {
+                CHECK(step.at("loss_scale") == 65536.0);
+                CHECK(step.at("skipped") == false);
+            }
+        }
+        const double said = read_events(json, "epoch").back().at("test_loss").get<double>();
+        const auto evaluated = [&](const std::string& flags) {
+            return loss_of(
+                run_gyre(0, "eval --data " + set.data + " --weights " + weights + flags).output);
+        };
+        // The same arithmetic on one rank, image for image; or another one.
+        const double same = evaluated(" --precision " + precision);
+        CHECK(same == Approx(said).epsilon(1e-5));
+        CHECK((evaluated("") == same) == (precision == "fp32"));
+        fs::remove(weights);
+    }
+    const Outcome refused = run_gyre(2, set.base + "--precision fp16 --shard-optimizer on");
+    INFO(refused.output);
+    CHECK(refused.exit_code == 2);
+    CHECK(refused.output.find("--precision fp16 skips") != std::string::npos);
+}
+
 TEST_CASE("training accuracy is reported; the last weights are kept beside the best") {
     const Set set;
     const std::string last = set.file("last"), best = set.file("best"), json = set.file("log");

@@ -80,7 +80,8 @@ Result run_pass(Backend& backend, Net& net, const Images& images, int n, bool wh
     const Batch batch{.n = n, .training = true, .samples = samples.get(), .seed = 5};
     const float scale = 1.0f / static_cast<float>(std::max(n, 1));
     if (whole) {
-        net.run_pass(batch, images.device.source(), scale, update);
+        net.run_pass(batch, images.device.source(), scale,
+                     {update, [](std::int64_t, std::int64_t) {}});
     } else {
         images.device.gather(samples.get(), n, net.input(), net.labels());
         net.forward(batch);
@@ -351,7 +352,7 @@ TEST_CASE("a block of the pass takes several images where there are many", "[pas
     for (const char* const model : {"conv 2 k3\nrelu\nlinear classes\n", "linear classes\n",
                                     "conv 17 k1\nrelu\nlinear classes\n"}) {
         INFO(model);
-        const Shape input{1, 5, 5};
+        const Shape input{1, 5, 8};
         const Images images(*backend, input, 3);
         Net net(*backend, parse_model(model, "mine"), input, 3,
                 {.train_batch = 600, .eval_batch = 1});

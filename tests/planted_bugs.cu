@@ -274,6 +274,42 @@ __global__ void load_rows(const float* x, float* y) {
     }
 }
 
+// The block that is last adds what all have written. Here it is another one that does.
+template <bool kBug>
+__global__ void other_last(const float* x, float* y) {
+    SIMT_SHARED(int, last, [1]);
+    const unsigned i = threadIdx.x;
+    y[64 * blockIdx.x + i] = x[i];  // other: other is last
+    __syncthreads();
+    if (i == 0) {
+        auto* const count = reinterpret_cast<std::uint32_t*>(y + kPlantedFloats - 1);
+        last[0] = arrives_last(count, gridDim.x, blockIdx.x);
+    }
+    __syncthreads();
+    if ((last[0] != 0) != kBug) {
+        y[256 + i] = y[i] + y[64 + i];  // bug: other is last
+    }
+}
+
+// The same; here not all of a block's stores come before its arrival.
+template <bool kBug>
+__global__ void early_arrival(const float* x, float* y) {
+    SIMT_SHARED(int, last, [1]);
+    const unsigned i = threadIdx.x;
+    y[64 * blockIdx.x + i] = x[i];  // other: early arrival
+    if (!kBug) {
+        __syncthreads();
+    }
+    if (i == 0) {
+        auto* const count = reinterpret_cast<std::uint32_t*>(y + kPlantedFloats - 1);
+        last[0] = arrives_last(count, gridDim.x, blockIdx.x);
+    }
+    __syncthreads();
+    if (last[0] != 0) {
+        y[256 + i] = y[i] + y[64 + i];  // bug: early arrival
+    }
+}
+
 __global__ void copy(const float* x, float* y) {
     y[threadIdx.x] = x[threadIdx.x];
 }
@@ -330,11 +366,9 @@ void start_block_size(Stream& stream, bool bug, float* x, float* y) {
     launch("planted", copy, dim3(1), dim3(bug ? 48 : 64), stream, x, y);
 }
 
-}  // namespace
-
-const std::vector<PlantedBug>& planted_bugs() {
+std::vector<PlantedBug> all_bugs() {
     using enum Finder;
-    static const std::vector<PlantedBug> bugs = {
+    std::vector<PlantedBug> bugs = {
         {"dropped barrier",
          checker,
          {"race: ", " with no barrier"},
@@ -357,6 +391,14 @@ const std::vector<PlantedBug>& planted_bugs() {
          {"race between blocks: "},
          start<block_writes<true>, block_writes<false>, 2>},
         {"in place", checker, {"race between blocks: "}, start<in_place<true>, in_place<false>, 2>},
+        {"other is last",
+         checker,
+         {"race between blocks: "},
+         start<other_last<true>, other_last<false>, 2>},
+        {"early arrival",
+         checker,
+         {"race between blocks: "},
+         start<early_arrival<true>, early_arrival<false>, 2>},
         {"shared bounds",
          address_sanitizer,
          {"out of bounds: ", "0 bytes behind the end", "256"},
@@ -409,6 +451,16 @@ const std::vector<PlantedBug>& planted_bugs() {
          {"misaligned: ", "ldmatrix"},
          start<load_rows<true>, load_rows<false>>},
     };
+    for (PlantedBug& each : planted_cluster_bugs()) {
+        bugs.push_back(std::move(each));
+    }
+    return bugs;
+}
+
+}  // namespace
+
+const std::vector<PlantedBug>& planted_bugs() {
+    static const std::vector<PlantedBug> bugs = all_bugs();
     return bugs;
 }
 

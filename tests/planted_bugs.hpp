@@ -17,7 +17,8 @@ enum class Finder {
     checker
 };
 
-// The lines of planted_bugs.cu with the comments "bug: <name>" and "other: <name>" must be named.
+// The lines of planted_bugs.cu and planted_clusters.cu with the comments "bug: <name>" and "other:
+// <name>" must be named.
 struct PlantedBug {
     std::string name;
     Finder finder;
@@ -25,7 +26,8 @@ struct PlantedBug {
     void (*start)(Stream& stream, bool bug, float* x, float* y);
 };
 const std::vector<PlantedBug>& planted_bugs();
-const char* planted_source();  // planted_bugs.cu
+std::vector<PlantedBug> planted_cluster_bugs();  // those of planted_clusters.cu, among them
+const char* planted_source();                    // planted_bugs.cu; the other lies beside it
 
 float touch_from_host(const float* x);
 // y = factor * x, kPlantedFloats of them

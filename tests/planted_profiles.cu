@@ -83,6 +83,18 @@ __global__ void products(float* y) {
     y[threadIdx.x] = d[0];
 }
 
+// Each thread reads one word of the other block, `stride` words apart.
+__global__ void remote_reads(int stride, float* y) {
+    SIMT_SHARED(float, tile, [32 * 8]);
+    for (unsigned i = threadIdx.x; i < 32 * 8; i += 32) {
+        tile[i] = 1.0f;
+    }
+    cluster_sync();
+    const float* const other = map_shared_rank(tile, 1 - cluster_rank());
+    y[blockIdx.x * 32 + threadIdx.x] = other[stride * static_cast<int>(threadIdx.x)];
+    cluster_sync();
+}
+
 __global__ void shared_reads(const float* x, float* y) {
     float sum = 0.0f;
     for (unsigned i = threadIdx.x; i < 1024; i += 256) {
@@ -126,6 +138,10 @@ void start_few_warps(Stream& stream, int warps, int times, const float* x, float
 }
 void start_mma(Stream& stream, float* y) {
     launch("products", products, dim3(1), dim3(64), stream, y);
+}
+void start_remote_reads(Stream& stream, int stride, float* y) {
+    launch("remote_reads", remote_reads, dim3(4), dim3(32), SharedBytes{}, ClusterBlocks{2}, stream,
+           stride, y);
 }
 void start_shared_reads(Stream& stream, int blocks, const float* x, float* y) {
     launch("shared_reads", shared_reads, dim3(static_cast<unsigned>(blocks)), dim3(256), stream, x,

@@ -25,6 +25,9 @@ void start_arithmetic(Stream& stream, int times, const float* x, float* y);
 void start_few_warps(Stream& stream, int warps, int times, const float* x, float* y);
 // A product on tensor cores by each of 2 warps, 3 times.
 void start_mma(Stream& stream, float* y);
+// Two clusters of two blocks of a warp: each thread reads a word of the other block, `stride` words
+// from its neighbour's; 2 barriers of the cluster.
+void start_remote_reads(Stream& stream, int stride, float* y);
 // `blocks` blocks read the same 1024 floats and write 256 of their own.
 void start_shared_reads(Stream& stream, int blocks, const float* x, float* y);
 

@@ -115,6 +115,23 @@ TEST_CASE("the profiler counts the wavefronts of shared memory", "[profiler]") {
     }
 }
 
+TEST_CASE("the profiler counts what blocks of a cluster read of each other", "[profiler]") {
+    Device device;
+    for (const auto& [stride, sectors] : {std::pair{0, 1}, {1, 4}, {2, 8}, {8, 32}}) {
+        INFO("stride " << stride);
+        const LaunchProfile profile =
+            device.profile([&, s = stride] { start_remote_reads(device.stream, s, device.y); });
+        check_counts(profile.remote_loads, 4, 4 * 32, 4 * sectors, stride == 0 ? 4 : 16);
+        check_counts(profile.shared_loads, 0, 0, 0, 0);
+        check_counts(profile.shared_stores, 4 * 8, 4 * 8 * 32, 4 * 8, 4 * 8);
+        CHECK(profile.barriers == 0);
+        CHECK(profile.cluster_barriers == 8);
+        CHECK(profile.remote_phases == 1.0);
+        CHECK(profile.blocks == 4);
+        CHECK(text_of(profile, "it").find("in clusters of 2") != std::string::npos);
+    }
+}
+
 TEST_CASE("the profiler counts FLOPs that were executed", "[profiler]") {
     Device device;
     for (const int times : {0, 1, 7, 100}) {

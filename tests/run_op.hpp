@@ -8,12 +8,13 @@ namespace gyre::test {
 class RunOp {
  public:
     // For passes of at most n images; batch is that of a training pass of n, to be changed.
-    RunOp(Backend& backend, const OpSpec& spec, int n)
+    RunOp(Backend& backend, const OpSpec& spec, int n, DataType type = DataType::float32)
         : batch{.n = n, .training = true},
-          op_(backend.make("layer", spec, {.train_images = n, .eval_images = n})),
+          op_(backend.make("layer", spec, {.train_images = n, .eval_images = n}, type)),
           saved_(backend, static_cast<std::int64_t>(needs().saved_bytes)) {}
 
     OpNeeds needs() const { return op_->needs(); }
+    Op& op() { return *op_; }
     // What the functions of Op name; `saved` is added.
     void forward(OpIo io) {
         io.saved = saved_.get();

@@ -16,6 +16,7 @@ WIDE_DIVISION = re.compile(r"__cuda_sm\d+x?_(div|rem)_[su]64")
 
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:(@!?U?P\w+)\s+)?([A-Z][\w.]*)\s*([^;]*);")
 REGISTER = re.compile(r"\bU?R\d+\b")
+TARGETS = re.compile(r'"BRANCH_TARGETS ([^"]+)"')  # of a jump by a register
 LABEL = re.compile(r"`\((\.L_x_\d+)\)")
 ACCESSES = ("LDG", "STG", "LDGSTS", "RED", "ATOMG", "LDS", "STS", "LDSM", "LDL", "STL")
 ENDS = ("EXIT", "RET", "BRX", "JMX", "KILL")
@@ -99,7 +100,9 @@ def basic_blocks(kernel):
     following = []
     for index, (_, end) in enumerate(blocks):
         last = kernel.code[end - 1]
-        nexts = set()
+        listed = TARGETS.search(last.text)
+        labels = listed.group(1).split(",") if listed else []
+        nexts = {at[kernel.labels[label]] for label in labels if kernel.labels.get(label) in at}
         if end - 1 in jumps and jumps[end - 1] in at:
             nexts.add(at[jumps[end - 1]])
         always = not last.predicate and (
@@ -171,6 +174,13 @@ def innermost(loops):
             if not any(other in body for other, _, _ in loops if other != head)]
 
 
+def own_code(loops):
+    """Of each loop, what is in no loop inside it."""
+    return [sorted(set(code).difference(*(inner for head_inner, _, inner in loops
+                                          if head_inner != head and head_inner in body)))
+            for head, body, code in loops]
+
+
 def corrects(kernel, at):
     """Whether the product at `at` is the guess of a quotient: see above."""
     carried, remainders, checks = {kernel.code[at].destination()}, set(), {}
@@ -240,6 +250,7 @@ class Analysis:
         self.local = sum(sum(self.accesses.get(name, {}).values()) for name in ("LDL", "STL"))
         kinds = [is_division(kernel, i) for i in sorted(in_loops)]
         self.divisions = Counter(kind for kind in kinds if kind)
+        self.fences = sum(instruction.family == "MEMBAR" for instruction in kernel.code)
         self.narrow_global = sum(
             count for name in ("LDG", "STG", "LDGSTS")
             for bits, count in self.accesses.get(name, {}).items() if bits < 128)
@@ -247,6 +258,9 @@ class Analysis:
             sum(kernel.code[i].family == "HMMA" for i in code),
             sum(kernel.code[i].family == "FFMA" for i in code), len(code))
         hot = max(innermost(loops), key=weight, default=[])
+        if weight(hot)[:2] == (0, 0):  # a loop that computes may have others, of indices, inside
+            hot = max([hot, *(code for code in own_code(loops) if weight(code)[:2] > (0, 0))],
+                      key=weight)
         self.hot = [kernel.code[i] for i in hot]
         self.mix = Counter(
             instruction.family for instruction in self.hot)
@@ -277,6 +291,7 @@ class Analysis:
             "per_hmma": self.per_hmma(),
             "ffma_per_word": self.ffma_per_word(),
             "narrow_global": self.narrow_global,
+            "fences": self.fences,
             "local": self.local,
             "int_divisions": self.divisions["int32"] + self.divisions["int64"],
             "float_divisions": self.divisions["float"],

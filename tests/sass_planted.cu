@@ -10,6 +10,8 @@
 // budget sm_90 planted/words_good: ffma_per_word>=1.5
 // budget sm_90 planted/long_bad: instructions<=60
 // budget sm_90 planted/long_good: instructions<=60
+// budget sm_90 planted/fences_bad: fences>=2
+// budget sm_90 planted/fences_good: fences>=2
 // budget sm_90 planted/lost_loop: per_hmma<=12
 #include <cstdint>
 
@@ -189,5 +191,24 @@ extern "C" __global__ void long_good(float* y) {
 #pragma unroll 4
     for (int i = 0; i < 64; ++i) {
         y[i * 32] += 1.0f;
+    }
+}
+
+// What one block writes and the last one reads.
+// sass fences_bad: fences
+extern "C" __global__ void fences_bad(unsigned* count, float* y) {
+    y[blockIdx.x] = 1.0f;
+    __threadfence();
+    if (atomicAdd(count, 1) == gridDim.x - 1) {
+        y[0] += y[gridDim.x - 1];
+    }
+}
+// sass fences_good:
+extern "C" __global__ void fences_good(unsigned* count, float* y) {
+    y[blockIdx.x] = 1.0f;
+    __threadfence();
+    if (atomicAdd(count, 1) == gridDim.x - 1) {
+        __threadfence();
+        y[0] += y[gridDim.x - 1];
     }
 }

@@ -1,12 +1,15 @@
 // A session as a whole: what it keeps, and that another can go on from it.
 #include "train/session.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <functional>
 #include <set>
 
 #include "kernels/base/error.hpp"
 #include "tests/catch.hpp"
+#include "tests/communicators.hpp"
 #include "tests/expect_error.hpp"
 
 using namespace gyre;
@@ -176,4 +179,152 @@ TEST_CASE("a schedule stays where it ended, and short trainings have one, too") 
     const ScheduleSpec warming = {.kind = Kind::cosine, .warmup_steps = 10, .total_steps = 4};
     CHECK(scheduled_rate(warming, 2.0, 9) == Approx(2.0 * (0.01 + 0.99 * 0.9)));
     CHECK(scheduled_rate(warming, 2.0, 10) == 0.0);
+}
+
+namespace {
+
+// A training on tensor cores: fc2 updates itself, as nothing comes between it and its gradient.
+struct LargeLayer {
+    // Two warm-ups, and a graph of two.
+    static constexpr int kSteps = 4;
+    LargeLayer(OptimizerSpec optimizer, bool clips, GraphUse graph) {
+        if (clips) {  // by nothing, but all norms come first
+            optimizer.max_grad_norm = 1e30f;
+        }
+        GpuOptions options;
+        options.tf32 = true;
+        const auto backend = make_emulated_backend(options);
+        const auto comm = make_single_communicator();
+        Session session(*comm, *backend,
+                        {.model = parse_model("linear 1920\nrelu\nlinear 1036\nrelu\nlinear 40\n"
+                                              "relu\nlinear classes\n",
+                                              "large"),
+                         .classes = kClasses,
+                         .global_batch = 3,
+                         .optimizer = optimizer,
+                         .graph = graph,
+                         .graph_steps = 2},
+                        random_images(3 * kSteps, {1, 6, 6}, kClasses), {{0.5f}, {0.3f}});
+        session.initialise();
+        Trainer& trainer = session.trainer();
+        trainer.begin_epoch(1);
+        const auto account = [&](const std::optional<StepResult>& result) {
+            if (result) {
+                losses.push_back(result->loss);
+                not_finite.push_back(result->not_finite);
+            }
+            return result.has_value();
+        };
+        for (int step = 0; step < kSteps; ++step) {
+            account(trainer.step(step, false));
+        }
+        while (account(trainer.next_result())) {
+        }
+        weights = session.net().export_parameters();
+        state = session.optimizer().export_state();
+        std::vector<float> gradients(static_cast<std::size_t>(session.net().flat_elems()));
+        backend->download(gradients.data(), session.net().gradient_data(),
+                          gradients.size() * sizeof(float));
+        for (const Parameter& parameter : session.net().parameters()) {
+            const auto begin = gradients.begin() + parameter.offset_elems;
+            if (std::any_of(begin, begin + parameter.elems, [](float g) { return g != 0.0f; })) {
+                written.insert(parameter.name);
+            }
+        }
+    }
+    std::vector<double> losses;
+    std::vector<std::string> not_finite;
+    std::vector<HostTensor> weights, state;
+    std::set<std::string> written;  // gradients
+};
+
+}  // namespace
+
+TEST_CASE("steps in which a large layer updates itself end where others do, to the last bit") {
+    for (const OptimizerSpec& rule : {OptimizerSpec{.rule = UpdateRule::adamw},
+                                      {.rule = UpdateRule::adam, .weight_decay = 0.1f},
+                                      {.momentum = 0.9f, .nesterov = true},
+                                      {.weight_decay = 0.1f, .momentum = 0.0f}}) {
+        INFO("rule " << static_cast<int>(rule.rule) << ", momentum " << rule.momentum);
+        const LargeLayer at_once(rule, false, GraphUse::on), parts(rule, true, GraphUse::off);
+        REQUIRE(at_once.losses.size() == LargeLayer::kSteps);
+        CHECK(at_once.losses == parts.losses);
+        CHECK(same(at_once.weights, parts.weights));
+        CHECK(same(at_once.state, parts.state));
+        CHECK(parts.written.count("fc2.weight") == 1);
+        CHECK(at_once.written.count("fc2.weight") + at_once.written.count("fc2.bias") == 0);
+        CHECK(at_once.written.size() == parts.written.size() - 2);
+    }
+    // Weights that overflow: the same is reported, for the same steps.
+    const OptimizerSpec wild = {.learning_rate = 1e30f};
+    const LargeLayer at_once(wild, false, GraphUse::off), parts(wild, true, GraphUse::off);
+    CHECK(at_once.not_finite == parts.not_finite);
+    CHECK(!at_once.not_finite.back().empty());
+}
+
+TEST_CASE("an optimiser leaves alone what a pass says it has updated") {
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, parse_model("linear 16\nlinear 32\nlinear 16\nlinear classes\n", "four"),
+            {1, 4, 4}, kClasses, {});
+    const auto ones = [&](float* data) { std::fill_n(data, net.flat_elems(), 1.0f); };
+    ones(net.gradient_data());
+    const std::vector<Parameter>& all = net.parameters();
+    const std::int64_t second = all[2].offset_elems, third = all[4].offset_elems,
+                       fourth = all[6].offset_elems, end = net.flat_elems();
+    using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
+    for (const Ranges& updated : {Ranges{},
+                                  {{0, end}},
+                                  {{second, third}},
+                                  {{fourth, end}},
+                                  {{0, second}},
+                                  {{fourth, end}, {second, third}},
+                                  {{third, fourth}, {second, third}},
+                                  {{fourth, end}, {0, second}},
+                                  {{fourth, end}, {second, third}, {0, second}}}) {
+        ones(net.parameter_data());
+        Optimizer optimizer(*backend, net, {.learning_rate = 0.5f, .momentum = 0.0f});
+        StepScalars pinned[1];
+        optimizer.next_steps(pinned, 1);
+        optimizer.begin_step(&net.tail()->not_finite);
+        REQUIRE(optimizer.in_pass() != nullptr);
+        for (const auto& [from, to] : updated) {
+            optimizer.updated(from, to);
+        }
+        optimizer.arrived(0, net.gradient_elems());
+        optimizer.end_step();
+        std::int64_t wrong = 0;
+        for (std::int64_t i = 0; i < end; ++i) {
+            const bool left_alone = std::any_of(
+                updated.begin(), updated.end(),
+                [&](const auto& range) { return range.first <= i && i < range.second; });
+            wrong += net.parameter_data()[i] != (left_alone ? 1.0f : 0.5f);
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("factors are gathered where that is fewer bytes, on GPUs of large layers alone") {
+    const auto backend = make_cpu_backend(1);
+    const auto chosen = [&](int images, FactorUse use, bool on_gpu, const char* last = "2048") {
+        const Net net(
+            *backend,
+            parse_model(fmt::format("linear 2048\nrelu\nlinear {}\nlinear classes\n", last),
+                        "large"),
+            {1, 6, 6}, kClasses, {.train_batch = 1});
+        std::vector<std::string> names;
+        for (const FactoredLayer& layer : choose_factored(net, OneOfTwo(), images, use, on_gpu)) {
+            names.push_back(net.nodes()[layer.node].name);
+        }
+        return names;
+    };
+    using Names = std::vector<std::string>;
+    // Of fc2, n (2048 + 2048) elements are gathered, or 2048 * 2048 reduced.
+    CHECK(chosen(255, FactorUse::automatic, true) == Names{"fc2"});
+    CHECK(chosen(256, FactorUse::automatic, true).empty());
+    CHECK(chosen(255, FactorUse::on, true) == Names{"fc2"});
+    CHECK(chosen(1023, FactorUse::on, true) == Names{"fc2"});
+    CHECK(chosen(1024, FactorUse::on, true).empty());
+    CHECK(chosen(64, FactorUse::off, true).empty());
+    CHECK(chosen(64, FactorUse::automatic, true, "2047").empty());  // less than 4 Mi elements
+    CHECK(chosen(64, FactorUse::automatic, false).empty());         // of one host
 }

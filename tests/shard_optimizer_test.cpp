@@ -264,8 +264,10 @@ TEST_CASE("what shared updates cannot do is refused on all ranks") {
                  [&] { trained(2, settings, true); });
     CHECK(trained(1, settings, true).front().shared == 0);
     ThreadRanks job(2);
+    std::mutex one_by_one;  // a process has one emulator, and a refusal waits for no rank
     expect_error(ExitCode::usage, {"`shard-optimizer`", "host's"}, [&] {
-        job.run([](Communicator& comm) {
+        job.run([&](Communicator& comm) {
+            const std::lock_guard lock(one_by_one);
             const auto backend = make_emulated_backend({});
             Session(comm, *backend,
                     {.model = parse_model(kModel, "small"),

@@ -42,21 +42,24 @@ __global__ void fragments_kernel(MatrixType type, MatrixLayout layout, const std
     }
 }
 
-template <typename Math, typename Elem>
-void run_product(const Context& context, const TensorProduct& p, const Elem* a, const Elem* b,
-                 float* c) {
-    constexpr bool kRound = Math::kElemBytes == 4;
+template <typename Math, typename ElemB>
+void run_product(const Context& context, const TensorProduct& p, const void* matrix_a,
+                 const void* matrix_b, float* c) {
+    using Elem = typename Math::Elem;
+    constexpr bool kRound = sizeof(Elem) == 4;
+    const auto* const a = static_cast<const Elem*>(matrix_a);
+    const auto* const b = static_cast<const ElemB*>(matrix_b);
     const std::int64_t partial_elems =
-        tensor_partial_elems(p.m, p.n, p.k, kSliceBytes / Math::kElemBytes);
+        tensor_partial_elems(p.m, p.n, p.k, kSliceBytes / static_cast<int>(sizeof(Elem)));
     context.workspace.reserve(static_cast<std::size_t>(partial_elems) * sizeof(float));
     const auto with_a = [&](const auto& of_a) {
         const auto with_b = [&](const auto& of_b) {
             tensor_gemm<Math>(context, "product", p.m, p.n, p.k, of_a, of_b,
-                              StoreMatrix{c, nullptr, p.m, p.n, false},
+                              StoreMatrix<Tf32Math>{c, nullptr, p.m, p.n, false},
                               context.workspace.floats(partial_elems));
         };
-        p.layout_b == MatrixLayout::rows ? with_b(DenseAlongK<Elem, kRound>{b, p.n, p.pitch_b})
-                                         : with_b(DenseAcrossK<Elem, kRound>{b, p.n, p.pitch_b});
+        p.layout_b == MatrixLayout::rows ? with_b(DenseAlongK<ElemB, kRound>{b, p.n, p.pitch_b})
+                                         : with_b(DenseAcrossK<ElemB, kRound>{b, p.n, p.pitch_b});
     };
     p.layout_a == MatrixLayout::rows ? with_a(DenseAlongK<Elem, kRound>{a, p.m, p.pitch_a})
                                      : with_a(DenseAcrossK<Elem, kRound>{a, p.m, p.pitch_a});
@@ -74,19 +77,22 @@ void run_tensor_product(const TensorProduct& product, int multiprocessors, const
     Stream stream;
     Workspace workspace(stream);
     const Context context{stream, workspace, multiprocessors, true};
-    const auto* const words_a = static_cast<const float*>(a);
-    const auto* const words_b = static_cast<const float*>(b);
-    const auto* const halves_a = static_cast<const std::uint16_t*>(a);
-    const auto* const halves_b = static_cast<const std::uint16_t*>(b);
+    const auto run = [&]<typename Math>(Math) {
+        if (product.floats_b) {
+            run_product<Math, float>(context, product, a, b, c);
+        } else {
+            run_product<Math, typename Math::Elem>(context, product, a, b, c);
+        }
+    };
     switch (product.type) {
         case MatrixType::tf32:
-            run_product<Tf32Math>(context, product, words_a, words_b, c);
+            run(Tf32Math{});
             break;
         case MatrixType::bf16:
-            run_product<Bf16Math>(context, product, halves_a, halves_b, c);
+            run(Bf16Math{});
             break;
         case MatrixType::f16:
-            run_product<F16Math>(context, product, halves_a, halves_b, c);
+            run(F16Math{});
             break;
     }
     stream.synchronize();

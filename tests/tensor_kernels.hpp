@@ -18,12 +18,13 @@ void start_fragments(Stream& stream, MatrixType type, MatrixLayout layout, const
                      const std::uint32_t* b, float* d);
 
 // c[m][n] = sum over k of a(m, k) b(n, k), as operations compute it on a GPU of so many
-// multiprocessors. Operands of 16 or 32 bits; rows: a [m][k], b [n][k]; transposed: a [k][m],
-// b [k][n]. Pitches are multiples of 16 bytes.
+// multiprocessors. Operands of 16 or 32 bits, floats_b: b of 32 all the same; rows: a [m][k],
+// b [n][k]; transposed: a [k][m], b [k][n]. Pitches are multiples of 16 bytes.
 struct TensorProduct {
     MatrixType type;
     MatrixLayout layout_a, layout_b;
     int m, n, k, pitch_a, pitch_b;
+    bool floats_b = false;
 };
 void run_tensor_product(const TensorProduct& product, int multiprocessors, const void* a,
                         const void* b, float* c);

@@ -126,9 +126,49 @@ TEST_CASE("convolutions and linear layers fused on tensor cores do what their pa
                 const LinearSpec parts{.in = {shape.in_features, 1, 1}, .shape = shape};
                 LinearSpec fused = parts;
                 fused.relu = true;
-                check(fused, {parts, ReluSpec{parts.out()}},
-                      random_operands(n, parts.in, parts.out(), shape.weight_elems(),
-                                      shape.out_features));
+                const Operands operands = random_operands(n, parts.in, parts.out(),
+                                                          shape.weight_elems(), shape.out_features);
+                check(fused, {parts, ReluSpec{parts.out()}}, operands);
+                fused.dropout = 0.5f;
+                fused.dropout_stream = 5;
+                check(fused,
+                      {parts, ReluSpec{parts.out()},
+                       DropoutSpec{.in = parts.out(), .probability = 0.5f, .stream = 5}},
+                      operands);
+            }
+        }
+    });
+}
+
+TEST_CASE("linear layers that agree on gradients before a ReLU compute what they do apart") {
+    on_tensor_cores([](Bench& bench) {
+        for (const LinearShape& shape : {LinearShape{68, 260}, {1036, 10}}) {
+            for (const int n : {1, 70}) {
+                INFO("linear " << shape.in_features << " -> " << shape.out_features << ", n " << n);
+                const Shape in{shape.in_features, 1, 1};
+                LinearSpec spec{.in = in, .shape = shape};
+                Operands on =
+                    random_operands(n, in, spec.out(), shape.weight_elems(), shape.out_features);
+                const auto dx_of = [&](const LinearSpec& each) {
+                    RunOp op(bench.backend, each, n);
+                    const Guarded x = bench.vector(on.x), dy = bench.vector(on.dy);
+                    const Guarded w = bench.vector(on.w);
+                    const Guarded dx = bench.empty(n * in.elems());
+                    op.backward(
+                        {.x = x.get(), .dy = dy.get(), .dx = dx.get(), .params = {w.get(), {}}});
+                    return dx.download();
+                };
+                Floats expected = dx_of(spec);
+                for (std::size_t i = 0; i < expected.size(); ++i) {
+                    expected[i] = on.x[i] > 0.0f ? expected[i] * 1.25f : 0.0f;
+                }
+                spec.dx_factor = 1.25f;
+                check_equal(dx_of(spec), expected);
+                if (shape.out_features > 32) {  // dy that is masked already stays as it is
+                    spec.relu = spec.dy_masked = true;
+                    spec.dropout = 0.2f;
+                    check_equal(dx_of(spec), expected);
+                }
             }
         }
     });
@@ -209,7 +249,7 @@ struct Passes {
 Passes run_net(Backend& backend, model::Net& net, int n) {
     const Shape& in = net.input_shape();
     const Floats x = random_floats(n * in.elems(), 40);
-    backend.import_activation(in, n, x.data(), net.input());
+    backend.import_activation(in, n, x.data(), net.input().f32());
     std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
     std::iota(labels.begin(), labels.end(), 0);
     std::for_each(labels.begin(), labels.end(), [](std::int32_t& label) { label %= 5; });
@@ -313,13 +353,18 @@ TEST_CASE("convolutions on tensor cores that agree on channels last compute the 
             const Shape in{16, 9, 8};
             model::Net whole = chain_net(bench.backend, in, n, true),
                        parts = chain_net(bench.backend, in, n, false);
-            REQUIRE(whole.nodes().size() == 6);
+            REQUIRE(whole.nodes().size() == 5);
             const auto conv = [&](std::size_t i) {
                 return std::get<Conv2dSpec>(whole.nodes()[i].spec);
             };
             CHECK(conv(0).out_channels_last);
             CHECK((conv(1).in_channels_last && conv(1).out_channels_last));
             CHECK((conv(2).in_channels_last && !conv(2).out_channels_last));
+            const auto linear = [&](std::size_t i) {
+                return std::get<LinearSpec>(whole.nodes()[i].spec);
+            };
+            CHECK((linear(3).dropout == 0.5f && linear(3).dy_masked));
+            CHECK(linear(4).dx_factor == 2.0f);
             const Passes a = run_net(bench.backend, whole, n), b = run_net(bench.backend, parts, n);
             CHECK(a.sums == b.sums);
             CHECK(a.evaluated == b.evaluated);

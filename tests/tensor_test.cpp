@@ -109,20 +109,21 @@ TEST_CASE("products of every type and layout are right, and the same on every GP
                 const int m = layout_a == rows ? e.m : up(e.m);
                 const int n = layout_b == rows ? e.n : up(e.n);
                 const auto element = [](int row, int at) { return (row * 7 + at * 5) % 9 - 4; };
-                const auto matrix = [&](MatrixLayout layout, int count, int first) {
+                const auto matrix = [&](MatrixType of, MatrixLayout layout, int count, int first) {
                     std::vector<std::uint16_t> halves;
                     for (int i = 0; i < count * k; ++i) {
                         const int row = layout == rows ? i / k : i % count;
                         const int at = layout == rows ? i % k : i / count;
-                        const std::uint32_t bits = bits_of(type, element(first + row, at));
+                        const std::uint32_t bits = bits_of(of, element(first + row, at));
                         halves.push_back(static_cast<std::uint16_t>(bits & 0xffffu));
-                        if (chunk == 4) {
+                        if (of == MatrixType::tf32) {
                             halves.push_back(static_cast<std::uint16_t>(bits >> 16));
                         }
                     }
                     return halves;
                 };
-                OnDevice a(matrix(layout_a, m, 0)), b(matrix(layout_b, n, 3));
+                OnDevice a(matrix(type, layout_a, m, 0)), b(matrix(type, layout_b, n, 3));
+                OnDevice floats_b(matrix(MatrixType::tf32, layout_b, n, 3));
                 std::vector<float> expected;
                 for (int i = 0; i < m; ++i) {
                     for (int j = 0; j < n; ++j) {
@@ -134,11 +135,13 @@ TEST_CASE("products of every type and layout are right, and the same on every GP
                     }
                 }
                 INFO("type " << static_cast<int>(type) << ", " << m << " x " << n << " x " << k);
-                for (const int multiprocessors : {1, 132}) {
+                for (const auto& [multiprocessors, floats] :
+                     {std::pair{1, false}, {132, false}, {132, true}}) {
                     OnDevice c(std::vector<float>(expected.size()));
                     run_tensor_product({type, layout_a, layout_b, m, n, k, layout_a == rows ? k : m,
-                                        layout_b == rows ? k : n},
-                                       multiprocessors, a.get(), b.get(), c.get());
+                                        layout_b == rows ? k : n, floats},
+                                       multiprocessors, a.get(), floats ? floats_b.get() : b.get(),
+                                       c.get());
                     CHECK(c.download() == expected);
                 }
             }
@@ -169,6 +172,37 @@ TEST_CASE("a product's bits depend neither on the schedule nor on the number of 
             first = first.empty() ? c.download() : first;
             CHECK(c.download() == first);
         }
+    }
+    emulator::set_schedule(0);
+}
+
+// So many parts that blocks add up groups of them, and the last one the groups.
+TEST_CASE("a product of more than eight parts adds them in groups, in every order", "[emulation]") {
+    const int m = 5, n = 8, k = 2820;  // ten parts
+    const auto element = [](int row, int at) { return (row * 7 + at * 5) % 9 - 4; };
+    const auto matrix = [&](int rows, int first) {
+        std::vector<float> all;
+        for (int i = 0; i < rows * k; ++i) {
+            all.push_back(static_cast<float>(element(first + i / k, i % k)));
+        }
+        return all;
+    };
+    OnDevice a(matrix(m, 0)), b(matrix(n, 3));
+    std::vector<float> expected;
+    for (int i = 0; i < m * n; ++i) {
+        int sum = 0;
+        for (int at = 0; at < k; ++at) {
+            sum += element(i / n, at) * element(3 + i % n, at);
+        }
+        expected.push_back(static_cast<float>(sum));
+    }
+    for (const std::uint64_t seed : {0, 1, 2}) {
+        emulator::set_schedule(seed);
+        OnDevice c(std::vector<float>(expected.size()));
+        run_tensor_product(
+            {MatrixType::tf32, MatrixLayout::rows, MatrixLayout::rows, m, n, k, k, k}, 4, a.get(),
+            b.get(), c.get());
+        CHECK(c.download() == expected);
     }
     emulator::set_schedule(0);
 }

@@ -43,7 +43,7 @@ const std::vector<Row> kRows = {
     {"--kernels", "auto", [](O o) { return o.kernels == "auto"; }, true},
     {"--kernels-cache", "x", [](O o) { return o.kernels_cache == "x"; }, false},
     {"--deterministic", "", [](O o) { return o.deterministic; }, true},
-    {"--tf32", "", [](O o) { return o.tf32; }, true},
+    {"--precision", "bf16", [](O o) { return o.precision == Precision::bf16; }, true},
     {"--threads", "3", [](O o) { return o.threads == 3; }, false},
     {"--comm", "gloo", [](O o) { return o.launch.comm == "gloo"; }, true},
     {"--init-method", "mpi", [](O o) { return o.launch.init_method == "mpi"; }, false},

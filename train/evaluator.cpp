@@ -31,8 +31,7 @@ Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const Device
     for (std::int64_t done = 0; done < mine.count && !interrupt_requested(); done += batch) {
         Batch pass;
         pass.n = static_cast<int>(std::min<std::int64_t>(batch, mine.count - done));
-        backend.next_samples(in_order, pass.n, samples.get());
-        images.gather(samples.get(), pass.n, net.input(), net.labels());
+        images.gather_next(in_order, samples.get(), pass.n, net.input(), net.labels());
         net.forward(pass);
         net.loss(pass, 1.0f, sums.get());
         std::array<float, 2> batch_sums{};

@@ -18,8 +18,9 @@
 
 namespace gyre::train {
 
-// on: they are used where they are fewer bytes; automatic: where they are less than half as many
-// and some rank is on another host. On CPU ranks only.
+// on: they are used where they are fewer bytes; automatic: on CPU ranks where they are less than
+// half as many and some rank is on another host, on GPUs, wherever those are, where they are less
+// than a quarter of 16 MiB or more.
 enum class FactorUse { automatic, on, off };
 inline const std::vector<std::pair<std::string, FactorUse>> kFactorUses = {
     {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}};
@@ -29,9 +30,10 @@ struct FactoredLayer {
     Bucket range;      // of its gradients
 };
 // The layers whose factors are gathered, ascending. most_images: the largest share of a rank.
-std::vector<FactoredLayer> choose_factored(const Net& net, Backend& backend,
-                                           const Communicator& comm, std::int64_t most_images,
-                                           FactorUse use);
+// on_gpu: of ranks that reduce in their GPUs' memory, as others reduce in the host's; not for GPUs
+// whose gradients travel through the host's.
+std::vector<FactoredLayer> choose_factored(const Net& net, const Communicator& comm,
+                                           std::int64_t most_images, FactorUse use, bool on_gpu);
 // Their ranges, for plan_buckets().
 std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers);
 
@@ -42,7 +44,7 @@ class Factors {
             const std::vector<FactoredLayer>& layers, std::int64_t most_images);
 
     // For Net::backward: takes a chosen layer's gradients over, and starts gathering its factors.
-    bool take(const Batch& batch, std::size_t node, const float* x, const float* dy);
+    bool take(const Batch& batch, std::size_t node, const Tensor& x, const Tensor& dy);
 
     // Gathers whatever lies in this rank's part, and computes nothing: for benchmarks.
     void gather_alone();
@@ -52,11 +54,12 @@ class Factors {
  private:
     struct Gathered {
         FactoredLayer which;
-        DeviceBuffer<float> x, dy;  // [ranks][slot], each an activation of most_images
+        // [ranks][slot], each an activation of most_images, in float32 whatever the net's are.
+        DeviceBuffer<float> x, dy;
         std::int64_t x_slot_elems, dy_slot_elems;
     };
     void put(DeviceBuffer<float>& to, std::int64_t slot_elems, const Shape& shape, int n,
-             const float* from);
+             const Tensor& from);
 
     Backend& backend_;
     Net& net_;

@@ -42,7 +42,8 @@ DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation
     set = {};
 }
 
-void DeviceImages::gather(const std::int32_t* samples, int n, float* x, std::int32_t* y) const {
+void DeviceImages::gather(const std::int32_t* samples, int n, const Tensor& x,
+                          std::int32_t* y) const {
     GatherArgs args = source();
     args.samples = samples;
     backend_.gather(args, n, x, y);

@@ -74,6 +74,19 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
         first_ = {backend, moment_elems};
         second_ = {backend, moment_elems};
     }
+    if (spec_.loss_scaling) {
+        scaling_ = {backend, 1};
+        LossScale start;
+        start.scale = spec_.loss_scaling->init_scale;
+        backend.upload(scaling_.get(), &start, sizeof start);
+        decision_ = {.rule = *spec_.loss_scaling,
+                     .state = scaling_.get(),
+                     .beta1 = spec_.rule == UpdateRule::sgd ? 0.0f : adam_.beta1,
+                     .beta2 = adam_.beta2,
+                     .next_scale = &net.tail()->loss_scale,
+                     .skips = &net.tail()->skipped};
+        sgd_.skip = adam_.skip = &scaling_.get()->skip;
+    }
 }
 
 // In double precision, as PyTorch does.
@@ -107,15 +120,20 @@ void Optimizer::next_steps(StepScalars* pinned, int steps) {
 
 void Optimizer::begin_step(std::int32_t* not_finite, int index) {
     sgd_.scalars = adam_.scalars = scalars_.get() + index;
-    sgd_.finite.word = adam_.finite.word = spec_.max_grad_norm ? nullptr : not_finite;
-    clip_.word = not_finite;
+    sgd_.finite.word = adam_.finite.word = waits() ? nullptr : not_finite;
+    clip_.word = spec_.loss_scaling ? nullptr : not_finite;
+    if (spec_.loss_scaling) {
+        decision_.scalars = scalars_.get() + index;
+        decision_.not_finite = not_finite;
+        sgd_.scalars = adam_.scalars = &scaling_.get()->scalars;
+    }
+    updated_.clear();
 }
 
-const PassUpdate* Optimizer::in_pass(std::int32_t* not_finite, int index) {
-    if (spec_.max_grad_norm) {
+const PassUpdate* Optimizer::in_pass() {
+    if (waits()) {
         return nullptr;
     }
-    begin_step(not_finite, index);
     sgd_.finite.first_elem = adam_.finite.first_elem = 0;
     const bool sgd = spec_.rule == UpdateRule::sgd;
     in_pass_ = {.sgd = sgd ? &sgd_ : nullptr,
@@ -125,15 +143,29 @@ const PassUpdate* Optimizer::in_pass(std::int32_t* not_finite, int index) {
     return &in_pass_;
 }
 
+void Optimizer::updated(std::int64_t begin, std::int64_t end) {
+    if (!updated_.empty() && updated_.front().begin == end) {
+        updated_.front().begin = begin;
+    } else {
+        updated_.insert(updated_.begin(), {begin, end});
+    }
+}
+
 void Optimizer::arrived(std::int64_t begin, std::int64_t end) {
-    if (!spec_.max_grad_norm) {
+    if (!waits()) {
         update(begin, std::min(end, net_.flat_elems()));
     }
 }
 
 void Optimizer::end_step() {
+    if (spec_.loss_scaling) {
+        backend_.unscale(net_.flat_elems(), scaling_.get(), net_.gradient_data());
+        backend_.decide_step(decision_);
+    }
     if (spec_.max_grad_norm) {
         backend_.clip_norm(net_.flat_elems(), *spec_.max_grad_norm, net_.gradient_data(), clip_);
+    }
+    if (waits()) {
         update(0, net_.flat_elems());
     }
 }
@@ -166,6 +198,13 @@ std::vector<float> Optimizer::download(const Moment& moment) const {
 
 std::vector<HostTensor> Optimizer::export_state() const {
     std::vector<HostTensor> tensors = {{"step", {}, {static_cast<float>(steps_)}}};
+    if (spec_.loss_scaling) {
+        LossScale now;
+        backend_.download(&now, scaling_.get(), sizeof now);
+        tensors.push_back({"scaler.scale", {}, {now.scale}});
+        tensors.push_back({"scaler._growth_tracker", {}, {static_cast<float>(now.growth_tracker)}});
+        tensors.push_back({"scaler.skipped", {}, {static_cast<float>(now.skipped)}});
+    }
     std::vector<std::pair<const char*, std::vector<float>>> kept;
     for (const Moment& moment : moments()) {
         kept.emplace_back(moment.name, download(moment));
@@ -204,6 +243,13 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
         return &tensor.values;
     };
     const std::vector<float>& step = *take("step", {});
+    LossScale scaling;
+    if (spec_.loss_scaling) {
+        scaling.scale = take("scaler.scale", {})->front();
+        scaling.growth_tracker =
+            static_cast<std::int32_t>(take("scaler._growth_tracker", {})->front());
+        scaling.skipped = static_cast<std::int32_t>(take("scaler.skipped", {})->front());
+    }
     // All are looked at before any is taken.
     std::vector<std::pair<float*, std::vector<float>>> copies;
     for (const Moment& moment : moments()) {
@@ -230,6 +276,10 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
                         source, step[0]));
     }
     steps_ = static_cast<std::int64_t>(step[0]);
+    if (spec_.loss_scaling) {
+        scaling.updates = static_cast<std::int32_t>(steps_) - scaling.skipped;
+        backend_.upload(scaling_.get(), &scaling, sizeof scaling);
+    }
     for (const auto& [to, flat] : copies) {
         for (const Range& range : ranges_) {
             backend_.upload(to + range.moment, flat.data() + range.begin,
@@ -242,20 +292,39 @@ void Optimizer::update(std::int64_t begin, std::int64_t end) {
     for (const Range& range : ranges_) {
         const std::int64_t from = std::max(begin, range.begin), to = std::min(end, range.end);
         if (from < to) {
-            update_range(from, to, range.moment + from - range.begin);
+            update_around(range, from, to);
         }
     }
 }
 
-void Optimizer::update_range(std::int64_t begin, std::int64_t end, std::int64_t moment) {
+// What lies before and behind a part that the pass has updated is one call.
+void Optimizer::update_around(const Range& range, std::int64_t begin, std::int64_t end) {
+    for (auto next = updated_.begin(); begin < end;) {
+        const auto last = updated_.end();
+        if (next != last && next->begin <= begin) {
+            begin = std::max(begin, next++->end);
+            continue;
+        }
+        const Bucket done = next != last && next->begin < end ? *next++ : Bucket{end, end};
+        const std::int64_t until = next == last ? end : std::min(end, next->begin);
+        update_range(begin, until, range.moment + begin - range.begin,
+                     {done.begin - begin, done.elems()});
+        begin = until;
+    }
+}
+
+void Optimizer::update_range(std::int64_t begin, std::int64_t end, std::int64_t moment,
+                             const UpdateGap& gap) {
     float* p = net_.parameter_data() + begin;
     const float* g = net_.gradient_data() + begin;
     if (spec_.rule == UpdateRule::sgd) {
         sgd_.finite.first_elem = begin;
+        sgd_.gap = gap;
         backend_.sgd_step(sgd_, end - begin, p, g,
                           first_.get() == nullptr ? nullptr : first_.get() + moment);
     } else {
         adam_.finite.first_elem = begin;
+        adam_.gap = gap;
         backend_.adam_step(adam_, end - begin, p, g, first_.get() + moment, second_.get() + moment);
     }
 }

@@ -31,6 +31,7 @@ struct OptimizerSpec {
     float epsilon = 1e-8f;
     std::optional<float> max_grad_norm = {};  // empty: gradients are not clipped
     ScheduleSpec schedule = {};               // of the learning rate
+    std::optional<LossScaling> loss_scaling = {};
 };
 // Throws Error(usage) for what a rule or a schedule cannot have.
 void check(const OptimizerSpec& spec);
@@ -54,14 +55,22 @@ class Optimizer {
     void begin_step(std::int32_t* not_finite, int index = 0);
     void arrived(std::int64_t begin, std::int64_t end);  // elements of the gradient buffer
     void end_step();
-    // In place of these, for a pass that updates all parameters itself; null where gradients are
-    // clipped first. What it says is good until the next call.
-    const PassUpdate* in_pass(std::int32_t* not_finite, int index = 0);
+    // What the loss's gradient is multiplied by, on the device; null: 1.
+    const float* loss_scale() const {
+        return scaling_.get() == nullptr ? nullptr : &scaling_.get()->scale;
+    }
+    // After begin_step(), for a pass that may update parameters itself: with what, good until the
+    // next call; null where something else comes first. updated(): it has done so with these,
+    // which arrived() then leaves alone; called from the end of the parameters on.
+    const PassUpdate* in_pass();
+    void updated(std::int64_t begin, std::int64_t end);
 
     // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
     // steps done so far (exact up to 2^24, as PyTorch's), and for each parameter, in its shape,
     // what PyTorch calls NAME.momentum_buffer (sgd with momentum) or NAME.exp_avg and
-    // NAME.exp_avg_sq (adam and adamw). Collective where updates are shared out: all ranks get all.
+    // NAME.exp_avg_sq (adam and adamw); of a scaled loss, scalars by the names of GradScaler's
+    // state, `scaler.scale` and `scaler._growth_tracker`, and `scaler.skipped`. Collective where
+    // updates are shared out: all ranks get all.
     std::vector<HostTensor> export_state() const;
     // Of each moment, that this rank has memory for.
     std::int64_t moment_elems() const { return first_.elems(); }
@@ -84,7 +93,12 @@ class Optimizer {
     // Over the flat buffer, from all ranks.
     std::vector<float> download(const Moment& moment) const;
     void update(std::int64_t begin, std::int64_t end);
-    void update_range(std::int64_t begin, std::int64_t end, std::int64_t moment);
+    // Whether something must be known of all gradients before any parameter is updated.
+    bool waits() const { return spec_.max_grad_norm || spec_.loss_scaling; }
+    void update_around(const Range& range, std::int64_t begin, std::int64_t end);
+    // But for the gap, which is counted from begin.
+    void update_range(std::int64_t begin, std::int64_t end, std::int64_t moment,
+                      const UpdateGap& gap);
     StepScalars scalars(std::int64_t step) const;
 
     Backend& backend_;
@@ -96,10 +110,13 @@ class Optimizer {
     DeviceBuffer<StepScalars> scalars_;  // [most_steps]
     std::vector<StepScalars> written_;   // there, as far as anything has been
     std::int64_t steps_ = 0;             // begun
+    DeviceBuffer<LossScale> scaling_;    // [1], where the loss is scaled
+    LossScaleArgs decision_;             // likewise
     SgdArgs sgd_;
     AdamArgs adam_;
     FiniteCheck clip_;
     PassUpdate in_pass_;
+    std::vector<Bucket> updated_;         // by the step's pass, ascending, apart from each other
     DeviceBuffer<float> first_, second_;  // velocity; or the moments m and v
 };
 

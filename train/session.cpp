@@ -30,9 +30,12 @@ Session::Session(Communicator& comm, Backend& backend, const SessionSpec& spec, 
         make_net({images.channels, images.height, images.width});
         images_ = std::make_unique<DeviceImages>(backend, std::move(images), normalisation);
     });
-    // Passes that a step adds up have no factors of the whole batch.
-    factored_ = choose_factored(*net_, backend, comm, train_batch_,
-                                spec.accumulate > 1 ? FactorUse::off : spec.reduction.factors);
+    // Passes that a step adds up have no factors of the whole batch, and only what the communicator
+    // works in can be gathered.
+    const bool can_gather = spec.accumulate == 1 && (reduces_on_gpu_ || backend.host_memory());
+    factored_ =
+        choose_factored(*net_, comm, train_batch_,
+                        can_gather ? spec.reduction.factors : FactorUse::off, reduces_on_gpu_);
     const std::vector<Bucket> buckets = plan(spec.reduction.bucket_bytes);
     require_same_manifest(
         comm, {{"the bucket layout", bucket_table(buckets, *net_, spec.reduction.type)}});
@@ -50,6 +53,7 @@ void Session::make_net(const Shape& shape) {
                    .eval_sizes = evaluates ? evaluation_sizes(comm_, spec_.eval_images, eval_batch_)
                                            : std::vector<int>(),
                    .init = spec_.init,
+                   .type = spec_.type,
                    .pass = spec_.pass});
 }
 
@@ -76,6 +80,13 @@ bool Session::choose_shares(bool direct) const {
         throw AgreedError(ExitCode::usage,
                           "`max-grad-norm` needs the norm of all gradients, which no rank has with "
                           "`shard-optimizer` on; leave one of them out");
+    }
+    if (spec_.optimizer.loss_scaling) {
+        throw AgreedError(
+            ExitCode::usage,
+            "`precision` fp16 skips an update where any gradient is not finite, which "
+            "no rank knows with `shard-optimizer` on; use bf16, or leave "
+            "`shard-optimizer` at auto");
     }
     if (!direct) {
         throw AgreedError(ExitCode::usage,

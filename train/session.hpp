@@ -50,7 +50,8 @@ struct SessionSpec {
     WeightInit init = WeightInit::automatic;
     bool shuffle = true;
     bool dropout = true;
-    bool pass = true;              // the training pass as one operation, where there is one
+    DataType type = DataType::float32;  // of activations; float16 wants optimizer.loss_scaling
+    bool pass = true;                   // the training pass as one operation, where there is one
     std::int64_t eval_images = 0;  // of the set that evaluate() is for, over all ranks; 0: none
     int eval_batch = 1000;         // the most of them in a pass of a rank
     OptimizerSpec optimizer = {};

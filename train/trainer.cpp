@@ -45,19 +45,26 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
         }
         reducer_.ready(begin);
     };
+    const auto updated = [&](std::int64_t from, std::int64_t to) { optimizer_.updated(from, to); };
+    const InPass in_pass{update, updated};
+    // What takes all of the rank's share finds its images itself.
+    const bool all = options_.accumulate == 1;
+    const NextSamplesArgs next = next_samples(global_count);
     if (net_.has_pass()) {
-        // A pass of all of the rank's share finds its images itself.
-        const NextSamplesArgs next = next_samples(global_count);
-        net_.run_pass(pass, images_.source(), scale, update,
-                      options_.accumulate == 1 ? &next : nullptr);
+        net_.run_pass(pass, images_.source(), scale, in_pass, all ? &next : nullptr);
         ready(0);
     } else {
-        images_.gather(pass.samples, pass.n, net_.input(), net_.labels());
+        if (all) {
+            images_.gather_next(next, samples_.get(), pass.n, net_.input(), net_.labels());
+        } else {
+            images_.gather(pass.samples, pass.n, net_.input(), net_.labels());
+        }
         net_.forward(pass);
-        net_.loss(pass, scale);
-        net_.backward(pass, ready, [&](std::size_t node, const float* x, const float* dy) {
+        net_.loss(pass, scale, &net_.tail()->loss, optimizer_.loss_scale());
+        const auto take = [&](std::size_t node, const Tensor& x, const Tensor& dy) {
             return factors_.take(pass, node, x, dy);
-        });
+        };
+        net_.backward(pass, ready, take, in_pass);
     }
     if (!last) {
         backend_.add(net_.gradient_elems(), gradients, kept_.get());
@@ -73,26 +80,22 @@ NextSamplesArgs Trainer::next_samples(std::int64_t global_count) const {
 
 void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int index) {
     reducer_.begin_step();
-    if (!net_.has_pass() || options_.accumulate > 1) {
+    if (options_.accumulate > 1) {
         backend_.next_samples(next_samples(global_count), static_cast<int>(local_count),
                               samples_.get());
     }
     if (options_.accumulate > 1) {
         backend_.fill_zero(kept_.get(), kept_.bytes());
     }
-    // On one rank nothing comes between gradients and update.
-    const bool alone = net_.has_pass() && sharding_.ranks == 1 && options_.accumulate == 1;
-    const PassUpdate* update =
-        alone ? optimizer_.in_pass(&net_.tail()->not_finite, index) : nullptr;
-    for (int part = 0; part < options_.accumulate; ++part) {
-        compute(local_count, global_count, part, update);
-    }
-    if (update != nullptr) {
-        return reducer_.finish_step([](const Bucket&) {});
-    }
     const int rank = sharding_.rank;
     optimizer_.begin_step(found_.get() == nullptr ? &net_.tail()->not_finite : found_.get() + rank,
                           index);
+    // On one rank nothing comes between gradients and update.
+    const bool alone = sharding_.ranks == 1 && options_.accumulate == 1;
+    const PassUpdate* update = alone ? optimizer_.in_pass() : nullptr;
+    for (int part = 0; part < options_.accumulate; ++part) {
+        compute(local_count, global_count, part, update);
+    }
     reducer_.finish_step(
         [&](const Bucket& bucket) {
             optimizer_.arrived(bucket.begin, bucket.end);
@@ -253,6 +256,8 @@ void Trainer::read(std::size_t at, std::int64_t step, StepResult& result) {
     result.images = sharding_.global(step).count;
     result.correct = static_cast<std::int64_t>(tail.correct);
     result.stop = tail.stop > 0.0f;
+    result.skipped = tail.skipped > 0.0f;
+    result.loss_scale = double{tail.loss_scale};
     if (const std::int32_t word = not_finite(at); word != 0) {
         // No kernel resets it. Steps that were submitted meanwhile still report one.
         backend_.fill_zero(&net_.tail()->not_finite, sizeof word);

@@ -27,6 +27,9 @@ struct StepResult {
     // The parameter with a gradient that is NaN or infinite after the reduction, of several the one
     // closest to the loss; empty: none.
     std::string not_finite;
+    // Where the loss is scaled: whether the update was skipped, and the scale of the next step.
+    bool skipped = false;
+    double loss_scale = 0.0;
     Reducer::Times communication;
 };
 
@@ -116,7 +119,7 @@ class Trainer {
     void read(std::size_t at, std::int64_t step, StepResult& result);
     NextSamplesArgs next_samples(std::int64_t global_count) const;
     // Part `part` of the rank's share; the gradients of the last are all parts' and go to the
-    // reducer. update: by the pass itself, where that is one operation; may be null.
+    // reducer. update: of what the pass can update itself; may be null.
     void compute(std::int64_t local_count, std::int64_t global_count, int part,
                  const PassUpdate* update);
     void capture(Reducer::Captured& captured, std::int64_t local_count, std::int64_t global_count,

@@ -195,7 +195,7 @@ def gyre_speed(args: argparse.Namespace, name: str, batch: int, kernels: str) ->
         command += ["--mean", str(torch_ddp.MEAN), "--std", str(torch_ddp.STD), "--seed", "1"]
         command += ["--limit", str(images)] if images else []
         command += ["--device", args.gyre_device, "--kernels", kernels, "--no-eval"]
-        command += ["--log-interval", "1000000", "--json", out] + (["--tf32"] if args.tf32 else [])
+        command += ["--log-interval", "1000000", "--json", out] + (["--precision", "tf32"] if args.tf32 else [])
         compare.run(command, dict(os.environ), args.timeout)
         figures = compare.figures(compare.events(pathlib.Path(out).read_text()))
     return figures | {"command": compare.show(command)}

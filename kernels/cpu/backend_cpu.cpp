@@ -15,7 +15,11 @@ std::string CpuBackend::description() const {
                        pool_.threads() == 1 ? "" : "s");
 }
 
-std::unique_ptr<Op> CpuBackend::make(const std::string&, const OpSpec& spec, const OpSizes& sizes) {
+std::unique_ptr<Op> CpuBackend::make(const std::string&, const OpSpec& spec, const OpSizes& sizes,
+                                     DataType type) {
+    if (type != DataType::float32) {
+        return nullptr;
+    }
     return std::visit([&](const auto& which) { return make_op(context_, which, sizes); }, spec);
 }
 
@@ -55,7 +59,7 @@ void CpuBackend::export_activation(const Shape& shape, int n, const float* x, fl
 }
 
 void CpuBackend::next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) {
-    const auto [epoch, step] = *args.place;
+    const auto [epoch, step, arrived] = *args.place;
     std::uint32_t keys[EpochOrder::kRounds];
     for (int group = 0; group < EpochOrder::kKeyGroups; ++group) {
         args.order.write_keys(epoch, group, keys);
@@ -68,10 +72,15 @@ void CpuBackend::next_samples(const NextSamplesArgs& args, int n, std::int32_t* 
     ++args.place->step;
 }
 
-void CpuBackend::gather(const GatherArgs& args, int n, float* x, std::int32_t* y) {
+namespace {
+
+// stored(value): as x holds it.
+template <typename Elem, typename Stored>
+void gather_values(ThreadPool& pool, const GatherArgs& args, int n, Elem* x, std::int32_t* y,
+                   Stored stored) {
     const std::int64_t elems = args.shape.elems();
     const std::int64_t plane = args.shape.plane_elems();
-    pool_.parallel_for(block_count(n), [&](std::int64_t block, int) {
+    pool.parallel_for(block_count(n), [&](std::int64_t block, int) {
         const int lanes = std::min(kLanes, n - static_cast<int>(block) * kLanes);
         const std::int32_t* samples = args.samples + block * kLanes;
         const std::uint8_t* image[kLanes];
@@ -83,7 +92,7 @@ void CpuBackend::gather(const GatherArgs& args, int n, float* x, std::int32_t* y
                 y[block * kLanes + lane] = args.labels[sample];
             }
         }
-        float* to = x + block * elems * kLanes;
+        Elem* to = x + block * elems * kLanes;
         for (int channel = 0; channel < args.shape.channels; ++channel) {
             float scale[kLanes], shift[kLanes];
             for (int lane = 0; lane < kLanes; ++lane) {
@@ -93,11 +102,24 @@ void CpuBackend::gather(const GatherArgs& args, int n, float* x, std::int32_t* y
             for (std::int64_t e = channel * plane; e < (channel + 1) * plane; ++e) {
                 for (int lane = 0; lane < kLanes; ++lane) {
                     to[e * kLanes + lane] =
-                        static_cast<float>(image[lane][e]) * scale[lane] + shift[lane];
+                        stored(static_cast<float>(image[lane][e]) * scale[lane] + shift[lane]);
                 }
             }
         }
     });
+}
+
+}  // namespace
+
+void CpuBackend::gather(const GatherArgs& args, int n, const Tensor& x, std::int32_t* y) {
+    switch (x.type) {
+        case DataType::float32:
+            return gather_values(pool_, args, n, x.f32(), y, [](float value) { return value; });
+        case DataType::bfloat16:
+            return gather_values(pool_, args, n, x.narrow(), y, narrow::to<DataType::bfloat16>);
+        case DataType::float16:
+            return gather_values(pool_, args, n, x.narrow(), y, narrow::to<DataType::float16>);
+    }
 }
 
 }  // namespace gyre::cpu

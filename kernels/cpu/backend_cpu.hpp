@@ -16,8 +16,8 @@ class CpuBackend final : public Backend {
     explicit CpuBackend(int threads) : pool_(threads), workspace_(threads) {}
 
     std::string description() const override;
-    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
-                             const OpSizes& sizes) override;
+    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec, const OpSizes& sizes,
+                             DataType type) override;
     void* allocate(std::size_t bytes) override { return allocate_aligned(bytes); }
     void release(void* memory) noexcept override { release_aligned(memory); }
     void upload(void* device, const void* host, std::size_t bytes) override;
@@ -53,13 +53,17 @@ class CpuBackend final : public Backend {
     void import_activation(const Shape& shape, int n, const float* host, float* x) override;
     void export_activation(const Shape& shape, int n, const float* x, float* host) override;
     void next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) override;
-    void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) override;
+    void gather(const GatherArgs& args, int n, const Tensor& x, std::int32_t* y) override;
 
     void cross_entropy(const CrossEntropyArgs& args, int n) override;
     void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) override;
+    void unscale(std::int64_t elems, LossScale* state, float* g) override;
+    void decide_step(const LossScaleArgs& args) override { gyre::decide_step(args); }
     void add(std::int64_t elems, const float* x, float* y) override;
-    void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) override;
+    void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y,
+                const float* factor) override;
     void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) override;
+    void round_to(DataType type, std::int64_t elems, const float* x, float* y) override;
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* velocity) override;
     void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,

@@ -265,6 +265,9 @@ void LinearOp::bias_gradient(int blocks, const float* dy, float* db) const {
 }  // namespace
 
 std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes& sizes) {
+    if (spec.dropout > 0.0f || spec.dy_masked || spec.dx_factor > 0.0f) {
+        return nullptr;
+    }
     return std::make_unique<LinearOp>(context, spec, sizes);
 }
 

@@ -1,5 +1,6 @@
 // Functions of whole vectors on the CPU: clipping to a norm, sums, and 16-bit types.
 #include <cmath>
+#include <type_traits>
 
 #include "kernels/cpu/backend_cpu.hpp"
 #include "kernels/cpu/finite.hpp"
@@ -39,30 +40,46 @@ void CpuBackend::add(std::int64_t elems, const float* x, float* y) {
     cpu::add(context_, elems, x, y);
 }
 
-void CpuBackend::narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) {
-    context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
+namespace {
+
+// body(begin, end, type as a constant), over all ranges.
+template <typename Body>
+void for_ranges_of(const Context& context, DataType type, std::int64_t elems, const Body& body) {
+    using Bfloat16 = std::integral_constant<DataType, DataType::bfloat16>;
+    using Float16 = std::integral_constant<DataType, DataType::float16>;
+    context.for_ranges(elems, [&](std::int64_t begin, std::int64_t end) {
         if (type == DataType::bfloat16) {
-            for (std::int64_t i = begin; i < end; ++i) {
-                y[i] = narrow::to_bfloat16(x[i]);
-            }
+            body(begin, end, Bfloat16());
         } else {
-            for (std::int64_t i = begin; i < end; ++i) {
-                y[i] = narrow::to_float16(x[i]);
-            }
+            body(begin, end, Float16());
+        }
+    });
+}
+
+}  // namespace
+
+void CpuBackend::narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y,
+                        const float* factor) {
+    const float times = factor == nullptr ? 1.0f : *factor;
+    for_ranges_of(context_, type, elems, [=](std::int64_t begin, std::int64_t end, auto to) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            y[i] = narrow::to<to()>(x[i] * times);
         }
     });
 }
 
 void CpuBackend::widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) {
-    context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
-        if (type == DataType::bfloat16) {
-            for (std::int64_t i = begin; i < end; ++i) {
-                y[i] = narrow::from_bfloat16(x[i]);
-            }
-        } else {
-            for (std::int64_t i = begin; i < end; ++i) {
-                y[i] = narrow::from_float16(x[i]);
-            }
+    for_ranges_of(context_, type, elems, [=](std::int64_t begin, std::int64_t end, auto from) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            y[i] = narrow::from<from()>(x[i]);
+        }
+    });
+}
+
+void CpuBackend::round_to(DataType type, std::int64_t elems, const float* x, float* y) {
+    for_ranges_of(context_, type, elems, [=](std::int64_t begin, std::int64_t end, auto to) {
+        for (std::int64_t i = begin; i < end; ++i) {
+            y[i] = narrow::from<to()>(narrow::to<to()>(x[i]));
         }
     });
 }

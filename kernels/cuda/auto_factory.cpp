@@ -82,6 +82,13 @@ class AutoOp final : public Op {
     void backward_input(const Batch& batch, const OpIo& io) override {
         chosen(kBackwardInput, batch.n).backward_input(batch, io);
     }
+    bool can_update(const Batch& batch) const override {
+        return chosen(kBackwardParams, batch.n).can_update(batch);
+    }
+    void backward_update(const Batch& batch, const OpIo& io, const PassUpdate& update,
+                         std::int64_t offset) override {
+        chosen(kBackwardParams, batch.n).backward_update(batch, io, update, offset);
+    }
 
  private:
     // A last, smaller batch is done like the others.
@@ -277,9 +284,12 @@ class AutoFactory final : public KernelFactory {
     }
     std::string choices() const override { return choices_.table(); }
 
-    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
-                             const OpSizes& sizes) override {
-        std::unique_ptr<Op> ours = own_->make(name, spec, sizes);
+    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec, const OpSizes& sizes,
+                             DataType type) override {
+        std::unique_ptr<Op> ours = own_->make(name, spec, sizes, type);
+        if (type != DataType::float32) {
+            return ours;  // the library's are in float32
+        }
         std::unique_ptr<Op> library = library_->make(name, spec, sizes);
         const std::optional<Facts> facts =
             std::visit([](const auto& each) { return facts_of(each); }, spec);

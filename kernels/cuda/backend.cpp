@@ -17,6 +17,11 @@
 
 namespace gyre::SIMT_NAMESPACE {
 
+Workspace::Workspace(Stream& stream)
+    : stream_(stream),
+      counts_(static_cast<std::uint32_t*>(allocate(kCounts * sizeof(std::uint32_t)))) {
+    stream.fill_zero(counts_, kCounts * sizeof(std::uint32_t));
+}
 void Workspace::reserve(std::size_t count) {
     if (count > bytes_) {
         stream_.synchronize();
@@ -49,8 +54,7 @@ class GpuBackend final : public Backend {
     ~GpuBackend() override { finish_quietly(); }
 
     std::string description() const override {
-        return fmt::format("{}, {}{}", device_.name, factories_.front()->description(),
-                           context_.tf32 ? ", TF32" : "");
+        return fmt::format("{}, {}", device_.name, factories_.front()->description());
     }
 
     void* allocate(std::size_t bytes) override {
@@ -135,13 +139,13 @@ class GpuBackend final : public Backend {
         return {device_.bus_id, device_.uuid, emulated};
     }
 
-    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
-                             const OpSizes& sizes) override {
+    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec, const OpSizes& sizes,
+                             DataType type) override {
         if (is_fused(spec) && factories_.size() > 1) {
             return nullptr;  // whose kernels are the faster is asked of each part
         }
         for (const auto& factory : factories_) {
-            if (std::unique_ptr<Op> op = factory->make(name, spec, sizes)) {
+            if (std::unique_ptr<Op> op = factory->make(name, spec, sizes, type)) {
                 return op;
             }
         }
@@ -149,6 +153,10 @@ class GpuBackend final : public Backend {
     }
     std::unique_ptr<TrainingPass> make_pass(const TrainingPassSpec& spec) override {
         return own_kernels_ ? make_training_pass(context_, spec) : nullptr;
+    }
+    std::unique_ptr<LossHead> make_loss_head(const LinearSpec& spec, int images,
+                                             DataType type) override {
+        return own_kernels_ ? own::make_loss_head(context_, spec, images, type) : nullptr;
     }
     std::string choices() const override {
         return factories_.front()->choices();
@@ -167,9 +175,17 @@ class GpuBackend final : public Backend {
     void next_samples(const NextSamplesArgs& args, int n, std::int32_t* samples) override {
         own::next_samples(context_, args, n, samples);
     }
-    void gather(const GatherArgs& args, int n, float* x, std::int32_t* y) override {
+    void gather(const GatherArgs& args, int n, const Tensor& x, std::int32_t* y) override {
         if (n > 0) {
             own::gather(context_, args, n, x, y);
+        }
+    }
+    void gather_next(const NextSamplesArgs& next, const GatherArgs& args, int n,
+                     std::int32_t* samples, const Tensor& x, std::int32_t* y) override {
+        if (n > 0) {
+            own::gather_next(context_, next, args, n, samples, x, y);
+        } else {
+            own::next_samples(context_, next, n, samples);
         }
     }
     void cross_entropy(const CrossEntropyArgs& args, int n) override {
@@ -182,14 +198,24 @@ class GpuBackend final : public Backend {
     void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) override {
         own::clip_norm(context_, elems, most, x, finite);
     }
+    void unscale(std::int64_t elems, LossScale* state, float* g) override {
+        own::unscale(context_, elems, state, g);
+    }
+    void decide_step(const LossScaleArgs& args) override {
+        own::decide_step(context_, args);
+    }
     void add(std::int64_t elems, const float* x, float* y) override {
         own::add(context_, elems, x, y);
     }
-    void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) override {
-        own::narrow(context_, type, elems, x, y);
+    void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y,
+                const float* factor) override {
+        own::narrow(context_, type, elems, x, y, factor);
     }
     void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) override {
         own::widen(context_, type, elems, x, y);
+    }
+    void round_to(DataType type, std::int64_t elems, const float* x, float* y) override {
+        own::round_to(context_, type, elems, x, y);
     }
     void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                   float* velocity) override {

@@ -1,5 +1,5 @@
 // Channels-last copies for products on tensor cores (channels_last.cuh has the shapes), all rounded
-// to TF32.
+// as operands.
 //
 // Memory-bound. Activations: a block of 32 x 8 threads turns a tile of 32 channels by 32 positions
 // in shared memory, so that reads and writes are of 128 bytes; grid (tiles). 8 bytes an element, 12
@@ -14,10 +14,13 @@ namespace {
 
 constexpr int kTile = 32, kTileRows = 8;
 
-__device__ __forceinline__ float rounded(float value) {
-    const std::uint32_t bits = to_tf32(value);
-    memcpy(&value, &bits, sizeof value);
-    return value;
+// dy as an operand; zero where y is not positive. y is read with kRelu alone.
+template <typename Math, bool kRelu>
+__device__ __forceinline__ typename Math::Elem counted(const typename Math::Elem* dy,
+                                                       const typename Math::Elem* y,
+                                                       std::int64_t i) {
+    const bool counts = !kRelu || !(Math::load(y[i]) <= 0.0f);
+    return counts ? Math::operand(Math::load(dy[i])) : typename Math::Elem{};
 }
 
 // Where a block's tile lies, and its threads in it.
@@ -32,10 +35,12 @@ __device__ __forceinline__ TilePlace tile_place(int tiles_at, int tiles_channels
 }
 
 // kRelu: where y is not positive, zero. y may be null else.
-template <bool kRelu>
+template <typename Math, bool kRelu>
 __global__ void to_channels_last_kernel(int channels, int plane, int tiles_at, int tiles_channels,
-                                        const float* x, const float* y, float* to) {
-    SIMT_SHARED(float, tile, [kTile][kTile + 1]);  // [channel][position]
+                                        const typename Math::Elem* x, const typename Math::Elem* y,
+                                        typename Math::Elem* to) {
+    using Elem = typename Math::Elem;
+    SIMT_SHARED(Elem, tile, [kTile][kTile + 4 / sizeof(Elem)]);  // [channel][position]
     const TilePlace p = tile_place(tiles_at, tiles_channels);
     const std::int64_t image = std::int64_t{p.image} * channels * plane;
     SIMT_UNROLL
@@ -43,7 +48,7 @@ __global__ void to_channels_last_kernel(int channels, int plane, int tiles_at, i
         const int channel = p.first_channel + c, at = p.first_at + p.lane;
         if (channel < channels && at < plane) {
             const std::int64_t i = image + std::int64_t{channel} * plane + at;
-            tile[c][p.lane] = kRelu && y[i] <= 0.0f ? 0.0f : rounded(x[i]);
+            tile[c][p.lane] = counted<Math, kRelu>(x, y, i);
         }
     }
     __syncthreads();
@@ -63,59 +68,89 @@ struct PooledExtents {
     int cells, cell_columns;      // of an image, of a row
     int tiles_cells, tiles_channels;
 };
-template <bool kRelu>
-__global__ void unpool_kernel(PooledExtents e, const float* dy, const float* y,
-                              const std::uint8_t* argmax, float* to) {
-    SIMT_SHARED(float, tile, [kTile][kTile + 1]);  // [channel][cell]
+__device__ __forceinline__ std::uint32_t bits_of(float value) {
+    return narrow::bits_of(value);
+}
+__device__ __forceinline__ std::uint32_t bits_of(std::uint16_t value) {
+    return value;
+}
+// A thread stores a word of channels, which of 16 bits are even.
+template <typename Math, bool kRelu>
+__global__ void unpool_kernel(PooledExtents e, const typename Math::Elem* dy,
+                              const typename Math::Elem* y, const std::uint8_t* argmax,
+                              typename Math::Elem* to) {
+    using Elem = typename Math::Elem;
+    constexpr int kEach = 4 / static_cast<int>(sizeof(Elem)), kWords = kTile / kEach;
+    SIMT_SHARED(Elem, tile, [kTile][kTile + kEach]);  // [channel][cell]
     const TilePlace p = tile_place(e.tiles_cells, e.tiles_channels);
     const int rows = e.height / 2, columns = e.width / 2;
     const int my_cell = p.first_at + p.lane;
     const int my_row = my_cell / e.cell_columns, my_column = my_cell % e.cell_columns;
     const bool mine = my_row < rows && my_column < columns;
+    SIMT_SHARED(int, row_of_cell, [kTile]);  // so that nobody divides again
+    SIMT_SHARED(int, column_of_cell, [kTile]);
+    if (p.row == 0) {
+        row_of_cell[p.lane] = my_row;
+        column_of_cell[p.lane] = my_column;
+    }
     SIMT_UNROLL
     for (int c = p.row; c < kTile; c += kTileRows) {
         const int channel = p.first_channel + c;
-        float value = 0.0f;
+        Elem value{};
         if (channel < e.channels && mine) {
             const std::int64_t i =
                 ((std::int64_t{p.image} * e.channels + channel) * rows + my_row) * columns +
                 my_column;
-            value = kRelu && y[i] <= 0.0f ? 0.0f : rounded(dy[i]);
+            value = counted<Math, kRelu>(dy, y, i);
         }
         tile[c][p.lane] = value;
     }
     __syncthreads();
-    for (int row = p.row; row < kTile; row += kTileRows) {
-        const int channel = p.first_channel + p.lane, cell = p.first_at + row;
-        const int h = cell / e.cell_columns, w = cell % e.cell_columns;
-        if (channel >= e.channels || cell >= e.cells) {
+    const int thread = p.row * kTile + p.lane, column = thread % kWords * kEach;
+    const int channel = p.first_channel + column;
+    for (int row = thread / kWords; row < kTile; row += kTileRows * kEach) {
+        if (channel >= e.channels || p.first_at + row >= e.cells) {
             continue;
         }
-        const int where =
-            h < rows && w < columns
-                ? argmax[((std::int64_t{p.image} * rows + h) * columns + w) * e.channels + channel]
-                : 4;
+        const int h = row_of_cell[row], w = column_of_cell[row];
+        std::uint32_t words[4] = {};
+        if (h < rows && w < columns) {
+            const std::uint8_t* const where =
+                argmax + ((std::int64_t{p.image} * rows + h) * columns + w) * e.channels + channel;
+            SIMT_UNROLL
+            for (int j = 0; j < kEach; ++j) {
+                const std::uint32_t bits = bits_of(tile[column + j][row]) << j * 16;
+                SIMT_UNROLL
+                for (int part = 0; part < 4; ++part) {
+                    words[part] |= part == where[j] ? bits : 0;
+                }
+            }
+        }
         SIMT_UNROLL
         for (int part = 0; part < 4; ++part) {
             const int at_h = 2 * h + part / 2, at_w = 2 * w + part % 2;
             if (at_h < e.height && at_w < e.width) {
-                to[((std::int64_t{p.image} * e.height + at_h) * e.width + at_w) * e.channels +
-                   channel] = part == where ? tile[p.lane][row] : 0.0f;
+                const std::int64_t at = (std::int64_t{p.image} * e.height + at_h) * e.width + at_w;
+                store_vector(to + at * e.channels + channel, words[part]);
             }
         }
     }
 }
 
-template <bool kTurned>
-__global__ void pack_weights_kernel(int elems, int out_channels, int channels, int taps,
-                                    const float* w, float* to) {
-    const int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-    if (i < elems) {
-        const int inner = kTurned ? out_channels : channels;
+// Elements of `to`, and behind them those of `turned`.
+template <typename Math>
+__global__ void pack_weights_kernel(int elems, int all_elems, int out_channels, int channels,
+                                    int taps, const float* w, typename Math::Elem* to,
+                                    typename Math::Elem* turned) {
+    const int index = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (index < all_elems) {
+        const bool turn = to == nullptr || index >= elems;
+        const int i = index >= elems ? index - elems : index;
+        const int inner = turn ? out_channels : channels;
         const int last = i % inner, rest = i / inner, tap = rest % taps, first = rest / taps;
-        const int o = kTurned ? last : first, c = kTurned ? first : last;
-        to[i] =
-            rounded(w[(std::int64_t{o} * channels + c) * taps + (kTurned ? taps - 1 - tap : tap)]);
+        const int o = turn ? last : first, c = turn ? first : last;
+        (turn ? turned : to)[i] = Math::operand(
+            w[(std::int64_t{o} * channels + c) * taps + (turn ? taps - 1 - tap : tap)]);
     }
 }
 
@@ -125,20 +160,24 @@ int tiles(int elems) {
 
 }  // namespace
 
-void to_channels_last(const Context& context, int n, const Shape& shape, const float* x,
-                      float* to) {
-    gradient_to_channels_last(context, n, shape, nullptr, nullptr, x, to);
+template <typename Math>
+void to_channels_last(const Context& context, int n, const Shape& shape,
+                      const typename Math::Elem* x, typename Math::Elem* to) {
+    gradient_to_channels_last<Math>(context, n, shape, nullptr, nullptr, x, to);
 }
 
-void gradient_to_channels_last(const Context& context, int n, const Shape& out, const float* y,
-                               const std::uint8_t* argmax, const float* dy, float* to) {
+template <typename Math>
+void gradient_to_channels_last(const Context& context, int n, const Shape& out,
+                               const typename Math::Elem* y, const std::uint8_t* argmax,
+                               const typename Math::Elem* dy, typename Math::Elem* to) {
     const int tiles_channels = tiles(out.channels);
     const dim3 block(kTile, kTileRows);
     if (argmax == nullptr) {
         const auto plane = static_cast<int>(out.plane_elems());
         launch(
             "to_channels_last",
-            y == nullptr ? to_channels_last_kernel<false> : to_channels_last_kernel<true>,
+            y == nullptr ? to_channels_last_kernel<Math, false>
+                         : to_channels_last_kernel<Math, true>,
             dim3(static_cast<unsigned>(n) * static_cast<unsigned>(tiles(plane) * tiles_channels)),
             block, context.stream, out.channels, plane, tiles(plane), tiles_channels, dy, y, to);
         return;
@@ -146,18 +185,34 @@ void gradient_to_channels_last(const Context& context, int n, const Shape& out, 
     const int cell_columns = (out.width + 1) / 2, cells = (out.height + 1) / 2 * cell_columns;
     const PooledExtents e{out.channels, out.height,   out.width,     cells,
                           cell_columns, tiles(cells), tiles_channels};
-    launch("unpool_channels_last", y == nullptr ? unpool_kernel<false> : unpool_kernel<true>,
+    launch("unpool_channels_last",
+           y == nullptr ? unpool_kernel<Math, false> : unpool_kernel<Math, true>,
            dim3(static_cast<unsigned>(n) * static_cast<unsigned>(tiles(cells) * tiles_channels)),
            block, context.stream, e, dy, y, argmax, to);
 }
 
-void pack_weights(const Context& context, const Conv2dShape& shape, bool turned, const float* w,
-                  float* to) {
+template <typename Math>
+void pack_weights(const Context& context, const Conv2dShape& shape, const float* w,
+                  typename Math::Elem* to, typename Math::Elem* turned) {
     const auto elems = static_cast<int>(shape.weight_elems());
-    launch("pack_weights", turned ? pack_weights_kernel<true> : pack_weights_kernel<false>,
-           dim3((static_cast<unsigned>(elems) + kElementwiseBlock - 1) / kElementwiseBlock),
-           dim3(kElementwiseBlock), context.stream, elems, shape.out_channels, shape.in.channels,
-           shape.kernel * shape.kernel, w, to);
+    const int all_elems = elems * ((to != nullptr) + (turned != nullptr));
+    launch("pack_weights", pack_weights_kernel<Math>,
+           dim3((static_cast<unsigned>(all_elems) + kElementwiseBlock - 1) / kElementwiseBlock),
+           dim3(kElementwiseBlock), context.stream, elems, all_elems, shape.out_channels,
+           shape.in.channels, shape.kernel * shape.kernel, w, to, turned);
 }
+
+#define GYRE_CHANNELS_LAST(Math)                                                               \
+    template void to_channels_last<Math>(const Context&, int, const Shape&, const Math::Elem*, \
+                                         Math::Elem*);                                         \
+    template void gradient_to_channels_last<Math>(const Context&, int, const Shape&,           \
+                                                  const Math::Elem*, const std::uint8_t*,      \
+                                                  const Math::Elem*, Math::Elem*);             \
+    template void pack_weights<Math>(const Context&, const Conv2dShape&, const float*,         \
+                                     Math::Elem*, Math::Elem*);
+GYRE_CHANNELS_LAST(Tf32Math)
+GYRE_CHANNELS_LAST(Bf16Math)
+GYRE_CHANNELS_LAST(F16Math)
+#undef GYRE_CHANNELS_LAST
 
 }  // namespace gyre::SIMT_NAMESPACE

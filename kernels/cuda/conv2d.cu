@@ -66,11 +66,19 @@ class Conv2dOp final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes) {
+std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes,
+                            DataType type) {
     for (const auto make : {make_first_conv, make_tensor_conv}) {
-        if (auto op = make(context, spec, sizes)) {
+        if (auto op = make(context, spec, sizes, type)) {
             return op;
         }
+    }
+    return nullptr;
+}
+
+std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes) {
+    if (auto op = make_op(context, spec, sizes, DataType::float32)) {
+        return op;
     }
     return spec.fused() ? nullptr : std::make_unique<Conv2dOp>(context, spec.shape, sizes);
 }

@@ -1,7 +1,7 @@
-// The implementations of a convolution: in TF32, and fused with what follows, conv2d_tensor.cu
-// where it can; else for each direction direct (conv2d_direct.cu) where few channels leave a matrix
-// product too little to share, and implicit GEMM (conv2d_gemm.cu) for all others, which are for n >
-// 0 images. conv2d.cu chooses.
+// The implementations of a convolution: in TF32 or 16 bits, and fused with what follows,
+// conv2d_tensor.cu where it can; else for each direction direct (conv2d_direct.cu) where few
+// channels leave a matrix product too little to share, and implicit GEMM (conv2d_gemm.cu) for all
+// others, which are for n > 0 images. conv2d.cu chooses.
 #pragma once
 
 #include "kernels/cuda/ops.hpp"
@@ -11,9 +11,9 @@ namespace gyre::SIMT_NAMESPACE {
 // Null where they cannot. The first is for few input channels and a channels-last output
 // (conv2d_first.cu).
 std::unique_ptr<Op> make_first_conv(const Context& context, const Conv2dSpec& spec,
-                                    const OpSizes& sizes);
+                                    const OpSizes& sizes, DataType type);
 std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& spec,
-                                     const OpSizes& sizes);
+                                     const OpSizes& sizes, DataType type);
 
 }  // namespace gyre::SIMT_NAMESPACE
 

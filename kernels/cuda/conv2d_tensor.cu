@@ -1,14 +1,14 @@
-// Convolution of stride 1 as implicit GEMM on tensor cores, in TF32, alone or with a ReLU or 2 x 2
-// max-pooling and a ReLU. With P = output height * width, taps = (kh, kw):
+// Convolution of stride 1 as implicit GEMM on tensor cores, in TF32 or 16 bits, alone or with a
+// ReLU or 2 x 2 max-pooling and a ReLU. With P = output height * width, taps = (kh, kw):
 //
 //             m                    n                               k
 //   forward   (image, P)           out channel                     (taps, channel)
 //   dx        (image, pixel)       channel                         (taps, out channel)
 //   dw        out channel          (taps, channel), and the bias   (image, P)
 //
-// x, y, dy and dx are [n][channels][height][width]; channels-last copies of x, dy and w, rounded to
-// TF32, are made in the workspace (channels_last.cu), but for what lies so already. Sums go to y
-// and dx at once: 8 neighbours of a row to 8 lanes, which is a sector of 32 bytes.
+// x, y, dy and dx are [n][channels][height][width]; channels-last copies of x, dy and w, rounded as
+// products read them, are made in the workspace (channels_last.cu), but for what lies so already.
+// Sums go to y and dx at once: 8 neighbours of a row to 8 lanes, of floats a sector of 32 bytes.
 // Block and grid, bytes and FLOPs: tensor_gemm.cuh.
 #include <algorithm>
 
@@ -19,11 +19,10 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-constexpr int kDepth = kSliceBytes / 4;
-
 // m: (image, position), n: a channel: to [image][channel][position]. bias may be null.
+template <typename Math>
 struct StorePlanes {
-    float* y;
+    typename Math::Elem* y;
     const float* bias;
     int rows, channels, plane;
     bool relu;
@@ -33,12 +32,12 @@ struct StorePlanes {
         SIMT_UNROLL
         for (int j = 0; j < 4; ++j) {
             const int row = m + j * 8, image = row / plane;
-            float* const at = y + ((image * channels + n) * plane + (row - image * plane));
+            auto* const at = y + ((image * channels + n) * plane + (row - image * plane));
             SIMT_UNROLL
             for (int e = 0; e < 2; ++e) {
                 if (kWhole || (row < rows && n + e < channels)) {
                     const float sum = v[j][e] + (bias == nullptr ? 0.0f : bias[n + e]);
-                    at[e * plane] = relu ? clip_below(sum) : sum;
+                    at[e * plane] = Math::value(relu ? clip_below(sum) : sum);
                 }
             }
         }
@@ -47,8 +46,9 @@ struct StorePlanes {
 
 // m: ordered as WindowAlongK has it for pooling; n: a channel. To y [image][channel][window], and
 // to argmax, unless null, [image][window][channel].
+template <typename Math>
 struct StorePooled {
-    float* y;
+    typename Math::Elem* y;
     std::uint8_t* argmax;
     const float* bias;
     int windows, channels, plane;  // plane: windows of an image
@@ -57,7 +57,7 @@ struct StorePooled {
     template <bool kWhole>
     __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
         const int window = m / 32 * 8 + m % 8, image = window / plane;
-        float* const at = y + ((image * channels + n) * plane + (window - image * plane));
+        auto* const at = y + ((image * channels + n) * plane + (window - image * plane));
         SIMT_UNROLL
         for (int e = 0; e < 2; ++e) {
             if (window < windows && (kWhole || n + e < channels)) {
@@ -71,7 +71,7 @@ struct StorePooled {
                         where = j;
                     }
                 }
-                at[e * plane] = relu ? clip_below(best) : best;
+                at[e * plane] = Math::value(relu ? clip_below(best) : best);
                 if (argmax != nullptr) {
                     argmax[window * channels + n + e] = static_cast<std::uint8_t>(where);
                 }
@@ -80,12 +80,15 @@ struct StorePooled {
     }
 };
 
-// m: (image, position), n: a channel: to [image][position][channel], rounded to TF32. An output of
-// forward has a bias and a ReLU; a gradient is zero where `of`, the activation there, is not
+// m: (image, position), n: a channel: to [image][position][channel], as products read it. An output
+// of forward has a bias and a ReLU; a gradient is zero where `of`, the activation there, is not
 // positive.
+template <typename Math>
 struct StoreChannelsLast {
-    float* y;
-    const float *bias, *of;  // one is null
+    using Elem = typename Math::Elem;
+    Elem* y;
+    const float* bias;
+    const Elem* of;  // this or bias is null
     int rows, channels;
 
     template <bool kWhole>
@@ -94,21 +97,14 @@ struct StoreChannelsLast {
         for (int j = 0; j < 4; ++j) {
             if (kWhole || (m + j * 8 < rows && n < channels)) {
                 const int i = (m + j * 8) * channels + n;
-                store_pair(y + i, result(v[j][0], i, n), result(v[j][1], i + 1, n + 1));
+                Math::store_operands(y + i, result(v[j][0], i, n), result(v[j][1], i + 1, n + 1));
             }
         }
     }
 
  private:
     __device__ __forceinline__ float result(float sum, int i, int n) const {
-        if (of == nullptr) {
-            sum = clip_below(sum + bias[n]);
-        } else if (of[i] <= 0.0f) {
-            sum = 0.0f;
-        }
-        const std::uint32_t bits = to_tf32(sum);
-        memcpy(&sum, &bits, sizeof sum);
-        return sum;
+        return of == nullptr ? clip_below(sum + bias[n]) : Math::load(of[i]) <= 0.0f ? 0.0f : sum;
     }
 };
 
@@ -136,7 +132,10 @@ struct StoreTaps {
     }
 };
 
+template <typename Math>
 class TensorConv2dOp final : public Op {
+    using Elem = typename Math::Elem;
+
  public:
     TensorConv2dOp(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes)
         : context_(context), spec_(spec), shape_(spec.shape), train_images_(sizes.train_images) {
@@ -153,13 +152,13 @@ class TensorConv2dOp final : public Op {
         partial_elems_ = aligned(partial_elems_);
         weight_elems_ = aligned(shape_.weight_elems());
         x_elems_ = aligned(most * shape_.in.elems());
-        all_elems_ =
-            partial_elems_ + weight_elems_ + x_elems_ + aligned(most * shape_.out().elems());
+        const std::int64_t elems = weight_elems_ + x_elems_ + aligned(most * shape_.out().elems());
+        all_elems_ = partial_elems_ + elems * std::int64_t{sizeof(Elem)} / 4;
         context.workspace.reserve(static_cast<std::size_t>(all_elems_) * sizeof(float));
     }
     OpNeeds needs() const override {
-        const std::int64_t bytes = pooled() ? train_images_ * spec_.out().elems() : 0;
-        return {.saved_bytes = static_cast<std::size_t>(bytes), .backward_reads_y = masks()};
+        return {.saved_bytes = argmax_bytes() + (packs_both() ? weight_bytes() : 0),
+                .backward_reads_y = masks()};
     }
 
     void forward(const Batch& batch, const OpIo& io) override {
@@ -167,32 +166,33 @@ class TensorConv2dOp final : public Op {
             return;
         }
         const int n = batch.n, k = shape_.in.channels * taps();
-        pack_weights(context_, shape_, false, io.params[0].f32(), weights());
-        const float* const x = x_channels_last(n, io);
+        pack_weights<Math>(context_, shape_, io.params[0].f32(), weights(),
+                           batch.training && packs_both() ? turned_weights(io) : nullptr);
+        const Elem* const x = x_channels_last(n, io);
         const WindowShape window = window_shape(shape_.in, shape_.out(), shape_.padding);
-        const DenseAlongK<float, false> w{weights(), shape_.out_channels, k};
+        const DenseAlongK<Elem, false> w{weights(), shape_.out_channels, k};
         const float* const bias = io.params[1].f32();
         if (pooled()) {
             const auto plane = static_cast<int>(spec_.out().plane_elems());
             const int windows = n * plane, m = (windows + 7) / 8 * kBandRows;
             auto* const argmax = batch.training ? static_cast<std::uint8_t*>(io.saved) : nullptr;
-            tensor_gemm<Tf32Math>(context_, "conv2d_forward", m, shape_.out_channels, k,
-                                  WindowAlongK<true>{x, window, windows}, w,
-                                  StorePooled{io.y.f32(), argmax, bias, windows,
-                                              shape_.out_channels, plane, spec_.relu},
-                                  partial());
+            tensor_gemm<Math>(context_, "conv2d_forward", m, shape_.out_channels, k,
+                              WindowAlongK<Elem, true>{x, window, windows}, w,
+                              StorePooled<Math>{values(io.y), argmax, bias, windows,
+                                                shape_.out_channels, plane, spec_.relu},
+                              partial());
             return;
         }
         const auto plane = static_cast<int>(shape_.out().plane_elems());
         const int m = n * plane, out_channels = shape_.out_channels;
         const auto run = [&](const auto& epilogue) {
-            tensor_gemm<Tf32Math>(context_, "conv2d_forward", m, out_channels, k,
-                                  WindowAlongK<false>{x, window, m}, w, epilogue, partial());
+            tensor_gemm<Math>(context_, "conv2d_forward", m, out_channels, k,
+                              WindowAlongK<Elem, false>{x, window, m}, w, epilogue, partial());
         };
         if (spec_.out_channels_last) {
-            run(StoreChannelsLast{io.y.f32(), bias, nullptr, m, out_channels});
+            run(StoreChannelsLast<Math>{values(io.y), bias, nullptr, m, out_channels});
         } else {
-            run(StorePlanes{io.y.f32(), bias, m, out_channels, plane, spec_.relu});
+            run(StorePlanes<Math>{values(io.y), bias, m, out_channels, plane, spec_.relu});
         }
     }
 
@@ -204,14 +204,14 @@ class TensorConv2dOp final : public Op {
             return zero_gradients(context_, shape_.weight_elems(), shape_.out_channels, io);
         }
         const int n = batch.n, columns = shape_.in.channels * taps();
-        const float* const dy = dy_channels_last(n, io);
+        const Elem* const dy = dy_channels_last(n, io);
         turned_ = true;
-        tensor_gemm<Tf32Math>(
+        tensor_gemm<Math>(
             context_, "conv2d_backward_weights", shape_.out_channels, columns + 1,
             n * static_cast<int>(shape_.out().plane_elems()),
-            DenseAcrossK<float, false>{dy, shape_.out_channels, shape_.out_channels},
-            WindowAcrossK{x_channels_last(n, io),
-                          window_shape(shape_.in, shape_.out(), shape_.padding)},
+            DenseAcrossK<Elem, false>{dy, shape_.out_channels, shape_.out_channels},
+            WindowAcrossK<Math>{x_channels_last(n, io),
+                                window_shape(shape_.in, shape_.out(), shape_.padding)},
             StoreTaps{io.grads[0].f32(), io.grads[1].f32(), shape_.out_channels, shape_.in.channels,
                       taps()},
             partial());
@@ -222,29 +222,48 @@ class TensorConv2dOp final : public Op {
         }
         const int n = batch.n, channels = shape_.in.channels, k = shape_.out_channels * taps();
         const auto plane = static_cast<int>(shape_.in.plane_elems());
-        const float* const dy =
+        const Elem* const dy =
             turned_ && !spec_.out_channels_last ? turned_dy() : dy_channels_last(n, io);
         turned_ = false;
-        pack_weights(context_, shape_, true, io.params[0].f32(), weights());
+        Elem* const w = turned_weights(io);
+        if (!packs_both()) {
+            pack_weights<Math>(context_, shape_, io.params[0].f32(), nullptr, w);
+        }
         const int m = n * plane;
         const auto run = [&](const auto& epilogue) {
-            tensor_gemm<Tf32Math>(
+            tensor_gemm<Math>(
                 context_, "conv2d_backward_data", m, channels, k,
-                WindowAlongK<false>{
+                WindowAlongK<Elem, false>{
                     dy, window_shape(shape_.out(), shape_.in, shape_.kernel - 1 - shape_.padding),
                     m},
-                DenseAlongK<float, false>{weights(), channels, k}, epilogue, partial());
+                DenseAlongK<Elem, false>{w, channels, k}, epilogue, partial());
         };
         if (spec_.in_channels_last) {
-            run(StoreChannelsLast{io.dx.f32(), nullptr, io.x.f32(), m, channels});
+            run(StoreChannelsLast<Math>{values(io.dx), nullptr, values(io.x), m, channels});
         } else {
-            run(StorePlanes{io.dx.f32(), nullptr, m, channels, plane, false});
+            run(StorePlanes<Math>{values(io.dx), nullptr, m, channels, plane, false});
         }
     }
 
  private:
     static std::int64_t aligned(std::int64_t elems) { return (elems + 63) / 64 * 64; }
     bool pooled() const { return spec_.pool_kernel > 0; }
+    // Where nobody else's forward pass can come before this backward pass (auto_factory.cpp), the
+    // former packs the weights for both.
+    bool packs_both() const { return spec_.fused(); }
+    std::size_t argmax_bytes() const {
+        return pooled() ? (static_cast<std::size_t>(train_images_ * spec_.out().elems()) + 255) /
+                              256 * 256
+                        : 0;
+    }
+    std::size_t weight_bytes() const {
+        return static_cast<std::size_t>(weight_elems_) * sizeof(Elem);
+    }
+    Elem* turned_weights(const OpIo& io) const {
+        return packs_both()
+                   ? reinterpret_cast<Elem*>(static_cast<std::uint8_t*>(io.saved) + argmax_bytes())
+                   : weights();
+    }
     int taps() const { return shape_.kernel * shape_.kernel; }
     WindowShape window_shape(const Shape& in, const Shape& out, int padding) const {
         unsigned row_bits = 0;
@@ -256,28 +275,30 @@ class TensorConv2dOp final : public Op {
     }
     // Whether dy counts where y is positive, and nobody has seen to it.
     bool masks() const { return spec_.relu && !spec_.out_channels_last; }
-    const float* x_channels_last(int n, const OpIo& io) const {
+    static Elem* values(const Tensor& tensor) { return static_cast<Elem*>(tensor.data); }
+    const Elem* x_channels_last(int n, const OpIo& io) const {
         if (spec_.in_channels_last) {
-            return io.x.f32();
+            return values(io.x);
         }
-        to_channels_last(context_, n, shape_.in, io.x.f32(), turned_x());
+        to_channels_last<Math>(context_, n, shape_.in, values(io.x), turned_x());
         return turned_x();
     }
-    const float* dy_channels_last(int n, const OpIo& io) const {
+    const Elem* dy_channels_last(int n, const OpIo& io) const {
         if (spec_.out_channels_last) {
-            return io.dy.f32();
+            return values(io.dy);
         }
-        gradient_to_channels_last(context_, n, shape_.out(), masks() ? io.y.f32() : nullptr,
-                                  pooled() ? static_cast<std::uint8_t*>(io.saved) : nullptr,
-                                  io.dy.f32(), turned_dy());
+        gradient_to_channels_last<Math>(context_, n, shape_.out(), masks() ? values(io.y) : nullptr,
+                                        pooled() ? static_cast<std::uint8_t*>(io.saved) : nullptr,
+                                        values(io.dy), turned_dy());
         return turned_dy();
     }
     // The workspace: partial sums, weights, x, dy.
     float* partial() const { return context_.workspace.floats(all_elems_); }
-    float* weights() const { return partial() + partial_elems_; }
-    float* turned_x() const { return weights() + weight_elems_; }
-    float* turned_dy() const { return turned_x() + x_elems_; }
+    Elem* weights() const { return reinterpret_cast<Elem*>(partial() + partial_elems_); }
+    Elem* turned_x() const { return weights() + weight_elems_; }
+    Elem* turned_dy() const { return turned_x() + x_elems_; }
 
+    static constexpr int kDepth = kSliceBytes / static_cast<int>(sizeof(Elem));
     const Context context_;
     const Conv2dSpec spec_;
     const Conv2dShape shape_;
@@ -289,10 +310,11 @@ class TensorConv2dOp final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& spec,
-                                     const OpSizes& sizes) {
+                                     const OpSizes& sizes, DataType type) {
     const Conv2dShape& s = spec.shape;
+    const int chunk = 16 / static_cast<int>(bytes_of(type));
     const auto fits = [&](int channels) {
-        return channels % 4 == 0 && channels >= WindowShape::kFewestChannels;
+        return channels % chunk == 0 && channels >= WindowShape::kFewestChannels;
     };
     const bool pool = spec.pool_kernel == 2 && spec.pool_stride == 2;
     // Kernels count elements over all images in 32 bits.
@@ -304,7 +326,7 @@ std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& s
                      (spec.pool_kernel == 0 || pool) &&
                      (!spec.out_channels_last || (spec.relu && !pool)) &&
                      elems < (std::int64_t{1} << 31) - (1 << 20);
-    return can ? std::make_unique<TensorConv2dOp>(context, spec, sizes) : nullptr;
+    return can ? make_for_math<TensorConv2dOp>(type, context, spec, sizes) : nullptr;
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

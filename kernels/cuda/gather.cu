@@ -1,55 +1,86 @@
 // The batch: x[i][c][h][w] = pixels[samples[i]][c][h][w] * scale[c] + shift[c], y[i] =
-// labels[samples[i]].
+// labels[samples[i]]; x in float32 or rounded to 16 bits. The samples are given, or are those of
+// the step that is next (base/epoch_order.hpp), which are kept, and then the step is the one after
+// it.
 //
-// Memory-bound: 5 bytes an element (a byte read, a float written), 2 FLOPs. One thread to 4
-// elements of a plane (4 bytes in, 16 out), 256 threads a block; planes that are no multiple of 4
-// go element by element. An image has fewer than 2^31 elements.
+// Memory-bound: 5 or 3 bytes an element (a byte read, a value written), 2 FLOPs. Grid (n, parts of
+// an image), up to 256 threads a block, each with up to 4 times 4 elements of a plane (4 bytes in,
+// 16 or 8 out); planes that are no multiple of 4 go element by element. An image has fewer than
+// 2^31 elements. Each block finds its image itself; the last to have read the step moves it on.
+#include <algorithm>
+
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/kernels.hpp"
+#include "kernels/cuda/tensor_math.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
+constexpr int kRounds = 4;  // of a thread
+
 struct Gather {
-    GatherArgs args;
-    std::uint32_t image_elems, plane_elems;
+    GatherArgs args = {};
+    NextSamplesArgs next = {};        // where args.samples is null
+    std::int32_t* samples = nullptr;  // then overwritten
+    std::uint32_t image_elems = 0, plane_elems = 0, part_elems = 0;
 };
 
-// Where an element of the batch comes from.
-struct Source {
-    const std::uint8_t* pixels;
-    float scale, shift;
-};
-
-__device__ __forceinline__ Source source_of(const Gather& gather, std::int64_t i) {
-    // Unsigned, as nvcc's 64-bit division takes the 32-bit one where that suffices at run time.
-    const std::uint64_t image = static_cast<std::uint64_t>(i) / gather.image_elems;
-    const auto at =
-        static_cast<std::uint32_t>(static_cast<std::uint64_t>(i) - image * gather.image_elems);
-    const std::uint32_t channel = at / gather.plane_elems;
-    const std::int64_t sample = gather.args.samples[image];
-    return {gather.args.pixels + sample * gather.image_elems + at, gather.args.scale[channel],
-            gather.args.shift[channel]};
+// The image of this block.
+__device__ __forceinline__ std::int32_t sample_of_block(const Gather& gather) {
+    const auto image = static_cast<int>(blockIdx.x);
+    if (gather.args.samples != nullptr) {
+        return gather.args.samples[image];
+    }
+    SIMT_SHARED(std::uint32_t, keys, [EpochOrder::kRounds]);
+    SIMT_SHARED(std::int32_t, sample, [1]);
+    const EpochOrder& order = gather.next.order;
+    const EpochPlace place = *gather.next.place;
+    const auto thread = static_cast<int>(threadIdx.x);
+    if (thread < EpochOrder::kKeyGroups) {
+        order.write_keys(place.epoch, thread, keys);
+    }
+    __syncthreads();
+    if (thread == 0) {
+        const std::int64_t at =
+            place.step * gather.next.step_images + gather.next.first + std::int64_t{image};
+        sample[0] = static_cast<std::int32_t>(
+            order.image(place.epoch, keys, static_cast<std::uint32_t>(at)));
+        if (blockIdx.y == 0) {
+            gather.samples[image] = sample[0];
+        }
+        if (arrives_last(&gather.next.place->arrived, gridDim.x * gridDim.y,
+                         blockIdx.y * gridDim.x + blockIdx.x)) {
+            gather.next.place->step = place.step + 1;
+        }
+    }
+    __syncthreads();
+    return sample[0];
 }
 
-// The first n threads have a label each as well.
-template <bool kQuads>
-__global__ void gather_kernel(std::int64_t elems, Gather gather, int n, float* x, std::int32_t* y) {
-    const std::int64_t thread = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-    if (thread < n) {
-        y[thread] = gather.args.labels[gather.args.samples[thread]];
+template <typename Math, bool kQuads>
+__global__ void gather_kernel(SIMT_GRID_CONSTANT const Gather gather, typename Math::Elem* x,
+                              std::int32_t* y) {
+    constexpr std::uint32_t kEach = kQuads ? 4 : 1;
+    const std::int32_t sample = sample_of_block(gather);
+    if (blockIdx.y == 0 && threadIdx.x == 0) {
+        y[blockIdx.x] = gather.args.labels[sample];
     }
-    const std::int64_t i = kQuads ? thread * 4 : thread;
-    if (i >= elems) {
-        return;
-    }
-    const Source from = source_of(gather, i);
-    if constexpr (kQuads) {
-        const uchar4 p = load_vector<uchar4>(from.pixels);
-        store4(x + i, make_float4(p.x * from.scale + from.shift, p.y * from.scale + from.shift,
-                                  p.z * from.scale + from.shift, p.w * from.scale + from.shift));
-    } else {
-        x[i] = *from.pixels * from.scale + from.shift;
+    const std::uint8_t* const pixels =
+        gather.args.pixels + std::int64_t{sample} * gather.image_elems;
+    auto* const to = x + std::int64_t{blockIdx.x} * gather.image_elems;
+    const std::uint32_t first = blockIdx.y * gather.part_elems;
+    const std::uint32_t rest = gather.image_elems - first;
+    const std::uint32_t elems = rest < gather.part_elems ? rest : gather.part_elems;
+    for (std::uint32_t i = threadIdx.x * kEach; i < elems; i += blockDim.x * kEach) {
+        const std::uint32_t at = first + i, channel = at / gather.plane_elems;
+        const float scale = gather.args.scale[channel], shift = gather.args.shift[channel];
+        if constexpr (kQuads) {
+            const uchar4 p = load_vector<uchar4>(pixels + at);
+            Math::store4(to + at, make_float4(p.x * scale + shift, p.y * scale + shift,
+                                              p.z * scale + shift, p.w * scale + shift));
+        } else {
+            to[at] = Math::value(pixels[at] * scale + shift);
+        }
     }
 }
 
@@ -57,18 +88,43 @@ bool aligned(const void* at, std::size_t bytes) {
     return reinterpret_cast<std::uintptr_t>(at) % bytes == 0;
 }
 
+template <typename Math>
+void run(const Context& context, Gather gather, int n, const Tensor& x, std::int32_t* y) {
+    using Elem = typename Math::Elem;
+    const Shape& shape = gather.args.shape;
+    gather.image_elems = static_cast<std::uint32_t>(shape.elems());
+    gather.plane_elems = static_cast<std::uint32_t>(shape.plane_elems());
+    const bool quads = gather.plane_elems % 4 == 0 && aligned(gather.args.pixels, 4) &&
+                       aligned(x.data, 4 * sizeof(Elem));
+    const std::uint32_t each = quads ? 4 : 1, items = gather.image_elems / each;
+    const std::uint32_t threads = std::clamp((items + 31) / 32 * 32, 32u, kElementwiseBlock);
+    gather.part_elems = threads * each * kRounds;
+    const std::uint32_t parts = (gather.image_elems + gather.part_elems - 1) / gather.part_elems;
+    launch("gather", quads ? gather_kernel<Math, true> : gather_kernel<Math, false>,
+           dim3(static_cast<unsigned>(n), parts), dim3(threads), context.stream, gather,
+           static_cast<Elem*>(x.data), y);
+}
+
+void run_for(const Context& context, const Gather& gather, int n, const Tensor& x,
+             std::int32_t* y) {
+    const auto of_type = x.type == DataType::float32    ? run<Tf32Math>
+                         : x.type == DataType::bfloat16 ? run<Bf16Math>
+                                                        : run<F16Math>;
+    of_type(context, gather, n, x, y);
+}
+
 }  // namespace
 
-void gather(const Context& context, const GatherArgs& args, int n, float* x, std::int32_t* y) {
-    const Gather gather{args, static_cast<std::uint32_t>(args.shape.elems()),
-                        static_cast<std::uint32_t>(args.shape.plane_elems())};
-    const bool quads =
-        gather.plane_elems % 4 == 0 && aligned(args.pixels, 4) && aligned(x, sizeof(float4));
-    const std::int64_t elems = args.shape.elems() * n;
-    const std::int64_t threads = quads ? elems / 4 : elems;
-    launch("gather", quads ? gather_kernel<true> : gather_kernel<false>,
-           dim3(static_cast<unsigned>((threads + kElementwiseBlock - 1) / kElementwiseBlock)),
-           dim3(kElementwiseBlock), context.stream, elems, gather, n, x, y);
+void gather(const Context& context, const GatherArgs& args, int n, const Tensor& x,
+            std::int32_t* y) {
+    run_for(context, {.args = args}, n, x, y);
+}
+
+void gather_next(const Context& context, const NextSamplesArgs& next, const GatherArgs& args, int n,
+                 std::int32_t* samples, const Tensor& x, std::int32_t* y) {
+    Gather gather{.args = args, .next = next, .samples = samples};
+    gather.args.samples = nullptr;
+    run_for(context, gather, n, x, y);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

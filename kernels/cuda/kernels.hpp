@@ -18,8 +18,9 @@ namespace gyre::SIMT_NAMESPACE {
 // which waits for the stream; operations reserve what they need as they are made.
 class Workspace {
  public:
-    explicit Workspace(Stream& stream) : stream_(stream) {}
+    explicit Workspace(Stream& stream);
     ~Workspace() {
+        release(counts_);
         release(memory_);
         for (void* memory : outgrown_) {
             release(memory);
@@ -33,6 +34,9 @@ class Workspace {
         reserve(count);
         return memory_;
     }
+    // Zeros, and so they are to be between launches: to count blocks with (simt.hpp).
+    std::uint32_t* counts() const { return counts_; }
+    static constexpr int kCounts = 1024;
     // Graphs have captured the memory: it stays, whatever more is asked for.
     void captured() { captured_ = true; }
     float* floats(std::int64_t elems) {
@@ -41,6 +45,7 @@ class Workspace {
 
  private:
     Stream& stream_;
+    std::uint32_t* counts_;
     void* memory_ = nullptr;
     std::size_t bytes_ = 0;
     bool captured_ = false;
@@ -66,10 +71,18 @@ void next_samples(const Context& context, const NextSamplesArgs& args, int n,
                   std::int32_t* samples);
 
 // gather.cu
-void gather(const Context& context, const GatherArgs& args, int n, float* x, std::int32_t* y);
+void gather(const Context& context, const GatherArgs& args, int n, const Tensor& x,
+            std::int32_t* y);
+// n > 0
+void gather_next(const Context& context, const NextSamplesArgs& next, const GatherArgs& args, int n,
+                 std::int32_t* samples, const Tensor& x, std::int32_t* y);
 
 // cross_entropy.cu
 void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n);
+
+// loss_head.cu: null where there are more classes or features than it takes.
+std::unique_ptr<LossHead> make_loss_head(const Context& context, const LinearSpec& spec, int images,
+                                         DataType type);
 
 // training_pass.cu: null where the net's layers or activations do not fit a block.
 std::unique_ptr<TrainingPass> make_training_pass(const Context& context,
@@ -81,8 +94,16 @@ void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, f
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v);
 
-// relu.cu: dy = 0 where y <= 0
-void relu_backward(const Context& context, std::int64_t elems, const float* y, float* dy);
+// loss_scale.cu
+void unscale(const Context& context, std::int64_t elems, LossScale* state, float* g);
+void decide_step(const Context& context, const LossScaleArgs& args);
+
+// relu.cu: dy = 0 where y <= 0, else factor * dy
+void relu_backward(const Context& context, std::int64_t elems, float factor, const Tensor& y,
+                   const Tensor& dy);
+
+// dropout.cu: x [n][spec.in] of a training pass, in place
+void dropout(const Context& context, const DropoutSpec& spec, const Batch& batch, const Tensor& x);
 
 // add.cu
 void add(const Context& context, std::int64_t elems, const float* x, float* y);
@@ -90,9 +111,10 @@ void add(const Context& context, std::int64_t elems, const float* x, float* y);
 // vector.cu; elems floats
 void fill(const Context& context, std::int64_t elems, float value, float* x);
 void narrow(const Context& context, DataType type, std::int64_t elems, const float* x,
-            std::uint16_t* y);
+            std::uint16_t* y, const float* factor);
 void widen(const Context& context, DataType type, std::int64_t elems, const std::uint16_t* x,
            float* y);
+void round_to(const Context& context, DataType type, std::int64_t elems, const float* x, float* y);
 void clip_norm(const Context& context, std::int64_t elems, float most, float* x,
                const FiniteCheck& finite);
 

@@ -10,15 +10,18 @@ class OwnFactory final : public KernelFactory {
     explicit OwnFactory(const Context& context) : context_(context) {}
     std::string description() const override { return "gyre's own kernels"; }
 
-    std::unique_ptr<Op> make(const std::string&, const OpSpec& spec,
-                             const OpSizes& sizes) override {
+    std::unique_ptr<Op> make(const std::string&, const OpSpec& spec, const OpSizes& sizes,
+                             DataType type) override {
         return std::visit(
             [&](const auto& each) -> std::unique_ptr<Op> {
-                if constexpr (requires { make_op(context_, each, sizes); }) {
+                if (type != DataType::float32) {
+                    if constexpr (requires { make_op(context_, each, sizes, type); }) {
+                        return make_op(context_, each, sizes, type);
+                    }
+                } else if constexpr (requires { make_op(context_, each, sizes); }) {
                     return make_op(context_, each, sizes);
-                } else {
-                    return nullptr;
                 }
+                return nullptr;
             },
             spec);
     }

@@ -11,9 +11,13 @@
 namespace gyre::SIMT_NAMESPACE {
 
 // gyre's own operations, each in the .cu file of its name. A spec without a line here, or for which
-// null is returned, is not offered.
+// null is returned, is not offered. One for values in 16 bits is an overload with a DataType more.
 std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes);
+std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes,
+                            DataType type);
 std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes& sizes);
+std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes& sizes,
+                            DataType type);
 std::unique_ptr<Op> make_op(const Context& context, const MaxPool2dSpec& spec,
                             const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const AvgPool2dSpec& spec,

@@ -7,7 +7,10 @@
 // Memory-bound. Bytes an element: SGD 12 (read p, g; write p), with momentum 20; Adam 28. FLOPs: 4,
 // 8 and 14. One thread to 4 elements (16-byte accesses). What is the same for all elements is
 // computed once, on the host; what of it changes from step to step is read from the device's memory
-// (StepScalars). A gradient that is not finite is reported on the way (FiniteCheck).
+// (StepScalars). kSkips: whether an update may be skipped (LossScale). A gradient that is not
+// finite is reported on the way (FiniteCheck).
+#include <type_traits>
+
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/kernels.hpp"
 #include "kernels/cuda/optimizers.cuh"
@@ -15,87 +18,48 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-__global__ void sgd_kernel(std::int64_t elems, SgdArgs a, float* p, const float* g) {
-    const float rate = a.scalars->learning_rate;
+// elems: without the gap's.
+template <bool kSkips, typename Update>
+__global__ void update_kernel(std::int64_t elems, Update update, UpdateGap gap, const float* g) {
+    if (kSkips && *update.a.skip != 0) {
+        return;
+    }
+    const auto behind_gap = [=](std::int64_t i) { return i < gap.begin ? i : i + gap.elems; };
     for_my_quad(
         elems,
-        [=](std::int64_t i) {
-            float4 p4 = load4(p + i);
-            const float4 g4 = load4(g + i);
-            check_finite(a.finite, i, g4);
-            sgd(a, rate, p4.x, g4.x);
-            sgd(a, rate, p4.y, g4.y);
-            sgd(a, rate, p4.z, g4.z);
-            sgd(a, rate, p4.w, g4.w);
-            store4(p + i, p4);
+        [=](std::int64_t of_all) {
+            const std::int64_t i = behind_gap(of_all);
+            typename Update::Quad quad = update.load(i);
+            update.compute(i, load4(g + i), quad);
+            update.store(i, quad);
         },
-        [=](std::int64_t i) {
-            check_finite(a.finite, i, g[i]);
-            sgd(a, rate, p[i], g[i]);
+        [=](std::int64_t of_all) {
+            const std::int64_t i = behind_gap(of_all);
+            update(i, g[i]);
         });
 }
 
-__global__ void sgd_momentum_kernel(std::int64_t elems, SgdArgs a, float* p, const float* g,
-                                    float* velocity) {
-    const float rate = a.scalars->learning_rate;
-    for_my_quad(
-        elems,
-        [=](std::int64_t i) {
-            float4 p4 = load4(p + i), v4 = load4(velocity + i);
-            const float4 g4 = load4(g + i);
-            check_finite(a.finite, i, g4);
-            sgd(a, rate, p4.x, g4.x, v4.x);
-            sgd(a, rate, p4.y, g4.y, v4.y);
-            sgd(a, rate, p4.z, g4.z, v4.z);
-            sgd(a, rate, p4.w, g4.w, v4.w);
-            store4(p + i, p4);
-            store4(velocity + i, v4);
-        },
-        [=](std::int64_t i) {
-            check_finite(a.finite, i, g[i]);
-            sgd(a, rate, p[i], g[i], velocity[i]);
-        });
-}
-
-__global__ void adam_kernel(std::int64_t elems, Adam a, float* p, const float* g, float* m,
-                            float* v) {
-    const StepScalars s = *a.scalars;
-    for_my_quad(
-        elems,
-        [=](std::int64_t i) {
-            float4 p4 = load4(p + i), m4 = load4(m + i), v4 = load4(v + i);
-            const float4 g4 = load4(g + i);
-            check_finite(a.finite, i, g4);
-            adam(a, s, p4.x, g4.x, m4.x, v4.x);
-            adam(a, s, p4.y, g4.y, m4.y, v4.y);
-            adam(a, s, p4.z, g4.z, m4.z, v4.z);
-            adam(a, s, p4.w, g4.w, m4.w, v4.w);
-            store4(p + i, p4);
-            store4(m + i, m4);
-            store4(v + i, v4);
-        },
-        [=](std::int64_t i) {
-            check_finite(a.finite, i, g[i]);
-            adam(a, s, p[i], g[i], m[i], v[i]);
-        });
+void start(const Context& context, const PassUpdate& rule, const UpdateGap& gap, std::int64_t elems,
+           float* p, const float* g) {
+    with_update(rule, p, 0, [&](const auto& update) {
+        using Update = std::remove_cvref_t<decltype(update)>;
+        launch_elementwise(
+            Update::kName,
+            update.a.skip == nullptr ? update_kernel<false, Update> : update_kernel<true, Update>,
+            context, elems - gap.elems, update, gap, g);
+    });
 }
 
 }  // namespace
 
 void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, float* p,
               const float* g, float* velocity) {
-    if (velocity == nullptr) {
-        launch_elementwise("sgd", sgd_kernel, context, elems, args, p, g);
-    } else {
-        launch_elementwise("sgd_momentum", sgd_momentum_kernel, context, elems, args, p, g,
-                           velocity);
-    }
+    start(context, {.sgd = &args, .first = velocity}, args.gap, elems, p, g);
 }
 
 void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
                const float* g, float* m, float* v) {
-    const Adam a = adam_of(args);
-    launch_elementwise("adam", adam_kernel, context, elems, a, p, g, m, v);
+    start(context, {.adam = &args, .first = m, .second = v}, args.gap, elems, p, g);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -14,7 +14,7 @@
 // channels are split among threads where tiles are few, and added in order.
 #pragma once
 
-#include "kernels/cuda/pass_pointwise.cuh"
+#include "kernels/cuda/pass_weights.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 
@@ -113,9 +113,39 @@ __device__ __forceinline__ void read_weights(const CorrelationWeights& plan, con
 __device__ __forceinline__ void conv_begin(const PassConv& conv, const float* params,
                                            float* shared) {
     read_weights(conv.forward_weights, conv.forward, params + conv.weight, shared);
+    for (int i = pass_thread(); i < conv.ways.words; i += kPassBlock) {
+        reinterpret_cast<std::uint32_t*>(shared + conv.ways.begin)[i] = 0;
+    }
     for (int o = pass_thread(); o < conv.weights.outs; o += kPassBlock) {
         shared[conv.biases + o] = params[conv.bias + o];
     }
+}
+
+// The largest of output `e`'s 2 x 2 window, of equals the first; NaN wins. way: lower * 2 + right.
+__device__ __forceinline__ float largest_of_four(const Correlation& c, const Element& e, float bias,
+                                                 float factor, const float* shared, int& way) {
+    const float* from = shared + c.sums + e.c * c.sums_plane + 2 * e.h * c.sums_pitch + 2 * e.w;
+    float sum[4] = {};
+    SIMT_UNROLL_BY_4
+    for (int split = 0; split < c.splits; ++split) {
+        const auto upper = load_vector<float2>(from),
+                   lower = load_vector<float2>(from + c.sums_pitch);
+        sum[0] += upper.x;
+        sum[1] += upper.y;
+        sum[2] += lower.x;
+        sum[3] += lower.y;
+        from += c.groups * kTileChannels * c.sums_plane;
+    }
+    float best = 0.0f;
+    SIMT_UNROLL
+    for (int i = 0; i < 4; ++i) {
+        const float v = (bias + sum[i]) * factor;
+        if (i == 0 || v > best || v != v) {
+            best = v;
+            way = i;
+        }
+    }
+    return best;
 }
 
 __device__ __forceinline__ void conv_forward(const PassConv& conv, const Planes& y, float* shared) {
@@ -125,180 +155,24 @@ __device__ __forceinline__ void conv_forward(const PassConv& conv, const Planes&
         const float bias = shared[conv.biases + e.c];
         const float factor = conv.dropout.words > 0 ? shared[conv.dropout.factors + e.c] : 1.0f;
         int where = 0;
-        const float best = largest(
-            conv.windows, e,
-            [&](int h, int w) {
-                return (bias + add_splits(conv.forward, Element{e.c, h, w}, shared)) * factor;
-            },
-            where);
+        float best = 0.0f;
+        if (conv.ways.pitch > 0) {
+            int way = 0;
+            best = largest_of_four(conv.forward, e, bias, factor, shared, way);
+            where = (2 * e.h + way / 2) << 16 | (2 * e.w + way % 2);
+            reinterpret_cast<std::uint8_t*>(
+                shared + conv.ways.begin)[(e.c * y.height + e.h) * conv.ways.pitch + e.w] =
+                static_cast<std::uint8_t>(way);
+        } else {
+            best = largest(
+                conv.windows, e,
+                [&](int h, int w) {
+                    return (bias + add_splits(conv.forward, Element{e.c, h, w}, shared)) * factor;
+                },
+                where);
+        }
         shared[place(y, e)] = conv.relu ? rectify(best, best) : best;
         reinterpret_cast<std::int32_t*>(shared + conv.windows.where)[i] = where;
-    }
-    __syncthreads();
-}
-
-// sum[kw] += d * patch[from + kw]
-template <int kKernel>
-__device__ __forceinline__ void add_patch(float d, const float (&patch)[kSpreadPitch], int from,
-                                          float (&sum)[kKernel]) {
-    SIMT_UNROLL
-    for (int kw = 0; kw < kKernel; ++kw) {
-        sum[kw] += d * patch[from + kw];
-    }
-}
-
-// Element i of what a split sums: to the block's partial where it is the only one.
-__device__ __forceinline__ void put_sum(const WeightSums& s, int split, int i, float sum,
-                                        float* partial, bool add, float* shared) {
-    if (s.added) {
-        shared[s.sums + split * s.outs * (s.taps + 1) + i] = sum;
-    } else {
-        partial[i] = add ? partial[i] + sum : sum;
-    }
-}
-
-// dw and db over some of the windows: a warp to an output channel, its lanes to taps.
-template <int kRows>
-__device__ __forceinline__ void weight_unit(const PassConv& conv, const Planes& y, int dy, int unit,
-                                            float* partial, bool add, float* shared) {
-    const WeightSums& s = conv.weights;
-    const Correlation& c = conv.forward;
-    const int by_split = unit / s.splits, split = unit - by_split * s.splits;
-    const int out = by_split / s.chunks, chunk = by_split - out * s.chunks;
-    const int lane = pass_thread() % 32;
-    const int kernel_taps = c.kernel * c.kernel;
-    const float* x[kRows];
-    SIMT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-        const int tap = min((chunk * kRows + r) * 32 + lane, s.taps - 1);
-        const int channel = divide(tap, conv.forward_weights.by_taps);
-        const int at = tap - channel * kernel_taps, kh = divide(at, s.by_kernel);
-        x[r] = shared + c.x + channel * c.x_plane + kh * c.x_pitch + at - kh * c.kernel;
-    }
-    const int windows = y.by_plane.divisor;
-    const int first = split * s.split_windows, last = min(first + s.split_windows, windows);
-    const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
-    float sum[kRows] = {};
-    float bias = 0.0f;
-    SIMT_UNROLL_BY_4
-    for (int i = out * windows + first; i < out * windows + last; ++i) {
-        const float d = shared[dy + i];
-        const int at = (where[i] >> 16) * c.x_pitch + (where[i] & 0xffff);
-        bias += d;
-        SIMT_UNROLL
-        for (int r = 0; r < kRows; ++r) {
-            sum[r] += d * x[r][at];
-        }
-    }
-    SIMT_UNROLL
-    for (int r = 0; r < kRows; ++r) {
-        const int tap = (chunk * kRows + r) * 32 + lane;
-        if (tap < s.taps) {
-            put_sum(s, split, out * s.taps + tap, sum[r], partial, add, shared);
-        }
-    }
-    if (chunk == 0 && lane == 0) {
-        put_sum(s, split, s.outs * s.taps + out, bias, partial, add, shared);
-    }
-}
-
-// The same behind 2 x 2 windows: a warp to some output channels, its lanes to rows of the kernel. A
-// lane has the input that four windows of a row meet, and takes of it what each window's maximum
-// meets; all lanes have the same windows, so that all go the same of the four ways.
-template <int kKernel>
-__device__ __forceinline__ void weight_patch_unit(const PassConv& conv, const Planes& y, int dy,
-                                                  int unit, float* shared) {
-    const WeightSums& s = conv.weights;
-    const Correlation& c = conv.forward;
-    const int by_split = unit / s.splits, split = unit - by_split * s.splits;
-    const int group = by_split / s.chunks, chunk = by_split - group * s.chunks;
-    const int pair = chunk * 32 + pass_thread() % 32, loaded = min(pair, s.pairs - 1);
-    const float* x = shared + c.x + loaded / kKernel * c.x_plane + loaded % kKernel * c.x_pitch;
-    const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
-    float sum[kPatchOuts][kKernel] = {};
-    float bias[kPatchOuts] = {};
-    const int first_row = split * s.split_windows;
-    const int last_row = min(first_row + s.split_windows, y.height);
-    for (int row = first_row; row < last_row; ++row) {
-        for (int column = 0; column < y.width; column += kSpreadWindows) {
-            float patch[2][kSpreadPitch];
-            SIMT_UNROLL
-            for (int i = 0; i < kSpreadPitch; i += 4) {
-                const float* from = x + 2 * row * c.x_pitch + 2 * column + i;
-                read4(from, patch[0] + i);
-                read4(from + c.x_pitch, patch[1] + i);
-            }
-            SIMT_UNROLL
-            for (int o = 0; o < kPatchOuts; ++o) {
-                const int out = min(group * kPatchOuts + o, s.outs - 1);
-                const int first = (out * y.height + row) * y.width + column;
-                SIMT_UNROLL
-                for (int v = 0; v < kSpreadWindows; ++v) {
-                    if (column + v < y.width) {
-                        const float d = shared[dy + first + v];
-                        const int at = where[first + v];
-                        const bool lower = (at >> 16 & 1) != 0, right = (at & 1) != 0;
-                        bias[o] += d;
-                        if (lower && right) {
-                            add_patch(d, patch[1], 2 * v + 1, sum[o]);
-                        } else if (lower) {
-                            add_patch(d, patch[1], 2 * v, sum[o]);
-                        } else if (right) {
-                            add_patch(d, patch[0], 2 * v + 1, sum[o]);
-                        } else {
-                            add_patch(d, patch[0], 2 * v, sum[o]);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    float* to = shared + s.sums + split * s.outs * (s.taps + 1);
-    SIMT_UNROLL
-    for (int o = 0; o < kPatchOuts; ++o) {
-        const int out = group * kPatchOuts + o;
-        SIMT_UNROLL
-        for (int kw = 0; kw < kKernel; ++kw) {
-            if (pair < s.pairs && out < s.outs) {
-                to[out * s.taps + pair * kKernel + kw] = sum[o][kw];
-            }
-        }
-        if (pair == 0 && out < s.outs) {
-            to[s.outs * s.taps + out] = bias[o];
-        }
-    }
-}
-
-// The image's dw and db, to the block's partial, or added to it. Ends with a barrier where it uses
-// memory that others do, too.
-__device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes& y, int dy,
-                                             float* partial, bool add, float* shared) {
-    const WeightSums& s = conv.weights;
-    for (int unit = pass_thread() / 32; unit < s.units; unit += kPassWarps) {
-        if (s.pairs > 0 && conv.forward.kernel == 5) {
-            weight_patch_unit<5>(conv, y, dy, unit, shared);
-        } else if (s.pairs > 0) {
-            weight_patch_unit<3>(conv, y, dy, unit, shared);
-        } else if (s.rows == 1) {
-            weight_unit<1>(conv, y, dy, unit, partial, add, shared);
-        } else if (s.rows == 4) {
-            weight_unit<4>(conv, y, dy, unit, partial, add, shared);
-        } else {
-            weight_unit<8>(conv, y, dy, unit, partial, add, shared);
-        }
-    }
-    if (!s.added) {
-        return;
-    }
-    __syncthreads();
-    const int elems = s.outs * (s.taps + 1);
-    for (int i = pass_thread(); i < elems; i += kPassBlock) {
-        float sum = 0.0f;
-        SIMT_UNROLL_BY_4
-        for (int split = 0; split < s.splits; ++split) {
-            sum += shared[s.sums + split * elems + i];
-        }
-        partial[i] = add ? partial[i] + sum : sum;
     }
     __syncthreads();
 }
@@ -309,17 +183,7 @@ __device__ __forceinline__ void conv_input_gradient(const PassConv& conv, const 
                                                     const float* params, float* shared) {
     const Correlation& c = conv.backward;
     read_weights(conv.backward_weights, c, params + conv.weight, shared);
-    for (int i = pass_thread(); i < c.channels * c.x_plane; i += kPassBlock) {
-        const int channel = divide(i, conv.by_backward_plane);
-        const int in_plane = i - channel * c.x_plane;
-        const int row = divide(in_plane, conv.by_backward_pitch);
-        const int h = row - conv.backward_padding;
-        const int w = in_plane - row * c.x_pitch - conv.backward_padding;
-        const bool inside = h >= 0 && h < conv.windows.height && w >= 0 && w < conv.windows.width;
-        shared[c.x + i] =
-            inside ? from_windows(conv.windows, y, dy, Element{channel, h, w}, shared) : 0.0f;
-    }
-    __syncthreads();
+    spread_gradient(conv.windows, conv.dy, y, dy, shared);
     correlate(c, shared);
     for (int i = pass_thread(); i < x.elems; i += kPassBlock) {
         shared[dx + i] = add_splits(c, element(x, i), shared);
@@ -327,13 +191,13 @@ __device__ __forceinline__ void conv_input_gradient(const PassConv& conv, const 
     __syncthreads();
 }
 
-// sum[from + kw] += d * weight[kw]
+// sum[from + kw] += d * weight[kw][k]
 template <int kKernel>
-__device__ __forceinline__ void add_row(float d, const float (&weight)[kKernel], int from,
-                                        float (&sum)[kSpreadPitch]) {
+__device__ __forceinline__ void add_row(float d, const float (&weight)[kKernel][kTileChannels],
+                                        int k, int from, float (&sum)[kSpreadPitch]) {
     SIMT_UNROLL
     for (int kw = 0; kw < kKernel; ++kw) {
-        sum[from + kw] += d * weight[kw];
+        sum[from + kw] += d * weight[kw][k];
     }
 }
 
@@ -345,31 +209,38 @@ __device__ __forceinline__ void spread_unit(const PassConv& conv, const Planes& 
     const int by_chunk = unit / s.chunks, chunk = unit - by_chunk * s.chunks;
     const int row = by_chunk / s.columns, column = by_chunk - row * s.columns;
     const int pair = chunk * 32 + pass_thread() % 32;
-    const float* w = shared + s.weights + min(pair, s.pairs - 1) * kKernel;
-    const auto* where = reinterpret_cast<const std::int32_t*>(shared + conv.windows.where);
+    const Correlation& c = conv.forward;
+    const float* w = shared + c.weights + min(pair, s.pairs - 1) * kKernel * c.weights_pitch;
     float sum[2][kSpreadPitch] = {};
-    for (int o = 0; o < y.channels; ++o) {
-        float weight[kKernel];
+    for (int group = 0; group < c.groups; ++group) {
+        float weight[kKernel][kTileChannels];
         SIMT_UNROLL
         for (int kw = 0; kw < kKernel; ++kw) {
-            weight[kw] = w[kw];
+            read4(w + kw * c.weights_pitch + group * kTileChannels, weight[kw]);
         }
-        w += s.pairs * kKernel;
-        const int first = (o * y.height + row) * y.width + column * kSpreadWindows;
         SIMT_UNROLL
-        for (int v = 0; v < kSpreadWindows; ++v) {
-            if (column * kSpreadWindows + v < y.width) {
-                const float d = shared[dy + first + v];
-                const int at = where[first + v];
-                const bool lower = (at >> 16 & 1) != 0, right = (at & 1) != 0;
-                if (lower && right) {
-                    add_row(d, weight, 2 * v + 1, sum[1]);
-                } else if (lower) {
-                    add_row(d, weight, 2 * v, sum[1]);
-                } else if (right) {
-                    add_row(d, weight, 2 * v + 1, sum[0]);
-                } else {
-                    add_row(d, weight, 2 * v, sum[0]);
+        for (int k = 0; k < kTileChannels; ++k) {
+            const int out = group * kTileChannels + k;
+            if (out < y.channels) {
+                const int left = column * kSpreadWindows;
+                const int first = (out * y.height + row) * y.width + left;
+                const std::uint32_t ways = four_ways(conv.ways, y, out, row, left, shared);
+                SIMT_UNROLL
+                for (int v = 0; v < kSpreadWindows; ++v) {
+                    if (left + v < y.width) {
+                        const float d = shared[dy + first + v];
+                        const bool lower = (ways >> 8 * v & 2) != 0;
+                        const bool right = (ways >> 8 * v & 1) != 0;
+                        if (lower && right) {
+                            add_row<kKernel>(d, weight, k, 2 * v + 1, sum[1]);
+                        } else if (lower) {
+                            add_row<kKernel>(d, weight, k, 2 * v, sum[1]);
+                        } else if (right) {
+                            add_row<kKernel>(d, weight, k, 2 * v + 1, sum[0]);
+                        } else {
+                            add_row<kKernel>(d, weight, k, 2 * v, sum[0]);
+                        }
+                    }
                 }
             }
         }
@@ -411,13 +282,9 @@ __device__ __forceinline__ float add_spread(const PassConv& conv, const Planes& 
 // dx by windows: each has one element with a gradient.
 __device__ __forceinline__ void conv_spread_gradient(const PassConv& conv, const Planes& x,
                                                      const Planes& y, int dy, int dx,
-                                                     const float* params, float* shared) {
+                                                     float* shared) {
     const WindowSpread& s = conv.spread;
     const int kernel = conv.forward.kernel;
-    for (int i = pass_thread(); i < y.channels * s.pairs * kernel; i += kPassBlock) {
-        shared[s.weights + i] = params[conv.weight + i];
-    }
-    __syncthreads();
     const int units = y.height * s.columns * s.chunks;
     for (int unit = pass_thread() / 32; unit < units; unit += kPassWarps) {
         if (kernel == 5) {
@@ -452,7 +319,7 @@ __device__ __forceinline__ void conv_backward(const PassConv& conv, const Planes
     }
     conv_weights(conv, y, dy, partial + conv.partial, add, shared);
     if (dx >= 0 && conv.spread.pairs > 0) {
-        conv_spread_gradient(conv, x, y, dy, dx, params, shared);
+        conv_spread_gradient(conv, x, y, dy, dx, shared);
     } else if (dx >= 0) {
         conv_input_gradient(conv, x, y, dy, dx, params, shared);
     }

@@ -1,5 +1,5 @@
 // Linear layers of the pass kernel, of one image in shared memory; weights are read from the L2
-// cache, in rows, 16 bytes a thread.
+// cache, in rows, 16 bytes a thread, or from shared memory where they are few.
 //   y[o] = b[o] + sum over i of w[o][i] x[i], with ReLU where fused
 //   dx[i] = sum over o of w[o][i] d[o], d = dy where y > 0
 // dw = d^T x over the images is the reduce kernel's: it is handed x and d, the layer's factors.
@@ -19,18 +19,32 @@ __device__ __forceinline__ void read_wide(const float* from, float* values) {
     }
 }
 
+__device__ __forceinline__ void linear_begin(const PassLinear& linear, const float* params,
+                                             float* shared) {
+    for (int o = pass_thread(); o < linear.out; o += kPassBlock) {
+        shared[linear.biases + o] = params[linear.bias + o];
+    }
+    for (int i = pass_thread(); linear.kept >= 0 && i < linear.out * linear.in; i += kPassBlock) {
+        shared[linear.kept + i] = params[linear.weight + i];
+    }
+}
+__device__ __forceinline__ const float* linear_weights(const PassLinear& linear,
+                                                       const float* params, const float* shared) {
+    return linear.kept >= 0 ? shared + linear.kept : params + linear.weight;
+}
+
 // A warp to four outputs, its lanes to inputs.
 template <int kWide>
 __device__ __forceinline__ void linear_outputs(const PassLinear& linear, int x, const Planes& y,
                                                const float* params, float* shared) {
     constexpr int kOuts = 4;
+    const float* const weights = linear_weights(linear, params, shared);
     const int lane = pass_thread() % 32;
     for (int first = pass_thread() / 32 * kOuts; first < linear.out; first += kPassWarps * kOuts) {
         const float* row[kOuts];
         SIMT_UNROLL
         for (int k = 0; k < kOuts; ++k) {
-            row[k] =
-                params + linear.weight + std::int64_t{min(first + k, linear.out - 1)} * linear.in;
+            row[k] = weights + std::int64_t{min(first + k, linear.out - 1)} * linear.in;
         }
         float sum[kOuts] = {};
         for (int i = lane * kWide; i < linear.in; i += 32 * kWide) {
@@ -50,7 +64,7 @@ __device__ __forceinline__ void linear_outputs(const PassLinear& linear, int x, 
         for (int k = 0; k < kOuts; ++k) {
             const float total = warp_sum(sum[k]);
             if (lane == k && first + k < linear.out) {
-                const float v = total + params[linear.bias + first + k];
+                const float v = total + shared[linear.biases + first + k];
                 shared[y.begin + first + k] = linear.relu ? rectify(v, v) : v;
             }
         }
@@ -77,7 +91,8 @@ __device__ __forceinline__ void linear_input_sums(const PassLinear& linear, int 
         const int split = divide(item, linear.by_quads), i = (item - split * quads) * kWide;
         const int first = split * linear.split_outs;
         const int last = min(first + linear.split_outs, linear.out);
-        const float* weights = params + linear.weight + std::int64_t{first} * linear.in + i;
+        const float* weights =
+            linear_weights(linear, params, shared) + std::int64_t{first} * linear.in + i;
         float sum[kWide] = {};
         SIMT_UNROLL_BY_4
         for (int o = first; o < last; ++o) {

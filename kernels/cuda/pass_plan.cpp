@@ -17,6 +17,7 @@ int divide_up(int a, int b) {
 int round_up(int value, int step) {
     return divide_up(value, step) * step;
 }
+constexpr int kBanks = 32;
 // A multiple of 4 that is none of 8: 16-byte accesses of 8 threads, a pitch apart, are then to
 // different banks.
 int odd_quads(int elems) {
@@ -121,15 +122,18 @@ class Planner {
                 std::max(shape.height, shape.width) >= kMostExtent) {
                 return false;
             }
-            int padding = 0, pitch = shape.width;
+            Planes& p = program_.values[v] = planes(shape, 0, shape.width);
             if (v < layers_.size()) {
                 if (const auto* conv = std::get_if<Conv2dSpec>(&layers_[v]->spec)) {
-                    padding = conv->shape.padding;
-                    pitch = input_pitch(conv->shape.out().width, shape.width + 2 * padding,
-                                        conv->shape.kernel);
+                    const Conv2dShape& of = conv->shape;
+                    const int pitch =
+                        input_pitch(of.out().width, shape.width + 2 * of.padding, of.kernel);
+                    p = planes(shape, of.padding, pitch);
+                    // Rows under the kernel in one channel and the next follow at one distance,
+                    // modulo the banks.
+                    p.plane += (of.kernel * pitch - p.plane % kBanks + kBanks) % kBanks;
                 }
             }
-            Planes& p = program_.values[v] = planes(shape, padding, pitch);
             p.begin += place(std::int64_t{p.plane} * p.channels);
             if (v < layers_.size()) {
                 shape = std::visit([](const auto& s) { return s.out(); }, layers_[v]->spec);
@@ -151,14 +155,14 @@ class Planner {
     }
 
     static Correlation correlation(int kernel, int channels, int outs, int height, int width,
-                                   int x_rows, int x_pitch) {
+                                   int x_plane, int x_pitch) {
         Correlation c;
         c.kernel = kernel;
         c.channels = channels;
         c.groups = divide_up(outs, kTileChannels);
         c.height = height;
         c.columns = divide_up(width, kTilePixels);
-        c.x_plane = x_rows * x_pitch;
+        c.x_plane = x_plane;
         c.x_pitch = x_pitch;
         // So many that most threads have a tile.
         const int tiles = c.groups * c.height * c.columns;
@@ -196,8 +200,7 @@ class Planner {
         const Shape out = s.out();
 
         const Planes& x = program_.values[l];
-        conv.forward = correlation(s.kernel, in, outs, out.height, out.width,
-                                   s.in.height + 2 * s.padding, x.pitch);
+        conv.forward = correlation(s.kernel, in, outs, out.height, out.width, x.plane, x.pitch);
         conv.forward.x = x.begin - s.padding * x.pitch - s.padding;
         conv.forward.weights = place(weight_floats(conv.forward));
         conv.forward_weights = {in, outs, taps, taps, in * taps, false, divisor(taps), divisor(in)};
@@ -207,6 +210,11 @@ class Planner {
 
         make_windows(conv.windows, out, spec.pool_kernel > 0 ? spec.pool_kernel : 1,
                      spec.pool_kernel > 0 ? spec.pool_stride : 1, spec.out());
+        if (spreads(spec)) {
+            conv.ways.pitch = round_up(spec.out().width, kSpreadWindows);
+            conv.ways.words = spec.out().channels * spec.out().height * conv.ways.pitch / 4;
+            conv.ways.begin = place(conv.ways.words);
+        }
         if (spec.dropout > 0.0f) {
             make_dropout(conv.dropout, spec.dropout, spec.dropout_stream, outs, 1);
         }
@@ -236,62 +244,68 @@ class Planner {
         s.chunks = divide_up(s.pairs, 32);
         s.columns = divide_up(out.width, kSpreadWindows);
         Scratch scratch;
-        s.weights = scratch.place(spec.shape.weight_elems());
         s.sums = scratch.place(std::int64_t{out.height} * s.columns * s.pairs * kSpreadItem);
-        in_scratch(scratch, {&s.weights, &s.sums});
+        in_scratch(scratch, {&s.sums});
     }
     void make_turned(PassConv& conv, const Conv2dShape& s) {
         const int taps = s.kernel * s.kernel, in = s.in.channels, outs = s.out_channels;
         const Shape out = s.out();
         const int padding = s.kernel - 1 - s.padding;
         Correlation& c = conv.backward;
-        c = correlation(s.kernel, outs, in, s.in.height, s.in.width, out.height + 2 * padding,
-                        input_pitch(s.in.width, out.width + 2 * padding, s.kernel));
+        const int pitch = input_pitch(s.in.width, out.width + 2 * padding, s.kernel);
+        c = correlation(s.kernel, outs, in, s.in.height, s.in.width,
+                        (out.height + 2 * padding) * pitch, pitch);
         conv.backward_weights = {outs, in,   taps,          in * taps,
                                  taps, true, divisor(taps), divisor(outs)};
-        conv.backward_padding = padding;
-        conv.by_backward_plane = divisor(c.x_plane);
-        conv.by_backward_pitch = divisor(c.x_pitch);
+        conv.dy = spread_planes(outs, c.x_plane, c.x_pitch, padding);
         Scratch scratch;
-        c.x = scratch.place(std::int64_t{outs} * c.x_plane);
+        conv.dy.begin = c.x = scratch.place(conv.dy.elems);
         c.weights = scratch.place(weight_floats(c));
         c.sums = scratch.place(sum_floats(c));
-        in_scratch(scratch, {&c.x, &c.weights, &c.sums});
+        in_scratch(scratch, {&conv.dy.begin, &c.x, &c.weights, &c.sums});
     }
 
+    static SpreadPlanes spread_planes(int channels, int plane, int pitch, int padding) {
+        SpreadPlanes p;
+        p.plane = plane;
+        p.pitch = pitch;
+        p.padding = padding;
+        p.elems = channels * plane;
+        p.by_plane = divisor(plane);
+        p.by_pitch = divisor(pitch);
+        return p;
+    }
     void make_weight_sums(PassConv& conv, const Conv2dSpec& spec) {
-        constexpr int kUnits = 5 * kPassWarps;
-        const Shape out = spec.out();
-        const int kernel = spec.shape.kernel, pairs = spec.shape.in.channels * kernel;
+        const Shape source = spec.shape.out(), out = spec.out();
+        const int kernel = spec.shape.kernel;
         WeightSums& w = conv.weights;
-        w.taps = pairs * kernel;
         w.outs = spec.shape.out_channels;
-        w.by_kernel = divisor(kernel);
-        int splits = 1, windows = 0;
-        // By pairs where most lanes have one.
-        if (spreads(spec) && kernel > 1 && 4 * pairs >= 3 * 32) {
-            w.pairs = pairs;
-            w.chunks = divide_up(pairs, 32);
-            w.units = divide_up(w.outs, kPatchOuts) * w.chunks;
-            windows = out.height;
-            splits = std::clamp(kPassWarps / w.units, 1, windows);
-        } else {
-            w.rows = w.taps <= 32 ? 1 : w.taps <= 128 ? 4 : 8;
-            w.chunks = divide_up(w.taps, 32 * w.rows);
-            w.units = w.outs * w.chunks;
-            windows = static_cast<int>(out.plane_elems());
-            // Splits cost another sum.
-            splits = w.units >= 2 * kPassWarps ? 1 : std::min(kUnits / w.units, windows);
+        w.pairs = spec.shape.in.channels * kernel;
+        w.taps = w.pairs * kernel;
+        const int groups = divide_up(w.outs, kWeightOuts);
+        // By windows where most lanes have a pair.
+        w.by_windows = spreads(spec) && kernel > 1 && 4 * w.pairs >= 3 * 32;
+        w.chunks = w.by_windows ? divide_up(w.pairs, 32) : 1;
+        w.height = w.by_windows ? out.height : source.height;
+        const int tiles = groups * (w.by_windows ? w.chunks : w.pairs);
+        const int splits =
+            std::clamp((w.by_windows ? kPassWarps : kPassBlock) / tiles, 1, w.height);
+        w.split_rows = divide_up(w.height, splits);
+        w.splits = divide_up(w.height, w.split_rows);
+        w.items = tiles * w.splits;
+        w.by_splits = divisor(w.splits);
+        w.by_pairs = divisor(w.pairs);
+        Scratch scratch;
+        if (!w.by_windows) {
+            w.columns = divide_up(source.width, kTilePixels);
+            const int pitch = odd_quads(w.columns * kTilePixels);
+            w.dy = spread_planes(w.outs, source.height * pitch, pitch, 0);
+            w.dy.begin = scratch.place(w.dy.elems);
         }
-        w.split_windows = divide_up(windows, splits);
-        w.splits = divide_up(windows, w.split_windows);
-        w.units *= w.splits;
-        w.added = w.splits > 1 || w.pairs > 0;
-        if (w.added) {
-            Scratch scratch;
-            w.sums = scratch.place(std::int64_t{w.splits} * w.outs * (w.taps + 1));
-            in_scratch(scratch, {&w.sums});
-        }
+        // Odd, so that the sums of neighbouring splits lie in different banks.
+        w.sums_pitch = w.outs * (w.taps + 1) | 1;
+        w.sums = scratch.place(std::int64_t{w.splits} * w.sums_pitch);
+        in_scratch(scratch, {&w.dy.begin, &w.sums});
     }
 
     void make_windows(Windows& windows, const Shape& source, int kernel, int stride,
@@ -328,6 +342,10 @@ class Planner {
         linear.split_outs = divide_up(linear.out, std::clamp(kPassBlock / quads, 1, linear.out));
         linear.splits = divide_up(linear.out, linear.split_outs);
         linear.by_quads = divisor(quads);
+        linear.biases = place(linear.out);
+        if (spec.shape.weight_elems() <= kMostKeptWeights) {
+            linear.kept = place(spec.shape.weight_elems());
+        }
         Scratch scratch;
         linear.sums = scratch.place(std::int64_t{linear.splits} * linear.in);
         in_scratch(scratch, {&linear.sums});

@@ -18,7 +18,7 @@ constexpr int kMostPassPools = 2, kMostPassDropouts = 4;
 constexpr int kTilePixels = 8, kTileChannels = 4;  // of a thread, in a correlation
 // Of a block of the reduce kernel: elements of a convolution, or rows and columns of a linear
 // layer.
-constexpr int kReduceElems = 32, kReduceRows = 16, kReduceColumns = 64;
+constexpr int kReduceElems = 32, kReduceRows = 16, kReduceColumns = 32;
 
 // i / divisor as a product, for i and divisor below 2^16: with inverse = 2^32 / divisor, rounded
 // up, the error stays below i / 2^32. inverse = 0: the divisor is 1.
@@ -64,6 +64,12 @@ struct Windows {
     Divisor by_stride;
 };
 
+// Of windows of 2 x 2 that do not overlap: which of the four is the maximum, lower * 2 + right, a
+// byte each, in rows of `pitch`, a multiple of 4.
+struct WindowWays {
+    int begin = 0, pitch = 0, words = 0;  // pitch 0: none
+};
+
 // The words of an image: factor = keep where a word > largest_dropped, else 0.
 struct PassDropout {
     int factors = 0;  // [words]
@@ -73,29 +79,39 @@ struct PassDropout {
     Divisor by_word;  // elements of a word
 };
 
-// How dw of a convolution is summed. A warp takes a unit: an output channel, a chunk of 32 * rows
-// taps and a split of the windows; or, behind 2 x 2 windows, kPatchOuts output channels, a chunk of
-// 32 (input channel, kernel row) pairs and a split of the rows of windows.
-constexpr int kPatchOuts = 5;
-struct WeightSums {
-    int taps = 0;  // in channels * kernel^2
-    int rows = 1, chunks = 1, splits = 1, split_windows = 0;
-    int pairs = 0;  // in channels * kernel; 0: by taps
-    int units = 0;
-    bool added = false;  // the splits' sums lie in shared memory before they are the partial
-    int sums = 0;        // [splits][outs * (taps + 1)]
-    int outs = 0;
-    Divisor by_kernel;
+// dy of a convolution spread over the convolution's output: zero where no window has its maximum,
+// and in a border of `padding`.
+struct SpreadPlanes {
+    int begin = 0, plane = 0, pitch = 0, padding = 0;
+    int elems = 0;  // of all planes
+    Divisor by_plane, by_pitch;
 };
 
-// dx of a convolution behind 2 x 2 windows, window by window: a warp takes a unit (row of windows,
-// four windows of it, 32 of the (input channel, kernel row) pairs), a lane's sums are the two rows
-// of the input that the windows' rows meet under its kernel row, [2][kSpreadPitch].
+// How dw of a convolution is summed. A thread takes an item: kWeightOuts output channels, a pair
+// (input channel, kernel row) and a split of the rows of dy, spread. Behind 2 x 2 windows, where
+// there are pairs enough, a warp takes a unit: as many outputs, a chunk of 32 pairs and a split of
+// the rows of windows.
+constexpr int kWeightOuts = 5;
+struct WeightSums {
+    bool by_windows = false;
+    int outs = 0, taps = 0, pairs = 0;  // taps: in channels * kernel^2, pairs: * kernel
+    int splits = 1, split_rows = 0;
+    int items = 0;                // or units
+    int chunks = 1;               // by windows
+    int height = 0, columns = 0;  // else: of the output, the latter in tiles of 8 pixels
+    SpreadPlanes dy;
+    Divisor by_splits, by_pairs;
+    int sums = 0, sums_pitch = 0;  // [splits][outs * (taps + 1)]: dw, then db
+};
+
+// dx of a convolution behind 2 x 2 windows, window by window, of the weights as the forward pass
+// has them: a warp takes a unit (row of windows, four windows of it, 32 of the (input channel,
+// kernel row) pairs), a lane's sums are the two rows of the input that the windows' rows meet under
+// its kernel row, [2][kSpreadPitch].
 constexpr int kSpreadWindows = 4, kSpreadPitch = 12, kSpreadItem = 28;
 struct WindowSpread {
     int pairs = 0;                // input channels * kernel; 0: dx is a correlation
     int chunks = 0, columns = 0;  // of pairs, of windows
-    int weights = 0;              // [outs][pairs][kernel]
     int sums = 0;                 // [rows of windows][columns][pairs][kSpreadItem]
 };
 
@@ -106,20 +122,23 @@ struct PassConv {
     bool relu = false;
     Correlation forward, backward;
     CorrelationWeights forward_weights, backward_weights;
-    int padding = 0;           // of the input
-    int backward_padding = 0;  // zeros around dy
-    Divisor by_backward_plane, by_backward_pitch;
+    int padding = 0;  // of the input
+    SpreadPlanes dy;  // what `backward` reads
     WindowSpread spread;
     WeightSums weights;
     Windows windows;
+    WindowWays ways;
     PassDropout dropout;
 };
 
+constexpr int kMostKeptWeights = 1024;
 struct PassLinear {
     std::int64_t weight = 0, bias = 0;         // parameters
     std::int64_t x_factor = 0, dy_factor = 0;  // [images][in], [images][out] of the factors
     int in = 0, out = 0;
     bool relu = false;
+    int biases = 0;                  // [out], in shared memory
+    int kept = -1;                   // the weights there, where they are few
     int splits = 1, split_outs = 0;  // of dx
     Divisor by_quads;                // or single elements, where `in` is no multiple of 4
     int sums = 0;                    // [splits][in]

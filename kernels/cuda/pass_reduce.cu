@@ -4,12 +4,12 @@
 //   sums          scale * sum of losses, number of correct images
 //
 //   Block: 256 threads; grid: a block to 32 elements of a convolution's tensor, whose 8 warps take
-//   every eighth partial and are then added in order; a block to 16 x 64 of a linear layer's
-//   gradient, a thread to 4 of them, images in order through shared memory, 32 at a time; one block
-//   to the sums. Bytes: 4 (blocks elems + images (in + out)) from the L2 cache, written 4 an
-//   element, with the update as the optimisers (optimizers.cu). FLOPs: blocks + the update for an
-//   element of a convolution, 2 images for one of a linear layer. All orders follow from the number
-//   of images alone.
+//   every eighth partial and are then added in order; a block to 16 x 32 of a linear layer's
+//   gradient, whose 8 warps take every eighth image, 4 x 4 elements a lane, and are then added in
+//   order, images coming through shared memory, 128 at a time; one block to the sums. Bytes: 4
+//   (blocks elems + images (in + out)) from the L2 cache, written 4 an element, with the update as
+//   the optimisers (optimizers.cu). FLOPs: blocks + the update for an element of a convolution, 2
+//   images for one of a linear layer. All orders follow from the number of images alone.
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/optimizers.cuh"
 #include "kernels/cuda/pass_program.hpp"
@@ -18,38 +18,14 @@ namespace gyre::SIMT_NAMESPACE {
 namespace {
 
 constexpr int kElems = kReduceElems, kSlices = kPassBlock / kElems;
-constexpr int kTileRows = kReduceRows, kTileColumns = kReduceColumns, kImages = 32;
-static_assert(kTileRows * kTileColumns == 4 * kPassBlock);
+constexpr int kTileRows = kReduceRows, kTileColumns = kReduceColumns, kImages = 128;
+static_assert(kTileRows * kTileColumns == 16 * 32, "a warp has 4 x 4 sums a lane");
+constexpr int kTile = kTileRows * kTileColumns;
 
-// What becomes of a gradient beside being written: nothing, or the update of element i.
+// What becomes of a gradient beside being written: nothing, or an Update.
 struct KeepParams {
     __device__ __forceinline__ void operator()(std::int64_t, float) const {}
 };
-struct UpdateSgd {
-    SgdArgs a;
-    float* p;
-    __device__ __forceinline__ void operator()(std::int64_t i, float g) const {
-        check_finite(a.finite, i, g);
-        sgd(a, a.scalars->learning_rate, p[i], g);
-    }
-};
-struct UpdateSgdMomentum {
-    SgdArgs a;
-    float *p, *velocity;
-    __device__ __forceinline__ void operator()(std::int64_t i, float g) const {
-        check_finite(a.finite, i, g);
-        sgd(a, a.scalars->learning_rate, p[i], g, velocity[i]);
-    }
-};
-struct UpdateAdam {
-    Adam a;
-    float *p, *m, *v;
-    __device__ __forceinline__ void operator()(std::int64_t i, float g) const {
-        check_finite(a.finite, i, g);
-        adam(a, *a.scalars, p[i], g, m[i], v[i]);
-    }
-};
-
 template <typename Update>
 __device__ __forceinline__ void reduce_partials(const ReduceProgram::Tensor& tensor,
                                                 int partial_elems, const ReduceArgs& args,
@@ -76,26 +52,28 @@ __device__ __forceinline__ void reduce_partials(const ReduceProgram::Tensor& ten
     }
 }
 
+// x [images][columns], of which one more is 1; dy [images][rows]. The warps' sums take x's place.
 template <typename Update>
 __device__ __forceinline__ void reduce_factors(const ReduceProgram::Linear& linear,
                                                const ReduceArgs& args, int block,
                                                const Update& update, float (*x)[kTileColumns],
                                                float (*dy)[kTileRows]) {
-    const int thread = static_cast<int>(threadIdx.x);
+    const int thread = static_cast<int>(threadIdx.x), warp = thread / 32, lane = thread % 32;
     const int tile_row = block / linear.column_tiles;
     const int first_row = tile_row * kTileRows;
     const int first_column = (block - tile_row * linear.column_tiles) * kTileColumns;
-    const int row = thread / (kTileColumns / 4), column = thread % (kTileColumns / 4) * 4;
-    float sum[4] = {};
+    const int row = lane / (kTileColumns / 4) * 4, column = lane % (kTileColumns / 4) * 4;
+    float sum[4][4] = {};
     for (int first = 0; first < args.n; first += kImages) {
         const int images = min(kImages, args.n - first);
-        // x [images][64 inputs], of which one more is 1; dy [images][16 outputs]
+        SIMT_UNROLL_BY_4
         for (int i = thread; i < images * kTileColumns; i += kPassBlock) {
             const int image = i / kTileColumns, at = first_column + i % kTileColumns;
             const float* from =
                 args.factors + linear.x_factor + std::int64_t{first + image} * linear.in;
             x[image][i % kTileColumns] = at < linear.in ? from[at] : 1.0f;
         }
+        SIMT_UNROLL_BY_4
         for (int i = thread; i < images * kTileRows; i += kPassBlock) {
             const int image = i / kTileRows, at = first_row + i % kTileRows;
             const float* from =
@@ -103,28 +81,39 @@ __device__ __forceinline__ void reduce_factors(const ReduceProgram::Linear& line
             dy[image][i % kTileRows] = at < linear.out ? from[at] : 0.0f;
         }
         __syncthreads();
-        for (int image = 0; image < images; ++image) {
-            float in[4];
+        for (int image = warp; image < images; image += kPassWarps) {
+            float in[4], d[4];
             read4(x[image] + column, in);
-            const float d = dy[image][row];
+            read4(dy[image] + row, d);
             SIMT_UNROLL
-            for (int k = 0; k < 4; ++k) {
-                sum[k] += d * in[k];
+            for (int r = 0; r < 4; ++r) {
+                SIMT_UNROLL
+                for (int k = 0; k < 4; ++k) {
+                    sum[r][k] += d[r] * in[k];
+                }
             }
         }
-        if (first + kImages < args.n) {
-            __syncthreads();  // before the next images take the place of these
-        }
+        __syncthreads();  // before the next images, or the sums, take the place of these
     }
-    const int o = first_row + row;
+    float* const sums = x[0];
     SIMT_UNROLL
-    for (int k = 0; k < 4; ++k) {
-        const int i = first_column + column + k;
-        if (o < linear.out && i <= linear.in) {
+    for (int r = 0; r < 4; ++r) {
+        store4(sums + (warp * kTileRows + row + r) * kTileColumns + column,
+               make_float4(sum[r][0], sum[r][1], sum[r][2], sum[r][3]));
+    }
+    __syncthreads();
+    for (int i = thread; i < kTile; i += kPassBlock) {
+        const int o = first_row + i / kTileColumns, at = first_column + i % kTileColumns;
+        float total = 0.0f;
+        SIMT_UNROLL
+        for (int w = 0; w < kPassWarps; ++w) {
+            total += sums[w * kTile + i];
+        }
+        if (o < linear.out && at <= linear.in) {
             const std::int64_t to =
-                i < linear.in ? linear.weight + std::int64_t{o} * linear.in + i : linear.bias + o;
-            args.grads[to] = sum[k];
-            update(to, sum[k]);
+                at < linear.in ? linear.weight + std::int64_t{o} * linear.in + at : linear.bias + o;
+            args.grads[to] = total;
+            update(to, total);
         }
     }
 }
@@ -153,6 +142,7 @@ __global__ void __launch_bounds__(kPassBlock)
     SIMT_SHARED(float, x, [kImages][kTileColumns]);
     SIMT_SHARED(float, dy, [kImages][kTileRows]);
     static_assert(kElems * kSlices <= kImages * kTileColumns, "slices lie in x");
+    static_assert(kPassWarps * kTile <= kImages * kTileColumns, "and sums of warps");
     const int block = static_cast<int>(blockIdx.x);
     int first = 0;
     for (int t = 0; t < program.tensors; ++t) {
@@ -186,15 +176,9 @@ void start(const Context& context, const ReduceProgram& program, const ReduceArg
 void reduce_pass(const Context& context, const ReduceProgram& program, const ReduceArgs& args,
                  float* params, const PassUpdate* update) {
     if (update == nullptr) {
-        start(context, program, args, KeepParams{});
-    } else if (update->adam != nullptr) {
-        start(context, program, args,
-              UpdateAdam{adam_of(*update->adam), params, update->first, update->second});
-    } else if (update->first != nullptr) {
-        start(context, program, args, UpdateSgdMomentum{*update->sgd, params, update->first});
-    } else {
-        start(context, program, args, UpdateSgd{*update->sgd, params});
+        return start(context, program, args, KeepParams{});
     }
+    with_update(*update, params, 0, [&](const auto& rule) { start(context, program, args, rule); });
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -101,6 +101,11 @@ void release_pinned(void* memory) noexcept;
 struct SharedBytes {
     std::size_t count = 0;
 };
+// Blocks of a launch that run side by side, see each other's shared memory and have barriers of
+// their own (sm_90); neighbours along x, a divisor of the grid's.
+struct ClusterBlocks {
+    unsigned count = 1;
+};
 // Shared memory that a block may have in all on sm_90 (sm_80: 163 KiB), and what without asking.
 constexpr std::size_t kMostSharedBytes = 227 << 10;
 constexpr std::size_t kSharedBytesUnasked = 48 << 10;

@@ -57,6 +57,52 @@ __device__ __forceinline__ void store_vector(void* at, const T& value) {
     *static_cast<T*>(at) = value;
 }
 
+// Of the block in its cluster, and how many that has. cluster_sync() is a barrier of all threads of
+// the cluster, for all memory; cluster_arrive() its first half, after which a thread goes on and
+// may touch what nobody else does, until its cluster_wait(). map_shared_rank(at, rank): the place
+// of the block's shared memory `at` in that of another block, which must have begun, and must not
+// end, as barriers say. Only in kernels that are launched with ClusterBlocks, on sm_90.
+__device__ __forceinline__ unsigned cluster_rank() {
+    unsigned rank = 0;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+#endif
+    return rank;
+}
+__device__ __forceinline__ unsigned cluster_blocks() {
+    unsigned count = 1;
+#if __CUDA_ARCH__ >= 900
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(count));
+#endif
+    return count;
+}
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+#endif
+}
+__device__ __forceinline__ void cluster_sync() {
+    cluster_arrive();
+    cluster_wait();
+}
+template <typename T>
+__device__ __forceinline__ T* map_shared_rank(T* at, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+    std::uint64_t mapped;
+    asm("mapa.u64 %0, %1, %2;"
+        : "=l"(mapped)
+        : "l"(reinterpret_cast<std::uint64_t>(at)), "r"(rank));
+    return reinterpret_cast<T*>(mapped);
+#else
+    return at;
+#endif
+}
+
 // The sum over the warp, on every lane; added as a butterfly (distance 16, 8, 4, 2, 1).
 __device__ __forceinline__ float warp_sum(float value) {
     for (int distance = 16; distance > 0; distance /= 2) {
@@ -89,11 +135,39 @@ __device__ __forceinline__ void atomic_max(std::int32_t* at, std::int32_t value)
     atomicMax(at, value);
 }
 
+// Counts a block's arrival at *count, which is 0 before and after: true for the last of `blocks`.
+// Called by one thread of each block, the block being number `index` of them. What the block has
+// done before a barrier before it, and what this thread has, the last one sees, all of its threads
+// after another barrier.
+__device__ __forceinline__ bool arrives_last(std::uint32_t* count, std::uint32_t blocks,
+                                             std::uint32_t /*index*/) {
+    __threadfence();
+    const bool last = atomicInc(count, blocks - 1) == blocks - 1;
+    __threadfence();
+    return last;
+}
+
 // To the nearest number of TF32 (8 bits of exponent, 10 of mantissa), ties away from zero.
 __device__ __forceinline__ std::uint32_t to_tf32(float value) {
     std::uint32_t bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
     return bits;
+}
+// Both to the nearest number of 16 bits, ties to even; `low` in the lower half.
+__device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
+    std::uint32_t bits;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+__device__ __forceinline__ std::uint32_t pack_f16(float low, float high) {
+    std::uint32_t bits;
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
+    return bits;
+}
+__device__ __forceinline__ float f16_value(std::uint16_t bits) {
+    float value;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+    return value;
 }
 
 // d[16][8] += a[16][8] b[8][8] on tensor cores, for a whole warp. With group = lane / 4 and
@@ -170,25 +244,41 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Starts kernel<<<grid, block, shared>>>(arguments...) in the stream. `name` is for messages. More
-// than 48 KiB of dynamic shared memory have to be asked for, kernel by kernel.
+// Starts kernel<<<grid, block, shared>>>(arguments...) in the stream, in clusters where they have
+// more than a block. `name` is for messages. More than 48 KiB of dynamic shared memory have to be
+// asked for, kernel by kernel.
 template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
-            Stream& stream, A&&... arguments) {
+            ClusterBlocks cluster, Stream& stream, A&&... arguments) {
     const auto* const entry = reinterpret_cast<const void*>(kernel);
     if (shared.count > kSharedBytesUnasked) {
         check_launch(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(shared.count)),
                      name);
     }
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim = {cluster.count, 1, 1};
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared.count;
+    config.stream = native(stream);
+    config.attrs = &attribute;
+    config.numAttrs = cluster.count > 1 ? 1 : 0;
     std::tuple<P...> values(std::forward<A>(arguments)...);
     std::apply(
         [&](auto&... each) {
             void* pointers[] = {static_cast<void*>(&each)...};
-            check_launch(
-                cudaLaunchKernel(entry, grid, block, pointers, shared.count, native(stream)), name);
+            check_launch(cudaLaunchKernelExC(&config, entry, pointers), name);
         },
         values);
+}
+template <typename... P, typename... A>
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
+            Stream& stream, A&&... arguments) {
+    launch(name, kernel, grid, block, shared, ClusterBlocks{}, stream,
+           std::forward<A>(arguments)...);
 }
 template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Stream& stream,

@@ -1,14 +1,18 @@
 // Operands and epilogues of products on tensor cores (tensor_gemm.cuh has their interface).
 #pragma once
 
+#include <type_traits>
+
+#include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/tensor_gemm.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 
 // A matrix contiguous along k: element (row, k) at row * pitch + k. Rows begin at multiples of 16
 // bytes.
-template <typename Elem, bool kRound_>
+template <typename Elem_, bool kRound_>
 struct DenseAlongK {
+    using Elem = Elem_;
     static constexpr bool kAlongK = true, kRound = kRound_;
     const Elem* matrix;
     int rows, pitch;
@@ -40,13 +44,23 @@ struct DenseAlongK {
     };
 };
 
-alignas(16) __device__ const float kOneAndZeros[4] = {1.0f, 0.0f, 0.0f, 0.0f};
+alignas(16) __device__ const std::uint32_t kOnesAndZeros[3][4] = {
+    {Tf32Math::kOne}, {Bf16Math::kOne}, {F16Math::kOne}};
+// 16 bytes: 1, and zeros.
+template <typename Math>
+__device__ __forceinline__ const typename Math::Elem* one_and_zeros() {
+    constexpr int kNumber = Math::kType == DataType::float32    ? 0
+                            : Math::kType == DataType::bfloat16 ? 1
+                                                                : 2;
+    return reinterpret_cast<const typename Math::Elem*>(kOnesAndZeros[kNumber]);
+}
 
 // A matrix contiguous across k: element (row, k) at k * pitch + row. pitch and rows are multiples
-// of 16 bytes. Row `ones`, if it is not negative, is all ones: it turns the gradient of weights
-// into that of the bias.
-template <typename Elem, bool kRound_, bool kOnes = false>
+// of 16 bytes. With Ones, the Math that multiplies, the row after the last is all ones: it turns
+// the gradient of weights into that of the bias.
+template <typename Elem_, bool kRound_, typename Ones = void>
 struct DenseAcrossK {
+    using Elem = Elem_;
     static constexpr bool kAlongK = false, kRound = kRound_;
     const Elem* matrix;
     int rows, pitch;
@@ -59,9 +73,9 @@ struct DenseAcrossK {
               pitch_(static_cast<unsigned>(operand.pitch)),
               offset_(static_cast<unsigned>(k) * pitch_ + static_cast<unsigned>(row)),
               left_(row < operand.rows ? end - k : 0) {
-            if constexpr (kOnes) {
+            if constexpr (!std::is_void_v<Ones>) {
                 if (row == operand.rows) {
-                    base_ = kOneAndZeros;
+                    base_ = one_and_zeros<Ones>();
                     pitch_ = offset_ = 0;
                     left_ = end - k;
                 }
@@ -86,9 +100,9 @@ struct DenseAcrossK {
 };
 
 // The windows of a convolution of stride 1 over channels-last activations x [image][H][W][C], which
-// are TF32 already.
+// are operands already (Math::operand).
 struct WindowShape {
-    int channels, height, width;  // of x; channels a multiple of 4, at least kFewestChannels
+    int channels, height, width;  // of x; channels of 16 bytes, at least kFewestChannels
     int out_height, out_width;
     int kernel, padding;
     unsigned row_bits;  // of 1 << kh * kernel
@@ -98,10 +112,11 @@ struct WindowShape {
 // Row: an output position (image, oh, ow). k: (kh, kw, channel), contiguous along the channels.
 // kPooled: rows are ordered for windows of 2 x 2 outputs, of which one thread gets all sums: row r
 // is of window r / 32 * 8 + r % 8 (image, oh / 2, ow / 2), output r / 8 % 4 of it.
-template <bool kPooled>
+template <typename Elem_, bool kPooled>
 struct WindowAlongK {
+    using Elem = Elem_;
     static constexpr bool kAlongK = true, kRound = false;
-    const float* x;
+    const Elem* x;
     WindowShape s;
     int count;  // of output positions, or windows
 
@@ -178,9 +193,11 @@ struct WindowAlongK {
 
 // Row: (kh, kw, channel), contiguous along the channels, or the row of ones after the last. k: an
 // output position.
+template <typename Math>
 struct WindowAcrossK {
+    using Elem = typename Math::Elem;
     static constexpr bool kAlongK = false, kRound = false;
-    const float* x;
+    const Elem* x;
     WindowShape s;
 
     template <int kEach, int kStep, int kDepth>
@@ -213,7 +230,7 @@ struct WindowAcrossK {
             for (int i = 0; i < kEach; ++i) {
                 const bool inside = static_cast<unsigned>(h_) < static_cast<unsigned>(s.height) &&
                                     static_cast<unsigned>(w_) < static_cast<unsigned>(s.width);
-                copy(i, one_ ? kOneAndZeros : operand.x + offset_,
+                copy(i, one_ ? one_and_zeros<Math>() : operand.x + offset_,
                      (inside || one_) && i * kStep < left_);
                 offset_ += step_;
                 w_ += w_step_;
@@ -243,12 +260,16 @@ __device__ __forceinline__ float clip_below(float value) {
     return value <= 0.0f ? 0.0f : value;  // NaN stays NaN
 }
 
-// y[m][columns] = sum (+ bias[n]), clipped below zero for a ReLU.
+// y[m][columns] = sum (+ bias[n]), clipped below zero for a ReLU; or a gradient: factor * sum where
+// `of` is positive or NaN, else zero.
+template <typename Math>
 struct StoreMatrix {
-    float* y;
+    typename Math::Elem* y;
     const float* bias;  // may be null
     int rows, columns;
     bool relu;
+    const typename Math::Elem* of = nullptr;  // may be null, [m][columns]
+    float factor = 1.0f;
 
     template <bool kWhole>
     __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
@@ -266,16 +287,42 @@ struct StoreMatrix {
                     first = clip_below(first);
                     next = clip_below(next);
                 }
-                float* const at = y + std::int64_t{m + j * 8} * columns + n;
+                const std::int64_t i = std::int64_t{m + j * 8} * columns + n;
+                if (of != nullptr) {
+                    first = Math::load(of[i]) <= 0.0f ? 0.0f : first * factor;
+                    next = second && Math::load(of[i + 1]) <= 0.0f ? 0.0f : next * factor;
+                }
+                auto* const at = y + i;
                 if (second && columns % 2 == 0) {
-                    store_pair(at, first, next);
+                    Math::store_values(at, first, next);
                 } else {
-                    at[0] = first;
+                    at[0] = Math::value(first);
                     if (second) {
-                        at[1] = next;
+                        at[1] = Math::value(next);
                     }
                 }
             }
+        }
+    }
+};
+
+// The same with dropout of what is stored, in two roundings; columns is even. m: the image. Random
+// numbers take so many instructions that this is for sums of parts alone.
+template <typename Math>
+struct StoreDropped {
+    StoreMatrix<Math> store_matrix;
+    BatchDropout dropout;
+
+    template <bool kWhole>
+    __device__ __forceinline__ void store(int m, int n, const float (&v)[4][2]) const {
+        store_matrix.template store<kWhole>(m, n, v);
+        SIMT_NO_UNROLL
+        for (int row = m; row < min(m + 32, store_matrix.rows); row += 8) {
+            const float4 factors = dropout.factors(row, static_cast<std::uint32_t>(n) / 4);
+            auto* const at = store_matrix.y + std::int64_t{row} * store_matrix.columns + n;
+            const bool low = n % 4 == 0;
+            Math::store_values(at, Math::load(at[0]) * (low ? factors.x : factors.z),
+                               Math::load(at[1]) * (low ? factors.y : factors.w));
         }
     }
 };
@@ -292,7 +339,7 @@ struct StoreMatrixGradients {
             const int row = m + j * 8;
             if (kWhole || row < rows) {
                 if (n < columns) {
-                    store_pair(dw + std::int64_t{row} * columns + n, v[j][0], v[j][1]);
+                    Tf32Math::store_values(dw + std::int64_t{row} * columns + n, v[j][0], v[j][1]);
                 } else if (n == columns) {
                     db[row] = v[j][0];
                 }

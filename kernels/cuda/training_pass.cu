@@ -8,8 +8,8 @@
 //   Bytes of device memory, an image: its pixels; the weights of linear layers twice, of
 //   convolutions up to twice, from the L2 cache; written: the gradient of the convolutions (for
 //   each block), x and dy of linear layers. FLOPs as the operations' formulas, but for gradients of
-//   convolutions with pooling: dw takes a term for each window instead of each output, and dx the
-//   whole turned kernel for each input.
+//   convolutions with 2 x 2 pooling, where dw (of several input channels) and dx take a term for
+//   each window instead of each output. Where the cycles go: docs/gpu-step.md, 5.
 //
 // A second kernel (pass_reduce.cu) makes gradients of what the blocks leave: partial gradients of
 // convolutions, factors of linear layers, losses.
@@ -30,6 +30,9 @@ __device__ __forceinline__ void begin_block(const PassProgram& program, const Pa
     }
     for (int c = 0; c < program.convs; ++c) {
         conv_begin(program.conv[c], args.params, shared);
+    }
+    for (int l = 0; l < program.linears; ++l) {
+        linear_begin(program.linear[l], args.params, shared);
     }
     __syncthreads();
 }
@@ -113,14 +116,16 @@ __global__ void __launch_bounds__(kPassBlock, 2)
                           static_cast<std::uint32_t>(place.step * args.next.step_images +
                                                      args.next.first + image)))
                     : args.images.samples[image];
+        // Early, so that nobody waits for it.
+        const int label = threadIdx.x < 32 ? args.images.labels[sample] : 0;
         begin_image(program, args, sample, shared);
         for (int l = 0; l < program.layers; ++l) {
             forward(program, args, l, shared);
         }
         if (threadIdx.x < 32) {
             cross_entropy_of_image(program.classes, program.values[program.layers].begin,
-                                   program.layer[program.layers - 1].dy, args.images.labels[sample],
-                                   args.scale, shared, loss, correct);
+                                   program.layer[program.layers - 1].dy, label, args.scale, shared,
+                                   loss, correct);
         }
         __syncthreads();
         for (int l = program.layers; l-- > program.first;) {

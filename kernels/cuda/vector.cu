@@ -1,8 +1,8 @@
-// Vectors: x = value; floats to 16 bits and back; ||x||^2 in double precision; x *= min(1,
-// most / (||x|| + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with the norm read on the
-// device.
+// Vectors: x = value; floats to 16 bits, back, and both at once; ||x||^2 in double precision; x *=
+// min(1, most / (||x|| + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with the norm read on
+// the device.
 //
-// Memory-bound: 4, 6, 6, 4 and 8 bytes an element. One thread to 4 elements (16-byte accesses).
+// Memory-bound: 4, 6, 6, 8, 4 and 8 bytes an element. One thread to 4 elements (16-byte accesses).
 // The sum has a fixed order: the elements of a thread, the threads of a block, then one block adds
 // the blocks.
 #include <cmath>
@@ -20,17 +20,20 @@ __global__ void fill_kernel(std::int64_t elems, float value, float* x) {
 }
 
 template <DataType type>
-__global__ void narrow_kernel(std::int64_t elems, const float* x, std::uint16_t* y) {
+__global__ void narrow_kernel(std::int64_t elems, const float* x, const float* factor,
+                              std::uint16_t* y) {
+    const float times = factor == nullptr ? 1.0f : *factor;
+    const auto to = [=](float v) { return narrow::to<type>(v * times); };
     for_my_quad(
         elems,
         [=](std::int64_t i) {
             const float4 v = load4(x + i);
             uint2 four;
-            four.x = narrow::to<type>(v.x) | std::uint32_t{narrow::to<type>(v.y)} << 16;
-            four.y = narrow::to<type>(v.z) | std::uint32_t{narrow::to<type>(v.w)} << 16;
+            four.x = to(v.x) | std::uint32_t{to(v.y)} << 16;
+            four.y = to(v.z) | std::uint32_t{to(v.w)} << 16;
             store_vector(y + i, four);
         },
-        [=](std::int64_t i) { y[i] = narrow::to<type>(x[i]); });
+        [=](std::int64_t i) { y[i] = to(x[i]); });
 }
 
 template <DataType type>
@@ -48,6 +51,18 @@ __global__ void widen_kernel(std::int64_t elems, const std::uint16_t* x, float* 
             store4(y + i, make_float4(low(four.x), high(four.x), low(four.y), high(four.y)));
         },
         [=](std::int64_t i) { y[i] = narrow::from<type>(x[i]); });
+}
+
+template <DataType type>
+__global__ void round_kernel(std::int64_t elems, const float* x, float* y) {
+    const auto round = [](float v) { return narrow::from<type>(narrow::to<type>(v)); };
+    for_my_quad(
+        elems,
+        [=](std::int64_t i) {
+            const float4 v = load4(x + i);
+            store4(y + i, make_float4(round(v.x), round(v.y), round(v.z), round(v.w)));
+        },
+        [=](std::int64_t i) { y[i] = round(x[i]); });
 }
 
 __global__ void clip_norm_kernel(std::int64_t elems, float most, const double* sum_of_squares,
@@ -108,21 +123,26 @@ void fill(const Context& context, std::int64_t elems, float value, float* x) {
 }
 
 void narrow(const Context& context, DataType type, std::int64_t elems, const float* x,
-            std::uint16_t* y) {
-    if (type == DataType::bfloat16) {
-        launch_elementwise("narrow", narrow_kernel<DataType::bfloat16>, context, elems, x, y);
-    } else {
-        launch_elementwise("narrow", narrow_kernel<DataType::float16>, context, elems, x, y);
-    }
+            std::uint16_t* y, const float* factor) {
+    launch_elementwise("narrow",
+                       type == DataType::bfloat16 ? narrow_kernel<DataType::bfloat16>
+                                                  : narrow_kernel<DataType::float16>,
+                       context, elems, x, factor, y);
 }
 
 void widen(const Context& context, DataType type, std::int64_t elems, const std::uint16_t* x,
            float* y) {
-    if (type == DataType::bfloat16) {
-        launch_elementwise("widen", widen_kernel<DataType::bfloat16>, context, elems, x, y);
-    } else {
-        launch_elementwise("widen", widen_kernel<DataType::float16>, context, elems, x, y);
-    }
+    launch_elementwise("widen",
+                       type == DataType::bfloat16 ? widen_kernel<DataType::bfloat16>
+                                                  : widen_kernel<DataType::float16>,
+                       context, elems, x, y);
+}
+
+void round_to(const Context& context, DataType type, std::int64_t elems, const float* x, float* y) {
+    launch_elementwise("round_to",
+                       type == DataType::bfloat16 ? round_kernel<DataType::bfloat16>
+                                                  : round_kernel<DataType::float16>,
+                       context, elems, x, y);
 }
 
 void clip_norm(const Context& context, std::int64_t elems, float most, float* x,

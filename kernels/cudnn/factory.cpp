@@ -23,8 +23,11 @@ class LibraryFactory final : public KernelFactory {
     }
     std::string choices() const override { return handles_.remarks; }
 
-    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
-                             const OpSizes& sizes) override {
+    std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec, const OpSizes& sizes,
+                             DataType type) override {
+        if (type != DataType::float32) {
+            return nullptr;
+        }
         return std::visit(
             [&](const auto& each) -> std::unique_ptr<Op> {
                 if constexpr (requires { make_op(handles_, name, each, sizes); }) {

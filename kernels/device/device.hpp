@@ -41,9 +41,12 @@ class Device {
     virtual void download(void* host, const void* device, std::size_t bytes) = 0;
     virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // on the device
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
-    // y = x in a 16-bit type, and back; float32 is no such type.
-    virtual void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y) = 0;
+    // y = x in a 16-bit type (float32 is none), times *factor on the device where not null; back;
+    // and both ways in one.
+    virtual void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y,
+                        const float* factor = nullptr) = 0;
     virtual void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) = 0;
+    virtual void round_to(DataType type, std::int64_t elems, const float* x, float* y) = 0;
     // Until all of both streams is done.
     virtual void synchronize() = 0;
 

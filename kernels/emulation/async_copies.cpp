@@ -22,6 +22,9 @@ void check_address(const void* at, bool shared, const char* what) {
     if (shared && !shared_range().contains(static_cast<const std::byte*>(at))) {
         report(fmt::format("{} of an address that is not in shared memory", what));
     }
+    if (shared && shared_rank(at) != thread->rank) {
+        report(fmt::format("{} of an address in another block's shared memory", what));
+    }
 }
 
 }  // namespace gyre::emulated::emulator

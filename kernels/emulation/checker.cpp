@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "kernels/base/error.hpp"
+#include "kernels/emulation/cluster_clocks.hpp"
 #include "kernels/emulation/emulator.hpp"
+#include "kernels/emulation/finished_blocks.hpp"
 #include "kernels/emulation/places.hpp"
 
 namespace gyre::emulated {
@@ -22,9 +24,9 @@ namespace {
 constexpr unsigned kNone = 0xfff;  // no thread
 
 struct Access {
-    std::uint32_t epoch;   // 0: never
+    std::uint32_t epoch;   // of its ClusterClocks::Stamp; 0: never
     std::uint32_t pc;      // where in the program, from its beginning
-    std::uint16_t thread;  // of the block
+    std::uint16_t thread;  // of the stamp
     std::uint16_t fence;   // how often its warp had synchronised in this epoch
 };
 
@@ -39,7 +41,9 @@ struct Cell {
 };
 static_assert(sizeof(Cell) == 32 && std::is_trivial_v<Cell>);
 
-// Empty until enable_checker(), so that nothing lies in it.
+// Empty until enable_checker(), so that nothing lies in it. Shared memory has further cells for
+// what the blocks of each rank read of other blocks'; of device memory all have the same cells,
+// which know two readers.
 struct Region {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
@@ -48,15 +52,21 @@ struct Region {
 
     bool contains(std::uintptr_t at) const { return at - begin < bytes; }
     Cell& cell(std::uintptr_t at) const { return cells[(at - begin) / 4]; }
+    Cell& foreign_reads(const Cell& cell, unsigned rank) const {
+        return cells[static_cast<std::size_t>(&cell - cells) + (rank + 1) * (bytes / 4)];
+    }
 };
 constinit Region device, shared;
 constinit std::uintptr_t code_begin = 0;  // program_begin()
 
-// Ticks where all that went before is ordered before all that follows.
-constinit std::uint32_t epoch = 1, launch_start = 1, block_start = 1;
-constinit std::array<std::uint16_t, 32> fences{};  // of each warp, in this epoch
+constinit ClusterClocks clocks;
+constinit std::uint32_t launch_start = 1;  // ticks of clocks
+
+constinit ClusterVisits visits;
 
 std::map<std::uintptr_t, std::size_t> allocations, released, variables;
+
+FinishedBlocks finished;
 
 // Calls f(cell, mask) for the words of a range.
 template <typename F>
@@ -76,9 +86,16 @@ std::string behind_at(std::uint32_t pc) {
     return pc == 0 ? "" : " at " + place_of(pc);
 }
 
+unsigned rank_of(unsigned thread) {
+    return thread / static_cast<unsigned>(emulator::block_extent.count());
+}
 std::string name_of(unsigned thread) {
     const unsigned x = emulator::block_extent.x, y = emulator::block_extent.y;
-    return fmt::format("thread ({}, {}, {})", thread % x, thread / x % y, thread / x / y);
+    const unsigned i = thread % static_cast<unsigned>(emulator::block_extent.count());
+    return fmt::format("thread ({}, {}, {}) of {}", i % x, i / x % y, i / x / y,
+                       rank_of(thread) == emulator::thread->rank
+                           ? "the same block"
+                           : fmt::format("the cluster's block {}", rank_of(thread)));
 }
 
 // Where an address lies: in a range, or how far from the nearest one.
@@ -118,6 +135,7 @@ struct What {
     std::size_t bytes;
     bool write;
     std::uint32_t pc;
+    bool visit = false;  // of another block's shared memory
 
     std::string text() const {
         return fmt::format("this thread {} {} byte{} at {}", write ? "writes" : "reads", bytes,
@@ -147,11 +165,19 @@ struct What {
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_race(const What& what, unsigned thread,
                                                         std::uint32_t pc, bool wrote) {
-    const bool warp = thread / 32 == emulator::thread->linear / 32;
-    emulator::report(
-        fmt::format("race: {}; {} of the same block {} them{}, with no barrier{} between ({})",
-                    what.text(), name_of(thread), wrote ? "wrote" : "read", behind_at(pc),
-                    warp ? " or __syncwarp" : "", location(what.region, what.at)));
+    const bool warp = thread / 32 == emulator::thread->id / 32;
+    const bool block = rank_of(thread) == emulator::thread->rank;
+    emulator::report(fmt::format("race: {}; {} {} them{}, with no barrier{} between ({})",
+                                 what.text(), name_of(thread), wrote ? "wrote" : "read",
+                                 behind_at(pc),
+                                 warp     ? " or __syncwarp"
+                                 : !block ? " of the cluster"
+                                          : "",
+                                 location(what.region, what.at)));
+}
+[[noreturn, gnu::noinline, gnu::cold]] void report_visit(const What& what, const char* why) {
+    emulator::report(fmt::format("another block's shared memory: {}, {} ({})", what.text(), why,
+                                 location(what.region, what.at)));
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_block_race(const What& what, bool wrote,
                                                               std::uint32_t pc) {
@@ -163,14 +189,26 @@ struct What {
 
 // --- the rules -----------------------------------------------------------------------------------
 
+// Whether blocks of the launch that were none of those that run now did it, and are not known to
+// have done so before.
 bool other_block(const Region& region, std::uint32_t when) {
-    return !region.shared && when >= launch_start && when < block_start;
+    return !region.shared && when >= launch_start && when < clocks.begun() &&
+           !finished.known(when, clocks.stamp().tick, emulator::thread->linear);
 }
 
-// Whether an access of this epoch by `thread` is not ordered before this thread's.
+bool same_interval(const Access& access) {
+    return clocks.same_interval({access.epoch, access.thread});
+}
+
+// Whether an access by `thread` in this interval is not ordered before this thread's.
 bool unordered(unsigned thread, const Access& access) {
-    const unsigned self = emulator::thread->linear;
-    return thread != self && (thread / 32 != self / 32 || access.fence == fences[self / 32]);
+    const unsigned self = emulator::thread->id;
+    return thread != self && (thread / 32 != self / 32 || access.fence == clocks.fence(self));
+}
+
+Access access_now(const What& what) {
+    const ClusterClocks::Stamp stamp = clocks.stamp();
+    return {stamp.tick, what.pc, stamp.thread, clocks.fence(emulator::thread->id)};
 }
 
 [[gnu::always_inline]] inline void check_write(const Cell& cell, unsigned mask, const What& what) {
@@ -180,37 +218,42 @@ bool unordered(unsigned thread, const Access& access) {
     if (other_block(what.region, cell.write.epoch)) {
         report_block_race(what, true, cell.write.pc);
     }
-    if (cell.write.epoch == epoch && unordered(cell.write.thread, cell.write)) {
-        report_race(what, cell.write.thread, cell.write.pc, true);
+    if (same_interval(cell.write)) {
+        const unsigned thread = ClusterClocks::thread_of(cell.write.thread);
+        if (unordered(thread, cell.write)) {
+            report_race(what, thread, cell.write.pc, true);
+        }
     }
 }
 
-void read_word(Cell& cell, unsigned mask, const What& what) {
-    const bool fresh = what.region.shared && cell.write.epoch < block_start;
-    if ((mask & (fresh ? 0u : cell.known)) != mask) {
+void read_word(Cell& written, unsigned mask, const What& what) {
+    const bool fresh = what.region.shared && written.write.epoch < clocks.begun();
+    if ((mask & (fresh ? 0u : written.known)) != mask) {
         report_unknown(what);
     }
-    check_write(cell, mask, what);
+    check_write(written, mask, what);
 
     // One reader is kept, and another that no __syncwarp will order along with the first.
-    const unsigned self = emulator::thread->linear;
+    const unsigned self = emulator::thread->id;
+    Cell& cell = what.visit ? what.region.foreign_reads(written, emulator::thread->rank) : written;
     Access& read = cell.read;
-    const bool same_warp = read.thread / 32 == self / 32;
-    const bool same_fence = read.fence == fences[self / 32];
+    const unsigned reader = ClusterClocks::thread_of(read.thread);
+    const bool same_warp = reader / 32 == self / 32;
+    const bool same_fence = read.fence == clocks.fence(self);
     bool replace = true;
-    if (read.epoch != epoch) {
+    if (!same_interval(read)) {
         if (other_block(what.region, read.epoch)) {
             const unsigned before = cell.foreign_epoch >= launch_start ? cell.foreign_mask : 0u;
             cell.foreign_mask = (before | cell.read_mask) & 15u;
             cell.foreign_epoch = read.epoch;
         }
-    } else if (self == read.thread && cell.other == kNone && same_fence) {
+    } else if (self == reader && cell.other == kNone && same_fence) {
         cell.read_mask = (cell.read_mask | mask) & 15u;
         replace = false;
     } else if ((cell.read_mask & mask) == 0) {
-    } else if (cell.other != kNone && cell.other / 32 != read.thread / 32) {
+    } else if (cell.other != kNone && cell.other / 32 != reader / 32) {
         replace = false;
-    } else if (!same_warp || (same_fence && self != read.thread)) {
+    } else if (!same_warp || (same_fence && self != reader)) {
         cell.other = self & 0xfffu;
         cell.read_mask = cell.read_mask & mask & 15u;
         replace = false;
@@ -218,45 +261,73 @@ void read_word(Cell& cell, unsigned mask, const What& what) {
         replace = !same_fence;
     }
     if (replace) {
-        read = {epoch, what.pc, static_cast<std::uint16_t>(self), fences[self / 32]};
+        read = access_now(what);
         cell.read_mask = mask & 15u;
         cell.other = kNone;
     }
 }
 
+void check_reads(const Cell& cell, unsigned mask, const What& what) {
+    const Access& read = cell.read;
+    if ((cell.read_mask & mask) == 0) {
+        return;
+    }
+    if (other_block(what.region, read.epoch)) {
+        report_block_race(what, false, read.pc);
+    }
+    if (same_interval(read)) {
+        if (const unsigned thread = ClusterClocks::thread_of(read.thread);
+            unordered(thread, read)) {
+            report_race(what, thread, read.pc, false);
+        }
+        if (cell.other != kNone && unordered(cell.other, read)) {
+            report_race(what, cell.other, 0, false);
+        }
+    }
+}
+
 void write_word(Cell& cell, unsigned mask, const What& what) {
     check_write(cell, mask, what);
-    const Access& read = cell.read;
     if ((cell.foreign_mask & mask) != 0 && other_block(what.region, cell.foreign_epoch)) {
         report_block_race(what, false, 0);
     }
-    if ((cell.read_mask & mask) != 0) {
-        if (other_block(what.region, read.epoch)) {
-            report_block_race(what, false, read.pc);
-        }
-        if (read.epoch == epoch) {
-            if (unordered(read.thread, read)) {
-                report_race(what, read.thread, read.pc, false);
-            }
-            if (cell.other != kNone && unordered(cell.other, read)) {
-                report_race(what, cell.other, 0, false);
-            }
+    check_reads(cell, mask, what);
+    if (what.region.shared && clocks.clustered()) {
+        for (unsigned rank = 0; rank < emulator::cluster_blocks; ++rank) {
+            check_reads(what.region.foreign_reads(cell, rank), mask, what);
         }
     }
-    const bool fresh = what.region.shared && cell.write.epoch < block_start;
-    const unsigned self = emulator::thread->linear;
+    const bool fresh = what.region.shared && cell.write.epoch < clocks.begun();
     cell.known = ((fresh ? 0u : cell.known) | mask) & 15u;
-    cell.write = {epoch, what.pc, static_cast<std::uint16_t>(self), fences[self / 32]};
+    cell.write = access_now(what);
     cell.write_mask = mask & 15u;
+}
+
+// Of another block of the cluster: it has begun, and has not ended.
+void visit(const What& what, unsigned owner) {
+    if (clocks.seen() == 0) {
+        report_visit(what, "before a barrier of the cluster says that the block has begun");
+    }
+    if (visits.ended(owner)) {
+        report_visit(what, "of a block that has ended");
+    }
+    visits.visit(owner, clocks.arrivals(), what.pc);
 }
 
 // kBytes is what an aligned access has (-fsanitize=alignment finds those that are not), or 0.
 template <bool kWrite, std::size_t kBytes>
 void check(const Region& region, std::uintptr_t at, std::size_t bytes, const void* pc) {
-    const What what{region, at, bytes, kWrite,
-                    static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(pc) - code_begin)};
+    What what{region, at, bytes, kWrite,
+              static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(pc) - code_begin)};
     if (emulator::thread == nullptr) {
         report_host(what);
+    }
+    if (region.shared && clocks.clustered()) {
+        const unsigned owner = emulator::shared_rank(reinterpret_cast<const void*>(at));
+        what.visit = owner != emulator::thread->rank;
+        if (what.visit) {
+            visit(what, owner);
+        }
     }
     const auto word = [&](Cell& cell, unsigned mask) {
         if ((mask & cell.live) != mask) {
@@ -303,17 +374,38 @@ class Checker final : public emulator::Listener {
                       [](Cell& cell, unsigned) { cell = {}; });
         }
         variables.clear();
-        tick();
-        launch_start = epoch;
+        launch_start = clocks.now() + 1;
+        finished.begin_launch();
     }
-    void block_begins() override {
-        tick();
-        block_start = epoch;
+    void blocks_begin() override {
+        clocks.begin();
+        finished.begin_block();
+        if (clocks.clustered()) {
+            visits = {};
+        }
     }
-    void block_barrier() override { tick(); }
+    void block_barrier(unsigned rank) override { clocks.block_barrier(rank); }
+    void block_arrives(const void* count, bool last) override {
+        finished.arrives(count, last, clocks.begun(), clocks.stamp().tick,
+                         emulator::thread->linear);
+    }
+    void cluster_arrived() override { clocks.arrived(); }
+    void cluster_complete() override { clocks.complete(); }
+    void cluster_waited() override { clocks.waited(); }
+    void thread_ends() override {
+        if (!clocks.clustered()) {
+            return;
+        }
+        if (const ClusterVisits::Visit* visit = visits.thread_ends(clocks.seen())) {
+            emulator::report(fmt::format(
+                "another block's shared memory: this block ends, and no barrier of the cluster "
+                "says that {} is done with it, which touched it{}",
+                name_of(visit->thread), behind_at(visit->pc)));
+        }
+    }
     void warp_operation(unsigned warp, emulator::WarpOperation operation) override {
         if (operation == emulator::WarpOperation::sync) {
-            ++fences[warp];
+            clocks.warp_barrier(warp);
         }
     }
     void shared_declared(void* at, std::size_t bytes) override {
@@ -355,10 +447,6 @@ class Checker final : public emulator::Listener {
     }
 
  private:
-    static void tick() {
-        ++epoch;
-        fences.fill(0);
-    }
     static void make_live(const Region& region, const void* at, std::size_t bytes) {
         each_word(region, at, bytes, [](Cell& cell, unsigned mask) {
             cell = {};
@@ -377,7 +465,8 @@ class Checker final : public emulator::Listener {
 Region region_of(const emulator::Range& range, bool is_shared) {
     const auto bytes = static_cast<std::size_t>(range.end - range.begin);
     // Pages come as they are touched. The spare one ends accesses that run over the end.
-    void* cells = mmap(nullptr, bytes / 4 * sizeof(Cell) + 4096, PROT_READ | PROT_WRITE,
+    const std::size_t sets = is_shared ? 1 + emulator::kMostCluster : 1;
+    void* cells = mmap(nullptr, sets * (bytes / 4) * sizeof(Cell) + 4096, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (cells == MAP_FAILED) {
         throw Error(ExitCode::internal,

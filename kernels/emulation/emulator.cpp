@@ -1,174 +1,182 @@
 #include "kernels/emulation/emulator.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
-#include <bit>
 #include <cstdio>
-#include <cstring>
 #include <numeric>
-#include <random>
 #include <utility>
 #include <vector>
 
 #include "kernels/base/error.hpp"
 #include "kernels/cuda/runtime.hpp"
-#include "kernels/emulation/fibers.hpp"
-#include "kernels/emulation/place.hpp"
-#include "kernels/emulation/sanitizer.hpp"
-#include "kernels/emulation/warp.hpp"
+#include "kernels/emulation/lanes.hpp"
+#include "kernels/emulation/schedule.hpp"
+#include "kernels/emulation/shared_memory.hpp"
 
 namespace gyre::emulated::emulator {
 
 Thread* thread = nullptr;
-uint3 block_index;
 dim3 block_extent, grid_extent;
+unsigned cluster_blocks = 1;
 Listener* listener = nullptr;
-
-// What a thread waits for.
-struct Lane : Thread {
-    Fiber* fiber = nullptr;
-    Place place;
-    bool at_barrier = false;
-    bool at_warp_operation = false;
-    bool done = false;
-};
 
 namespace {
 
-constexpr unsigned kMostThreads = 1024;
-constexpr std::size_t kRedzone = 64;
-constexpr std::size_t kSlack = 4096;  // beyond the shared memory, for redzones
-constexpr std::uint64_t kAllLanes = 0xffffffffu;
-
-struct Warp {
-    std::uint32_t ready = 0;    // lanes that may run
-    std::uint32_t arrived = 0;  // lanes that wait in a warp operation
-    WarpOperation operation = WarpOperation::sync;
-    WarpOperands operands{};
-    Place place;
-};
-
 class Machine {
  public:
-    Machine() {
-        const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
-        shared_ = static_cast<std::byte*>(map_memory(kMostSharedBytes + 2 * page));
-        for (unsigned i = 0; i < kMostThreads; ++i) {
-            lanes_[i].linear = i;
-        }
-    }
-
     // --- the host's side -------------------------------------------------------------------------
     void run_grid(const Launch& launch, const std::function<void()>& body) {
         ++launches;
-        const char* const kernel = kernel_ = launch.kernel;
-        const dim3 grid = launch.grid, block = launch.block;
+        kernel_ = launch.kernel;
         body_ = &body;
-        threads_ = static_cast<unsigned>(block.count());
         report_.clear();
-        if (block.count() == 0 || block.count() > kMostThreads || block.count() % kWarp != 0) {
-            throw Error(ExitCode::internal,
-                        fmt::format("kernel {}: blocks of {} threads; gyre's kernels need a "
-                                    "multiple of 32, at most {}",
-                                    kernel, block.count(), kMostThreads));
+        check_extents(launch);
+        const dim3 grid = grid_extent = launch.grid, block = block_extent = launch.block;
+        cluster_blocks = launch.cluster;
+        block_threads_ = static_cast<unsigned>(block.count());
+        threads_ = block_threads_ * launch.cluster;
+        for (unsigned id = 0; id < threads_; ++id) {
+            const unsigned i = id % block_threads_;
+            Lane& lane = lanes_[id];
+            lane.index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
+            lane.linear = i;
+            lane.rank = id / block_threads_;
+            lane.id = id;
         }
-        if (grid.count() == 0 || grid.x > 0x7fffffffu || grid.y > 0xffffu || grid.z > 0xffffu) {
-            throw Error(ExitCode::internal,
-                        fmt::format("kernel {}: a grid of {} x {} x {} blocks is not possible",
-                                    kernel, grid.x, grid.y, grid.z));
-        }
-        grid_extent = grid;
-        block_extent = block;
-        for (unsigned i = 0; i < threads_; ++i) {
-            lanes_[i].index = {i % block.x, i / block.x % block.y, i / block.x / block.y};
-        }
-        shared_used_ = declared_ = 0;
-        dynamic_ = nullptr;
-        variables_.clear();
-        poison(shared_, kMostSharedBytes + kSlack);
+        declared_ = launch.shared_bytes;
+        dynamic_ = false;
+        shared_.begin_launch(launch.cluster);
         if (listener != nullptr) {
             listener->launch_begins(launch);
         }
         if (launch.shared_bytes > 0) {
-            if (launch.shared_bytes > kMostSharedBytes) {
-                throw Error(
-                    ExitCode::internal,
-                    fmt::format("kernel {}: {} bytes of dynamic shared memory; there are {}",
-                                kernel, launch.shared_bytes, kMostSharedBytes));
-            }
-            declared_ = launch.shared_bytes;
-            dynamic_ = add_variable(this, launch.shared_bytes, 128);
+            shared_.variable(0, this, launch.shared_bytes, 128);
+            dynamic_ = true;
         }
-        order_.resize(grid.count());
+        order_.resize(grid.count() / launch.cluster);
         std::iota(order_.begin(), order_.end(), std::size_t{0});
-        if (seed_ != 0) {
-            std::shuffle(order_.begin(), order_.end(), random_);
-        }
-        const auto run =
-            most_blocks_ < 0 ? order_.size() : std::min(order_.size(), std::size_t(most_blocks_));
+        schedule_.shuffle(order_);
+        const auto most = static_cast<std::size_t>(most_blocks_);
+        const auto run = most_blocks_ < 0 ? order_.size()
+                                          : std::min(order_.size(),
+                                                     (most + launch.cluster - 1) / launch.cluster);
         for (std::size_t nth = 0; nth < run; ++nth) {
-            const std::size_t i = order_[nth * order_.size() / run];
-            block_index = {static_cast<unsigned>(i % grid.x),
-                           static_cast<unsigned>(i / grid.x % grid.y),
-                           static_cast<unsigned>(i / grid.x / grid.y)};
-            run_block();
+            const std::size_t first = order_[nth * order_.size() / run] * launch.cluster;
+            for (unsigned id = 0; id < threads_; ++id) {
+                const std::size_t i = first + lanes_[id].rank;
+                lanes_[id].block = {static_cast<unsigned>(i % grid.x),
+                                    static_cast<unsigned>(i / grid.x % grid.y),
+                                    static_cast<unsigned>(i / grid.x / grid.y)};
+            }
+            run_blocks();
             if (!report_.empty()) {
                 throw Error(ExitCode::internal, report_);
             }
         }
         body_ = nullptr;
         if (listener != nullptr) {
-            listener->launch_ends(static_cast<std::int64_t>(run));
+            listener->launch_ends(static_cast<std::int64_t>(run * launch.cluster));
         }
     }
 
     void set_most_blocks(std::int64_t count) { most_blocks_ = count; }
-    void set_schedule(std::uint64_t seed) {
-        seed_ = seed;
-        random_.seed(seed);
-    }
+    bool runs_all_blocks() const { return most_blocks_ < 0; }
+    void set_schedule(std::uint64_t seed) { schedule_ = Schedule(seed); }
 
     bool in_kernel() const {
         return fibers_.running != nullptr && fibers_.running != &fibers_.host;
     }
-    Range shared() const { return {shared_, shared_ + kMostSharedBytes + kSlack}; }
+    const SharedMemory& shared() const { return shared_; }
 
     // --- the threads' side -----------------------------------------------------------------------
     void sync_block(const Place& place) {
-        Lane& lane = *fibers_.running->lane;
-        if (done_ > 0) {
-            report(
-                fmt::format("the barrier at {} is reached after {} of {} threads have left the "
-                            "kernel",
-                            place, done_, threads_));
-        }
-        if (at_barrier_ == 0) {
-            barrier_ = place;
-        } else if (!same(barrier_, place)) {
-            report(fmt::format("divergent barrier: this thread waits at {}, others at {}", place,
-                               barrier_));
+        Lane& lane = running();
+        Barrier& barrier = barriers_[lane.rank];
+        if (std::string wrong = barrier.come("barrier", place, block_threads_); !wrong.empty()) {
+            report(std::move(wrong));
         }
         lane.place = place;
         lane.at_barrier = true;
-        if (++at_barrier_ == threads_) {
-            at_barrier_ = 0;
-            for (unsigned i = 0; i < threads_; ++i) {
-                lanes_[i].at_barrier = false;
+        if (barrier.waiting == block_threads_) {
+            barrier.waiting = 0;
+            Lane* const lanes = &lanes_[lane.id - lane.linear];
+            for (unsigned i = 0; i < block_threads_; ++i) {
+                lanes[i].at_barrier = false;
+                make_ready(lanes[i]);
             }
-            all_ready();
             if (listener != nullptr) {
-                listener->block_barrier();
+                listener->block_barrier(lane.rank);
             }
         }
         give_way(lane);
     }
 
+    void arrive_at_cluster(const Place& place) {
+        Lane& lane = running();
+        if (lane.arrived) {
+            report(
+                fmt::format("this thread arrives at the cluster's barrier at {} and has not "
+                            "waited since it did at {}",
+                            place, lane.place));
+        }
+        if (std::string wrong = cluster_.come("cluster barrier", place, threads_); !wrong.empty()) {
+            report(std::move(wrong));
+        }
+        lane.place = place;
+        lane.arrived = true;
+        lane.arrival = completed_;
+        if (listener != nullptr) {
+            listener->cluster_arrived();
+        }
+        if (cluster_.waiting == threads_) {
+            cluster_.waiting = 0;
+            ++completed_;
+            for (unsigned i = 0; i < threads_; ++i) {
+                if (std::exchange(lanes_[i].at_cluster, false)) {
+                    make_ready(lanes_[i]);
+                }
+            }
+            if (listener != nullptr) {
+                listener->cluster_complete();
+            }
+        }
+    }
+    void wait_for_cluster(const Place& place) {
+        Lane& lane = running();
+        if (!lane.arrived) {
+            report(
+                fmt::format("this thread waits at {} for the cluster's barrier, at which it has "
+                            "not arrived",
+                            place));
+        }
+        lane.place = place;
+        if (lane.arrival == completed_) {
+            lane.at_cluster = true;
+        } else {
+            make_ready(lane);
+        }
+        give_way(lane);
+        lane.arrived = false;
+        if (listener != nullptr) {
+            listener->cluster_waited();
+        }
+    }
+    void* map_shared_rank(void* at, unsigned rank) {
+        if (rank >= cluster_blocks) {
+            report(fmt::format("map_shared_rank: rank {} of a cluster of {} blocks", rank,
+                               cluster_blocks));
+        }
+        if (!shared_.range().contains(static_cast<std::byte*>(at))) {
+            report("map_shared_rank: an address that is not in shared memory");
+        }
+        return shared_.of_rank(at, rank);
+    }
+
     void warp_operation(WarpOperation operation, void* operand, const Place& place) {
-        Lane& lane = *fibers_.running->lane;
-        Warp& warp = warps_[lane.linear / kWarp];
+        Lane& lane = running();
+        Warp& warp = warps_[lane.id / kWarp];
         if (warp.arrived == 0) {
             warp.operation = operation;
             warp.place = place;
@@ -181,15 +189,15 @@ class Machine {
         lane.at_warp_operation = true;
         warp.arrived |= 1u << (lane.linear % kWarp);
         if (warp.arrived == kAllLanes) {
-            Lane* lanes = &lanes_[lane.linear / kWarp * kWarp];
+            Lane* lanes = &lanes_[lane.id / kWarp * kWarp];
             compute(operation, warp.operands);
             for (unsigned i = 0; i < kWarp; ++i) {
                 lanes[i].at_warp_operation = false;
+                make_ready(lanes[i]);
             }
             warp.arrived = 0;
-            warp.ready = kAllLanes;
             if (listener != nullptr) {
-                listener->warp_operation(lane.linear / kWarp, operation);
+                listener->warp_operation(lane.id / kWarp, operation);
             }
         }
         give_way(lane);
@@ -197,34 +205,34 @@ class Machine {
 
     void* shared_variable(const void* key, const char* name, std::size_t bytes,
                           std::size_t alignment) {
-        for (const Variable& variable : variables_) {
-            if (variable.key == key) {
-                return variable.at;
-            }
+        const unsigned rank = running().rank;
+        if (void* at = shared_.find(rank, key)) {
+            return at;
         }
         declared_ += bytes;
-        const std::size_t most = dynamic_ == nullptr ? kSharedBytesUnasked : kMostSharedBytes;
-        if (void* at = declared_ <= most ? add_variable(key, bytes, alignment) : nullptr) {
+        const std::size_t most = dynamic_ ? kMostSharedBytes : kSharedBytesUnasked;
+        if (void* at =
+                declared_ <= most ? shared_.variable(rank, key, bytes, alignment) : nullptr) {
             return at;
         }
         report(fmt::format("shared memory '{}': with it the kernel needs {} bytes, but has {}",
                            name, declared_, most));
     }
     void* dynamic_shared() {
-        if (dynamic_ == nullptr) {
+        if (!dynamic_) {
             report("this kernel uses dynamic shared memory, of which its launch has none");
         }
-        return dynamic_;
+        return shared_.find(running().rank, this);
     }
 
     [[noreturn]] void report(std::string what) {
         if (!in_kernel()) {
             throw Error(ExitCode::internal, "emulated GPU: host code: " + what);
         }
-        const Lane& lane = *fibers_.running->lane;
+        const Lane& lane = running();
         report_ =
             fmt::format("emulated GPU: kernel {}, block ({}, {}, {}), thread ({}, {}, {}): {}",
-                        kernel_, block_index.x, block_index.y, block_index.z, lane.index.x,
+                        kernel_, lane.block.x, lane.block.y, lane.block.z, lane.index.x,
                         lane.index.y, lane.index.z, what);
         std::string().swap(what);  // nobody comes back to free it
         Fiber& from = *fibers_.running;
@@ -233,62 +241,28 @@ class Machine {
     }
 
  private:
-    struct Variable {
-        const void* key;
-        void* at;
-        std::size_t bytes;
-    };
+    Lane& running() { return *fibers_.running->lane; }
+    void make_ready(const Lane& lane) { schedule_.make_ready(lane.id); }
 
-    // Null: there is no more room.
-    void* add_variable(const void* key, std::size_t bytes, std::size_t alignment) {
-        const std::size_t align = std::max<std::size_t>(alignment, 16);
-        const std::size_t begin = (shared_used_ + kRedzone + align - 1) / align * align;
-        if (begin + bytes + kRedzone > kMostSharedBytes + kSlack) {
-            return nullptr;
-        }
-        shared_used_ = begin + bytes;
-        void* at = shared_ + begin;
-        unpoison(at, bytes);
-        std::memset(at, 0xff, bytes);  // NaN
-        variables_.push_back({key, at, bytes});
-        if (listener != nullptr) {
-            listener->shared_declared(at, bytes);
-        }
-        return at;
-    }
-
-    void all_ready() {
-        for (unsigned w = 0; w < threads_ / kWarp; ++w) {
-            warps_[w].ready = kAllLanes;
-        }
-    }
-
-    void run_block() {
-        for (const Variable& variable : variables_) {
-            std::memset(variable.at, 0xff, variable.bytes);
-        }
+    void run_blocks() {
+        shared_.begin_blocks();
         for (unsigned i = 0; i < threads_; ++i) {
             Lane& lane = lanes_[i];
             lane.fiber = nullptr;
             lane.at_barrier = lane.at_warp_operation = lane.done = false;
+            lane.at_cluster = lane.arrived = false;
             lane.copies.clear();
             lane.landing = false;
         }
-        for (unsigned w = 0; w < threads_ / kWarp; ++w) {
-            warps_[w].arrived = 0;
+        for (Warp& warp : warps_) {
+            warp.arrived = 0;
         }
-        all_ready();
-        at_barrier_ = done_ = 0;
-        warp_now_ = 0;
-        if (seed_ != 0) {
-            // Uniform picks alone seldom let one warp run far ahead of the others.
-            uniform_ = random_() % 4 == 0;
-            warp_order_.resize(threads_ / kWarp);
-            std::iota(warp_order_.begin(), warp_order_.end(), 0u);
-            std::shuffle(warp_order_.begin(), warp_order_.end(), random_);
-        }
+        barriers_.fill({});
+        cluster_ = {};
+        completed_ = 0;
+        schedule_.begin(threads_ / kWarp);
         if (listener != nullptr) {
-            listener->block_begins();
+            listener->blocks_begin();
         }
         fibers_.running = &fibers_.host;
         Lane* first = pick();
@@ -299,38 +273,14 @@ class Machine {
         if (!report_.empty()) {
             fibers_.abandon_all();
         } else if (listener != nullptr) {
-            listener->block_ends();
+            listener->blocks_end();
         }
     }
 
-    // The next thread to run, taken from the ready ones; null where there is none.
+    // The next thread to run; null where none is ready.
     Lane* pick() {
-        const unsigned warps = threads_ / kWarp;
-        if (seed_ == 0) {
-            for (unsigned i = 0; i < warps; ++i) {
-                const unsigned w = warp_now_ + i < warps ? warp_now_ + i : warp_now_ + i - warps;
-                if (warps_[w].ready != 0) {
-                    warp_now_ = w;
-                    return take(w, static_cast<unsigned>(std::countr_zero(warps_[w].ready)));
-                }
-            }
-            return nullptr;
-        }
-        const unsigned start = uniform_ ? static_cast<unsigned>(random_() % warps) : 0;
-        for (unsigned i = 0; i < warps; ++i) {
-            const unsigned w = warp_order_[(start + i) % warps];
-            const std::uint32_t ready = warps_[w].ready;
-            if (ready != 0) {
-                const int turn = static_cast<int>(random_() % kWarp);
-                const int lane = (std::countr_zero(std::rotr(ready, turn)) + turn) % 32;
-                return take(w, static_cast<unsigned>(lane));
-            }
-        }
-        return nullptr;
-    }
-    Lane* take(unsigned warp, unsigned lane) {
-        warps_[warp].ready &= ~(1u << lane);
-        return &lanes_[warp * kWarp + lane];
+        const int id = schedule_.pick();
+        return id < 0 ? nullptr : &lanes_[static_cast<unsigned>(id)];
     }
 
     // Called by a thread that waits, possibly not any more.
@@ -356,13 +306,16 @@ class Machine {
         int listed = 0;
         for (unsigned i = 0; i < threads_ && listed < 4; ++i) {
             const Lane& lane = lanes_[i];
-            if (lane.at_barrier || lane.at_warp_operation) {
+            if (lane.at_barrier || lane.at_warp_operation || lane.at_cluster) {
                 text += fmt::format(" thread {} waits in a {} at {};", i,
-                                    lane.at_barrier ? "barrier" : "warp operation", lane.place);
+                                    lane.at_barrier   ? "barrier"
+                                    : lane.at_cluster ? "cluster barrier"
+                                                      : "warp operation",
+                                    lane.place);
                 ++listed;
             }
         }
-        text += fmt::format(" {} of {} threads have left", done_, threads_);
+        text += fmt::format(" {} of {} threads have left", cluster_.done, threads_);
         report(std::move(text));
     }
 
@@ -382,7 +335,7 @@ class Machine {
                 self.lane = next;
                 continue;
             }
-            if (next == nullptr && machine.done_ < machine.threads_) {
+            if (next == nullptr && machine.cluster_.done < machine.threads_) {
                 machine.report_deadlock();
             }
             machine.fibers_.give_back(self);
@@ -393,25 +346,42 @@ class Machine {
     void finished(Lane& lane) {
         lane.done = true;
         lane.fiber = nullptr;
-        ++done_;
+        const Barrier& barrier = barriers_[lane.rank];
+        ++barriers_[lane.rank].done;
+        ++cluster_.done;
         if (lane.copies.under_way() > 0) {
             report(
                 fmt::format("this thread leaves the kernel with {} asynchronous copies that it "
                             "has not waited for",
                             lane.copies.under_way()));
         }
-        if (at_barrier_ > 0) {
+        if (barrier.waiting > 0) {
             report(
                 fmt::format("this thread leaves the kernel while {} others wait in the barrier "
                             "at {}",
-                            at_barrier_, barrier_));
+                            barrier.waiting, barrier.place));
         }
-        const Warp& warp = warps_[lane.linear / kWarp];
+        if (lane.arrived) {
+            report(
+                fmt::format("this thread leaves the kernel without a wait for the cluster's "
+                            "barrier at which it has arrived at {}",
+                            lane.place));
+        }
+        if (cluster_.waiting > 0) {
+            report(
+                fmt::format("this thread leaves the kernel while {} others are at the cluster "
+                            "barrier at {}",
+                            cluster_.waiting, cluster_.place));
+        }
+        const Warp& warp = warps_[lane.id / kWarp];
         if (warp.arrived != 0) {
             report(
                 fmt::format("this thread leaves the kernel while others of its warp wait in the "
                             "warp operation at {}",
                             warp.place));
+        }
+        if (listener != nullptr) {
+            listener->thread_ends();
         }
     }
 
@@ -431,21 +401,20 @@ class Machine {
  private:
     const char* kernel_ = "";
     const std::function<void()>* body_ = nullptr;
-    unsigned threads_ = 0, at_barrier_ = 0, done_ = 0, warp_now_ = 0;
-    Place barrier_;
-    std::array<Lane, kMostThreads> lanes_;
-    std::array<Warp, kMostThreads / kWarp> warps_;
+    unsigned block_threads_ = 0;
+    unsigned threads_ = 0;  // of the cluster
+    std::array<Barrier, kMostCluster> barriers_;
+    Barrier cluster_;
+    unsigned completed_ = 0;  // barriers of the cluster
+    std::array<Lane, kMostClusterThreads> lanes_;
+    std::array<Warp, kMostClusterThreads / kWarp> warps_;
     Fibers fibers_{fiber_main};
     std::string report_;
-    std::byte* shared_ = nullptr;
-    std::size_t shared_used_ = 0, declared_ = 0;
-    void* dynamic_ = nullptr;
-    std::vector<Variable> variables_;
-    std::uint64_t seed_ = 0;
+    SharedMemory shared_;
+    std::size_t declared_ = 0;
+    bool dynamic_ = false;
+    Schedule schedule_{0};
     std::int64_t most_blocks_ = -1;
-    std::mt19937_64 random_;
-    bool uniform_ = false;
-    std::vector<unsigned> warp_order_;
     std::vector<std::size_t> order_;
 };
 
@@ -457,11 +426,23 @@ void sync_block(const Place& place) {
 void sync_warp(const Place& place) {
     Machine::instance().warp_operation(WarpOperation::sync, nullptr, place);
 }
+void arrive_at_cluster(const Place& place) {
+    Machine::instance().arrive_at_cluster(place);
+}
+void wait_for_cluster(const Place& place) {
+    Machine::instance().wait_for_cluster(place);
+}
+void* map_shared_rank(void* at, unsigned rank) {
+    return Machine::instance().map_shared_rank(at, rank);
+}
+unsigned shared_rank(const void* at) {
+    return Machine::instance().shared().rank_of(at);
+}
 void warp_operation(WarpOperation operation, void* operand, const Place& place) {
     Machine::instance().warp_operation(operation, operand, place);
 }
-void atomic_max(std::int32_t* at, std::int32_t value) {
-    *at = std::max(*at, value);
+bool runs_all_blocks() {
+    return Machine::instance().runs_all_blocks();
 }
 
 void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment) {
@@ -489,7 +470,7 @@ bool in_kernel() {
     return Machine::instance().in_kernel();
 }
 Range shared_range() {
-    return Machine::instance().shared();
+    return Machine::instance().shared().range();
 }
 
 }  // namespace gyre::emulated::emulator

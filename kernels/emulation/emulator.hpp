@@ -1,10 +1,12 @@
 // Runs kernels on the CPU, a fiber for each CUDA thread, and reports what is wrong with them.
 //
-// The blocks of a grid run one after another; the threads of a block take turns, and change only
-// where a barrier or a warp operation makes them wait. Whatever order a schedule picks is one the
-// GPU might pick as well, so a kernel must give the same result under all of them. Reports:
+// The blocks of a grid run one after another, those of a cluster side by side; the threads of a
+// block or cluster take turns, and change only where a barrier or a warp operation makes them wait.
+// Whatever order a schedule picks is one the GPU might pick as well, so a kernel must give the same
+// result under all of them. Reports:
 //   always: divergent barriers and warp operations, threads that leave while others wait, blocks
-//     whose size is no multiple of 32, too much shared memory;
+//     whose size is no multiple of 32, too much shared memory, clusters that do not divide the
+//     grid, and barriers of clusters that a thread does not reach, or not wait for;
 //   with AddressSanitizer: accesses outside device and shared memory;
 //   with the checker (checker.hpp): the same, races, uninitialised reads, misaligned accesses, host
 //     code that touches device memory.
@@ -39,15 +41,20 @@ namespace emulator {
 
 using Place = std::source_location;
 
+// Blocks of a cluster, as every GPU with clusters has them; and here, their threads.
+constexpr unsigned kMostCluster = 8, kMostClusterThreads = 2048;
+
 struct Thread {
-    uint3 index;
-    unsigned linear = 0;
+    uint3 index, block;
+    unsigned linear = 0;  // in the block
+    unsigned rank = 0;    // of the block in its cluster
+    unsigned id = 0;      // in the cluster: rank * threads of a block + linear
     AsyncCopies copies;
     bool landing = false;  // copies land: no accesses of the kernel's own
 };
 extern Thread* thread;  // the one that runs
-extern uint3 block_index;
 extern dim3 block_extent, grid_extent;
+extern unsigned cluster_blocks;
 
 // For all threads of the block, or all 32 lanes of the warp.
 void sync_block(const Place& place);
@@ -83,12 +90,24 @@ void warp_operation(WarpOperation operation, void* operand, const Place& place);
 // One thread runs at a time, so nothing can come between; the checker does not see it.
 void atomic_max(std::int32_t* at, std::int32_t value);
 
+// Likewise; the checker is told of the arrival. Where launches run only some of their blocks, the
+// block of the largest index counts as the last.
+bool arrives_last(std::uint32_t* count, std::uint32_t blocks, std::uint32_t index);
+
 // An asynchronous copy by the thread that runs, which has filled `to` with NaN, and lands what
 // thread->copies.land() hands it, so that the checker sees both.
 void issue_copy(const AsyncCopy& copy);
 
 // Reports an address that is no multiple of 16, or `shared` and not in shared memory. Of `what`.
 void check_address(const void* at, bool shared, const char* what);
+
+// For all threads of the cluster: who has arrived goes on, and waits before it arrives again.
+void arrive_at_cluster(const Place& place);
+void wait_for_cluster(const Place& place);
+// The place of the block's shared memory `at` in that of the cluster's block of this rank.
+void* map_shared_rank(void* at, unsigned rank);
+// Of the block whose shared memory it is.
+unsigned shared_rank(const void* at);
 
 // Memory of the block for the declaration `key`; filled with NaN when the block starts.
 void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment);
@@ -101,6 +120,7 @@ struct Launch {
     const void* entry = nullptr;  // the function
     dim3 grid, block;
     std::size_t shared_bytes = 0;  // dynamic
+    unsigned cluster = 1;          // blocks, along x
 };
 void run_grid(const Launch& launch, const std::function<void()>& body);
 // Appends work to a stream.
@@ -112,6 +132,7 @@ void set_schedule(std::uint64_t seed);
 // Launches run at most this many of their blocks, evenly spread, and then their results are of no
 // use: for looking at kernels on large grids, or with 0 at launches alone. Negative: all blocks.
 void set_most_blocks(std::int64_t count);
+bool runs_all_blocks();
 // What the emulated GPU says it has; 4 unless set, before a backend is made. No kernel's results
 // depend on it.
 void set_multiprocessors(int count);
@@ -139,11 +160,19 @@ Range shared_range();
 struct Listener {
     virtual ~Listener() = default;
     virtual void launch_begins(const Launch& /*launch*/) {}
-    virtual void block_begins() {}
-    virtual void block_barrier() {}
-    // All lanes of the warp have arrived; barriers of warps are such an operation, too.
+    // One block, or those of a cluster.
+    virtual void blocks_begin() {}
+    virtual void block_barrier(unsigned /*rank*/) {}
+    // The running thread's part in a barrier of the cluster; and all threads have arrived.
+    virtual void cluster_arrived() {}
+    virtual void cluster_complete() {}
+    virtual void cluster_waited() {}
+    virtual void thread_ends() {}
+    // All lanes of the cluster's warp have arrived; barriers of warps are such an operation, too.
     virtual void warp_operation(unsigned /*warp*/, WarpOperation /*operation*/) {}
-    virtual void block_ends() {}
+    // A thread of the block arrives for it at a count that blocks share.
+    virtual void block_arrives(const void* /*count*/, bool /*last*/) {}
+    virtual void blocks_end() {}
     virtual void launch_ends(std::int64_t /*blocks_run*/) {}
     virtual void shared_declared(void* /*at*/, std::size_t /*bytes*/) {}
     // An asynchronous copy has yet to bring this.

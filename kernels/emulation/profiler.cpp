@@ -29,7 +29,7 @@ Traffic& Traffic::operator+=(const Traffic& other) {
 namespace {
 
 using emulator::kWarp;
-constexpr unsigned kMostThreads = 1024, kMostWarps = kMostThreads / kWarp;
+constexpr unsigned kMostThreads = emulator::kMostClusterThreads, kMostWarps = kMostThreads / kWarp;
 constexpr std::uint32_t kSectorBytes = 32, kBanks = 32, kBankBytes = 4;
 
 // What the lanes of a warp asked for in one execution of a place.
@@ -176,10 +176,13 @@ class Profiler final : public emulator::Listener {
             !(device || shared_.contains(at))) {
             return;
         }
+        const Space space = device                                                ? Space::global
+                            : emulator::shared_rank(at) == emulator::thread->rank ? Space::shared
+                                                                                  : Space::remote;
         Place& place =
             place_at(static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(pc) - code_begin_),
-                     device ? Space::global : Space::shared, write, bytes);
-        const unsigned thread = emulator::thread->linear;
+                     space, write, bytes);
+        const unsigned thread = emulator::thread->id;
         const std::uint32_t nth = place.count[thread]++;
         std::vector<Request>& requests = place.requests[thread / kWarp];
         if (nth >= requests.size()) {
@@ -200,7 +203,7 @@ class Profiler final : public emulator::Listener {
         }
         const std::size_t at = reinterpret_cast<std::uintptr_t>(pc) - code_begin_;
         const BasicBlock block = at < blocks_.size() ? blocks_[at] : BasicBlock{};
-        const unsigned thread = emulator::thread->linear;
+        const unsigned thread = emulator::thread->id;
         instructions_[thread] += block.instructions;
         flop_[thread] += block.flop;
     }
@@ -210,6 +213,7 @@ class Profiler final : public emulator::Listener {
         now_ = {};
         now_.launch = launch;
         threads_ = static_cast<unsigned>(launch.block.count());
+        blocks_of_cluster_ = launch.cluster;
         read_.begin(++launches_);
         written_.begin(launches_);
         block_ = 0;
@@ -218,14 +222,19 @@ class Profiler final : public emulator::Listener {
             place->profile.traffic = {};
         }
     }
-    void block_begins() override {
+    void blocks_begin() override {
         instructions_.fill(0);
         flop_.fill(0);
         mmas_.fill(0);
     }
-    void block_barrier() override {
+    void block_barrier(unsigned rank) override {
         ++now_.barriers;
-        end_interval();
+        end_interval(rank);
+    }
+    // What a thread does between its arrival and its wait counts as before, if others are later.
+    void cluster_complete() override {
+        now_.cluster_barriers += blocks_of_cluster_;
+        end_intervals();
     }
     void warp_operation(unsigned warp, emulator::WarpOperation operation) override {
         ++now_.warp_operations;
@@ -235,32 +244,31 @@ class Profiler final : public emulator::Listener {
             ++mmas_[warp];
         }
     }
-    void block_ends() override {
-        end_interval();
-        ++block_;
-        const auto end = instructions_.begin() + threads_;
-        for (auto each = instructions_.begin(); each != end; ++each) {
-            instructions_of_all_ += *each;
+    void blocks_end() override {
+        end_intervals();
+        for (unsigned rank = 0; rank < blocks_of_cluster_; ++rank) {
+            ++block_;
+            const auto begin = instructions_.begin() + rank * threads_, end = begin + threads_;
+            for (auto each = begin; each != end; ++each) {
+                instructions_of_all_ += *each;
+            }
+            instructions_of_busiest_ += threads_ * *std::max_element(begin, end);
         }
-        instructions_of_busiest_ += threads_ * *std::max_element(instructions_.begin(), end);
     }
     void launch_ends(std::int64_t blocks_run) override {
         now_.blocks = blocks_run;
         now_.busy = Traffic::ratio(instructions_of_all_, instructions_of_busiest_);
         now_.read_bytes = read_.bytes(now_.scale());
         now_.written_bytes = written_.bytes(now_.scale());
-        for (double* sum :
-             {&now_.longest_requests, &now_.longest_fmas, &now_.longest_mmas, &now_.load_phases}) {
+        for (double* sum : {&now_.longest_requests, &now_.longest_fmas, &now_.longest_mmas,
+                            &now_.load_phases, &now_.remote_phases}) {
             *sum /= static_cast<double>(std::max<std::int64_t>(blocks_run, 1));
         }
         for (const auto& [key, place] : places_) {
             const PlaceProfile& profile = place->profile;
             if (profile.traffic.requests > 0) {
                 now_.places.push_back(profile);
-                (profile.space == Space::global
-                     ? profile.write ? now_.global_stores : now_.global_loads
-                 : profile.write ? now_.shared_stores
-                                 : now_.shared_loads) += profile.traffic;
+                traffic_of(now_, profile) += profile.traffic;
             }
         }
         std::sort(now_.places.begin(), now_.places.end(),
@@ -274,7 +282,7 @@ class Profiler final : public emulator::Listener {
  private:
     Place& place_at(std::uint32_t pc, Space space, bool write, std::uint32_t bytes) {
         const std::uint64_t key =
-            (std::uint64_t{pc} << 7 | bytes << 1 | (space == Space::global)) << 1 | write;
+            (std::uint64_t{pc} << 7 | bytes << 2 | static_cast<unsigned>(space)) << 1 | write;
         if (last_place_ != nullptr && last_key_ == key) {
             return *last_place_;
         }
@@ -288,25 +296,49 @@ class Profiler final : public emulator::Listener {
         return *place;
     }
 
-    // All threads are at a barrier, or have left: no request can get further lanes.
-    void end_interval() {
+    static Traffic& traffic_of(LaunchProfile& launch, const PlaceProfile& place) {
+        switch (place.space) {
+            case Space::global:
+                return place.write ? launch.global_stores : launch.global_loads;
+            case Space::shared:
+                return place.write ? launch.shared_stores : launch.shared_loads;
+            default:
+                return place.write ? launch.remote_stores : launch.remote_loads;
+        }
+    }
+
+    void end_intervals() {
+        for (unsigned rank = 0; rank < blocks_of_cluster_; ++rank) {
+            end_interval(rank);
+        }
+    }
+    // All threads of the block are at a barrier, or have left: no request can get further lanes.
+    void end_interval(unsigned rank) {
         std::array<std::int64_t, kMostWarps> requests{};
-        bool loads = false;
+        bool loads = false, visits = false;
+        const unsigned first_warp = rank * threads_ / kWarp;
+        const unsigned last_warp = first_warp + threads_ / kWarp;
         for (Place* place : touched_) {
-            for (unsigned warp = 0; warp < threads_ / kWarp; ++warp) {
+            bool used = false;
+            for (unsigned warp = first_warp; warp < last_warp; ++warp) {
+                used = used || !place->requests[warp].empty();
                 requests[warp] += static_cast<std::int64_t>(place->requests[warp].size());
                 for (const Request& request : place->requests[warp]) {
                     count(*place, request);
                 }
                 place->requests[warp].clear();
             }
-            loads = loads || (place->profile.space == Space::global && !place->profile.write);
-            place->count.fill(0);
-            place->touched = false;
+            loads =
+                loads || (used && place->profile.space == Space::global && !place->profile.write);
+            visits = visits || (used && place->profile.space == Space::remote);
+            std::fill_n(place->count.begin() + first_warp * kWarp, threads_, 0u);
+            place->touched = blocks_of_cluster_ > 1;  // other blocks may use it
         }
-        touched_.clear();
+        if (blocks_of_cluster_ == 1) {
+            touched_.clear();
+        }
         std::int64_t most_fmas = 0;
-        for (unsigned warp = 0; warp < threads_ / kWarp; ++warp) {
+        for (unsigned warp = first_warp; warp < last_warp; ++warp) {
             const auto first = flop_.begin() + warp * kWarp;
             std::int64_t most = 0;
             for (auto lane = first; lane != first + kWarp; ++lane) {
@@ -320,9 +352,11 @@ class Profiler final : public emulator::Listener {
         now_.longest_fmas += static_cast<double>(most_fmas);
         now_.longest_requests +=
             static_cast<double>(*std::max_element(requests.begin(), requests.end()));
-        now_.longest_mmas += static_cast<double>(*std::max_element(mmas_.begin(), mmas_.end()));
+        const auto mmas = mmas_.begin() + first_warp;
+        now_.longest_mmas += static_cast<double>(*std::max_element(mmas, mmas + threads_ / kWarp));
         now_.load_phases += loads;
-        mmas_.fill(0);
+        now_.remote_phases += visits;
+        std::fill_n(mmas, threads_ / kWarp, 0);
     }
 
     void count(Place& place, const Request& request) {
@@ -347,6 +381,9 @@ class Profiler final : public emulator::Listener {
         }
         traffic.transactions += static_cast<std::int64_t>(sectors.finish());
         traffic.least += (asked + kSectorBytes - 1) / kSectorBytes;
+        if (place.profile.space == Space::remote) {
+            return;
+        }
         Footprint& footprint = place.profile.write ? written_ : read_;
         for (const std::uint32_t sector : sectors) {
             footprint.touch(sector, block_);
@@ -365,60 +402,14 @@ class Profiler final : public emulator::Listener {
     LaunchProfile now_;
     std::vector<LaunchProfile> done_;
     std::uint32_t launches_ = 0, block_ = 0;
-    unsigned threads_ = 0;
+    unsigned threads_ = 0;  // of a block
+    unsigned blocks_of_cluster_ = 1;
     std::int64_t instructions_of_all_ = 0, instructions_of_busiest_ = 0;
     std::array<std::int64_t, kMostThreads> instructions_{}, flop_{};  // the latter of the interval
     std::array<std::int64_t, kMostWarps> mmas_{};                     // likewise
 };
 
 Profiler* profiler = nullptr;
-
-std::string line_of(const char* what, const Traffic& traffic, const char* unit) {
-    if (traffic.requests == 0) {
-        return "";
-    }
-    return fmt::format(
-        "  {:<14} {:>10} requests, {:4.1f} lanes, {:5.2f} {} a request, {:.2f} x the "
-        "least\n",
-        what, traffic.requests, traffic.lanes_per_request(), traffic.per_request(), unit,
-        traffic.excess());
-}
-
-// The places with the most transactions above the least, if that is a tenth of all of their kind.
-std::string offenders(const LaunchProfile& profile) {
-    std::string text;
-    for (const Space space : {Space::global, Space::shared}) {
-        std::vector<PlaceProfile> places;
-        std::int64_t all = 0;
-        for (const PlaceProfile& place : profile.places) {
-            if (place.space == space) {
-                places.push_back(place);
-                all += place.traffic.transactions;
-            }
-        }
-        const auto above = [](const PlaceProfile& place) {
-            return place.traffic.transactions - place.traffic.least;
-        };
-        std::sort(places.begin(), places.end(),
-                  [&](const auto& a, const auto& b) { return above(a) > above(b); });
-        for (std::size_t i = 0; i < std::min<std::size_t>(places.size(), 3); ++i) {
-            const PlaceProfile& place = places[i];
-            if (above(place) * 10 < all) {
-                break;
-            }
-            text += fmt::format(
-                "    {} {} of {} bytes: {:.1f} {} a request ({:.1f} would do), {:.0f} lanes, {} % "
-                "of all: {}\n",
-                space == Space::global ? "global" : "shared", place.write ? "store" : "load",
-                place.bytes, place.traffic.per_request(),
-                space == Space::global ? "sectors" : "wavefronts",
-                Traffic::ratio(place.traffic.least, place.traffic.requests),
-                place.traffic.lanes_per_request(), 100 * place.traffic.transactions / all,
-                place_of(place.pc));
-        }
-    }
-    return text;
-}
 
 }  // namespace
 
@@ -441,32 +432,6 @@ void enable_profiler() {
 
 std::vector<LaunchProfile> take_profiles() {
     return profiler == nullptr ? std::vector<LaunchProfile>{} : profiler->take();
-}
-
-std::string text_of(const LaunchProfile& profile, const std::string& title) {
-    const emulator::Launch& launch = profile.launch;
-    const auto extents = [](const dim3& of) {
-        return fmt::format("({}, {}, {})", of.x, of.y, of.z);
-    };
-    std::string text = fmt::format("{}: {} grid {} block {}", title, launch.kernel,
-                                   extents(launch.grid), launch.block.count());
-    if (static_cast<std::size_t>(profile.blocks) < launch.grid.count()) {
-        text += fmt::format(", of which {} blocks ran", profile.blocks);
-    }
-    const double blocks = static_cast<double>(std::max<std::int64_t>(profile.blocks, 1));
-    text += fmt::format(
-        "\n  threads busy {:.0f} %; a block: {:.0f} barriers, {:.0f} warp operations, {:.0f} FLOP, "
-        "{:.0f} on tensor cores; the launch reads {:.0f} and writes {:.0f} bytes\n",
-        100.0 * profile.busy, static_cast<double>(profile.barriers) / blocks,
-        static_cast<double>(profile.warp_operations) / blocks,
-        static_cast<double>(profile.flop) / blocks,
-        static_cast<double>(profile.tensor_flop) / blocks, profile.read_bytes,
-        profile.written_bytes);
-    text += line_of("global loads", profile.global_loads, "sectors");
-    text += line_of("global stores", profile.global_stores, "sectors");
-    text += line_of("shared loads", profile.shared_loads, "wavefronts");
-    text += line_of("shared stores", profile.shared_stores, "wavefronts");
-    return text + offenders(profile);
 }
 
 template <bool kWrite, std::size_t kBytes>

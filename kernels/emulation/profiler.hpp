@@ -7,6 +7,7 @@
 //   to shared memory: its wavefronts, each with one 4-byte word from each of 32 banks; accesses of
 //   8
 //     and 16 bytes go by halves and quarters of the warp. Lanes that want the same word share it.
+//   to the shared memory of another block of the cluster: 32-byte sectors, as to global memory.
 // CUDA C++ Programming Guide, "Device Memory Accesses", "Shared Memory". Not counted: what the
 // compiler for GPUs would do otherwise, such as loads that it moves or merges, spilled registers,
 // caches.
@@ -44,7 +45,7 @@ struct Traffic {
     }
 };
 
-enum class Space { global, shared };
+enum class Space { global, shared, remote };  // remote: another block's shared memory
 
 // One place in the program that accesses memory.
 struct PlaceProfile {
@@ -57,8 +58,9 @@ struct PlaceProfile {
 
 struct LaunchProfile {
     emulator::Launch launch;
-    std::int64_t blocks = 0;  // that ran
-    std::int64_t barriers = 0, warp_operations = 0;
+    std::int64_t blocks = 0;                           // that ran
+    std::int64_t barriers = 0, warp_operations = 0;    // of blocks, of warps
+    std::int64_t cluster_barriers = 0;                 // for each block that has part in one
     std::int64_t flop = 0, tensor_flop = 0, mmas = 0;  // mmas: of warps
     // Of a block's threads, the share that works as long as the busiest: instructions of all over
     // threads times those of the busiest.
@@ -66,11 +68,13 @@ struct LaunchProfile {
     // What warps must issue for arithmetic: FLOPs / 2 of each warp's busiest lane.
     std::int64_t warp_fmas = 0;
     // The longest way through a block, on average: of each interval between barriers that warp's
-    // which has the most. phases: intervals that load from global memory.
+    // which has the most. phases: intervals that load from global memory, and that touch other
+    // blocks' shared memory.
     double longest_requests = 0.0, longest_fmas = 0.0, longest_mmas = 0.0, load_phases = 0.0;
+    double remote_phases = 0.0;
     // Of global memory, each sector once; scaled where not all blocks ran.
     double read_bytes = 0.0, written_bytes = 0.0;
-    Traffic global_loads, global_stores, shared_loads, shared_stores;
+    Traffic global_loads, global_stores, shared_loads, shared_stores, remote_loads, remote_stores;
     std::vector<PlaceProfile> places;
 
     double threads_per_block() const { return static_cast<double>(launch.block.count()); }

@@ -9,6 +9,7 @@
 #include <tuple>
 #include <type_traits>
 
+#include "kernels/base/data_type.hpp"
 #include "kernels/emulation/emulator.hpp"
 
 #define __global__
@@ -22,7 +23,7 @@
 #define SIMT_UNROLL_BY_4
 
 #define threadIdx (::gyre::emulated::emulator::thread->index)
-#define blockIdx (::gyre::emulated::emulator::block_index)
+#define blockIdx (::gyre::emulated::emulator::thread->block)
 #define blockDim (::gyre::emulated::emulator::block_extent)
 #define gridDim (::gyre::emulated::emulator::grid_extent)
 
@@ -96,6 +97,27 @@ inline void __syncthreads(Place place = Place::current()) {
 inline void __syncwarp(Place place = Place::current()) {
     emulator::sync_warp(place);
 }
+inline unsigned cluster_rank() {
+    return emulator::thread->rank;
+}
+inline unsigned cluster_blocks() {
+    return emulator::cluster_blocks;
+}
+inline void cluster_arrive(Place place = Place::current()) {
+    emulator::arrive_at_cluster(place);
+}
+inline void cluster_wait(Place place = Place::current()) {
+    emulator::wait_for_cluster(place);
+}
+inline void cluster_sync(Place place = Place::current()) {
+    emulator::arrive_at_cluster(place);
+    emulator::wait_for_cluster(place);
+}
+template <typename T>
+T* map_shared_rank(T* at, unsigned rank) {
+    return static_cast<T*>(
+        emulator::map_shared_rank(const_cast<std::remove_const_t<T>*>(at), rank));
+}
 inline float warp_sum(float value, Place place = Place::current()) {
     emulator::warp_operation(emulator::WarpOperation::sum_float, &value, place);
     return value;
@@ -113,11 +135,23 @@ inline void warp_argmax(float& value, int& index, Place place = Place::current()
 inline void atomic_max(std::int32_t* at, std::int32_t value) {
     emulator::atomic_max(at, value);
 }
+inline bool arrives_last(std::uint32_t* count, std::uint32_t blocks, std::uint32_t index) {
+    return emulator::arrives_last(count, blocks, index);
+}
 inline std::uint32_t to_tf32(float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
     // Infinities and NaN have no lower bits to round away that would matter here.
     return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
+}
+inline std::uint32_t pack_bf16(float low, float high) {
+    return std::uint32_t{narrow::to_bfloat16(high)} << 16 | narrow::to_bfloat16(low);
+}
+inline std::uint32_t pack_f16(float low, float high) {
+    return std::uint32_t{narrow::to_float16(high)} << 16 | narrow::to_float16(low);
+}
+inline float f16_value(std::uint16_t bits) {
+    return narrow::from_float16(bits);
 }
 inline void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
                      Place place = Place::current()) {
@@ -179,11 +213,18 @@ inline void cp_async_wait() {
 
 template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
-            Stream& stream, A&&... arguments) {
+            ClusterBlocks cluster, Stream& stream, A&&... arguments) {
     emulator::submit(stream, [=, values = std::tuple<P...>(std::forward<A>(arguments)...)] {
-        emulator::run_grid({name, reinterpret_cast<const void*>(kernel), grid, block, shared.count},
-                           [&] { std::apply(kernel, values); });
+        emulator::run_grid(
+            {name, reinterpret_cast<const void*>(kernel), grid, block, shared.count, cluster.count},
+            [&] { std::apply(kernel, values); });
     });
+}
+template <typename... P, typename... A>
+void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
+            Stream& stream, A&&... arguments) {
+    launch(name, kernel, grid, block, shared, ClusterBlocks{}, stream,
+           std::forward<A>(arguments)...);
 }
 template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Stream& stream,

@@ -15,11 +15,11 @@
 #include "kernels/base/data_type.hpp"
 #include "kernels/ops/batch.hpp"
 #include "kernels/ops/specs.hpp"
+#include "kernels/ops/step.hpp"
 
 namespace gyre {
 
-// Device memory with its type. Today's operations compute in float32 and refuse others as they are
-// made.
+// Device memory with its type.
 struct Tensor {
     void* data = nullptr;
     DataType type = DataType::float32;
@@ -27,7 +27,9 @@ struct Tensor {
     Tensor() = default;
     Tensor(float* values) : data(values) {}  // NOLINT: a float's address is a float32 tensor
     Tensor(const float* values) : data(const_cast<float*>(values)) {}
+    Tensor(void* values, DataType of) : data(values), type(of) {}
     float* f32() const { return static_cast<float*>(data); }
+    std::uint16_t* narrow() const { return static_cast<std::uint16_t*>(data); }  // of a 16-bit type
     explicit operator bool() const { return data != nullptr; }
 };
 
@@ -62,6 +64,13 @@ class Op {
     virtual void backward_params(const Batch&, const OpIo&) {}
     // Overwrites dx; reads dy, params, saved, and x or y where needs() says so.
     virtual void backward_input(const Batch& batch, const OpIo& io) = 0;
+    // Whether, for such a batch, backward_update() can and should stand for backward_params().
+    virtual bool can_update(const Batch&) const { return false; }
+    // After backward_input(), which reads the parameters as they were: updates params as the
+    // optimiser would, bit by bit, and leaves grads alone. offset: of params[0] in the flat
+    // buffers.
+    virtual void backward_update(const Batch&, const OpIo&, const PassUpdate&,
+                                 std::int64_t /*offset*/) {}
 };
 
 // The numbers of images that passes have: the most, and all for which kernels are chosen (the most
@@ -75,10 +84,13 @@ struct OpSizes {
 class OpFactory {
  public:
     virtual ~OpFactory() = default;
-    // Null: this factory has no such operation; a fused spec is then made of its parts. name: the
-    // layer's, for reports.
+    // Null: this factory has no such operation; a fused spec is then made of its parts, and one of
+    // a 16-bit type of the float32 operation (kernels/converted_op.hpp). name: the layer's, for
+    // reports. type: of x, x2, y, dx and dy. Parameters, their gradients and state are float32;
+    // the weights of convolutions and linear layers are rounded to `type` as operands, sums are in
+    // float32, and so is the bias that is added to them.
     virtual std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
-                                     const OpSizes& sizes) = 0;
+                                     const OpSizes& sizes, DataType type = DataType::float32) = 0;
 };
 
 }  // namespace gyre

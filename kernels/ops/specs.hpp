@@ -55,13 +55,20 @@ struct Conv2dSpec {
     Shape out() const { return pool_kernel > 0 ? pool().out() : shape.out(); }
 };
 
-// y = x w^T + b of a flattened activation; parameters: weight, bias. May be fused with a ReLU.
+// y = x w^T + b of a flattened activation; parameters: weight, bias. May be fused with a ReLU, and
+// that with dropout. And where x is another's y with a ReLU, that nobody else reads, the two may
+// agree that dx is the gradient before the ReLU and dropout already: dx_factor, the factor of what
+// dropout keeps, where x is positive, else zero.
 struct LinearSpec {
     Shape in;
     LinearShape shape;
     bool relu = false;
+    float dropout = 0.0f;  // with a ReLU only
+    std::uint32_t dropout_stream = 0;
+    bool dy_masked = false;
+    float dx_factor = 0.0f;  // 0: dx is the gradient of x
 
-    bool fused() const { return relu; }
+    bool fused() const { return relu || dy_masked || dx_factor > 0.0f; }
     Shape out() const { return {shape.out_features, 1, 1}; }
 };
 

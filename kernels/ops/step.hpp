@@ -22,8 +22,9 @@ struct GatherArgs {
 // How far a training is. It lies on the device, so that a step that was captured once finds images
 // of its own in every launch.
 struct EpochPlace {
-    std::uint32_t epoch = 0;  // from 1
-    std::uint32_t step = 0;   // the next one's, from 0
+    std::uint32_t epoch = 0;    // from 1
+    std::uint32_t step = 0;     // the next one's, from 0
+    std::uint32_t arrived = 0;  // blocks of a launch that have read it; 0 between launches
 };
 
 // Which images a rank takes in a step: those at the positions step * step_images + first, ...
@@ -63,6 +64,12 @@ struct StepScalars {
     bool operator==(const StepScalars&) const = default;
 };
 
+// Elements that an update leaves alone, begin <= i < begin + elems, both multiples of
+// FiniteCheck::kGrain.
+struct UpdateGap {
+    std::int64_t begin = 0, elems = 0;
+};
+
 // p, g, m, v: [elems] of the flat buffers. Formulas: torch.optim.SGD and torch.optim.Adam(W).
 struct SgdArgs {
     const StepScalars* scalars = nullptr;  // on the device
@@ -70,6 +77,8 @@ struct SgdArgs {
     float weight_decay = 0.0f;
     bool nesterov = false;
     FiniteCheck finite = {};
+    const std::int32_t* skip = nullptr;  // on the device: not 0: nothing is updated; null: 0
+    UpdateGap gap = {};
 };
 struct AdamArgs {
     const StepScalars* scalars = nullptr;  // on the device
@@ -78,6 +87,18 @@ struct AdamArgs {
     float epsilon = 1e-8f;
     float weight_decay = 0.0f;  // added to the gradient; AdamW's is in the scalars
     FiniteCheck finite = {};
+    const std::int32_t* skip = nullptr;  // as SGD's
+    UpdateGap gap = {};
+};
+
+// The update of parameters by whoever computes their gradients, of one rule: sgd or adam, the other
+// null.
+struct PassUpdate {
+    const SgdArgs* sgd = nullptr;
+    const AdamArgs* adam = nullptr;
+    // Flat, as the parameters. SGD: the velocity, null without momentum; Adam: the moments m and v.
+    float* first = nullptr;
+    float* second = nullptr;
 };
 
 }  // namespace gyre

@@ -27,15 +27,6 @@ struct TrainingPassSpec {
     int images = 0;  // the most in a pass
 };
 
-// The update of all parameters by their gradients, of one rule: sgd or adam, the other null.
-struct PassUpdate {
-    const SgdArgs* sgd = nullptr;
-    const AdamArgs* adam = nullptr;
-    // Flat, as the parameters. SGD: the velocity, null without momentum; Adam: the moments m and v.
-    float* first = nullptr;
-    float* second = nullptr;
-};
-
 struct PassIo {
     GatherArgs images;                      // but for the samples, which are the batch's,
     const NextSamplesArgs* next = nullptr;  // or, where not null, these; the step is moved on then
@@ -43,7 +34,7 @@ struct PassIo {
     float* params = nullptr;                // flat
     float* grads = nullptr;  // flat, overwritten but for the padding between parameters
     float* sums = nullptr;   // [2], overwritten: scale * sum of losses, number of correct images
-    const PassUpdate* update = nullptr;  // null: parameters stay as they are
+    const PassUpdate* update = nullptr;  // of all parameters; null: they stay as they are
 };
 
 class TrainingPass {

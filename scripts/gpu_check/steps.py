@@ -240,7 +240,8 @@ def trainings(c: Check, tool: str) -> list[Command]:
     return [sanitized(c, tool, "ours", *small), sanitized(c, tool, "ours", *small, "--graph", "on"),
            sanitized(c, tool, "ours", "--model", c.tools / "odd.txt", "--limit", 70, "--batch-size", 35,
                      "--optimizer", "adam"),
-           sanitized(c, tool, "ours", "--limit", 64, "--tf32"),
+           sanitized(c, tool, "ours", "--limit", 64, "--precision", "tf32"),
+           sanitized(c, tool, "ours", "--limit", 64, "--precision", "fp16"),
            sanitized(c, tool, "ours", "--model", "wide", "--limit", 24, "--batch-size", 12,
                      "--optimizer", "adam")]
 

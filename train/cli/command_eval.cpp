@@ -218,7 +218,8 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
             NetOptions{.train_batch = 0,
                        .eval_batch = batch,
                        .dropout = false,
-                       .eval_sizes = evaluation_sizes(comm, data.test.count, batch)});
+                       .eval_sizes = evaluation_sizes(comm, data.test.count, batch),
+                       .type = type_of(options.precision)});
         for (const std::string& remark : net->import_parameters(weights.tensors, options.weights)) {
             tell(remark);
         }

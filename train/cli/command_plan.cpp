@@ -191,6 +191,7 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
             SessionSpec{.model = model,
                         .classes = *options.classes,
                         .global_batch = batch,
+                        .type = type_of(options.precision),
                         .optimizer = {.rule = options.optimizer}},
             random_images(batch, options.image, *options.classes),
             Normalisation{std::vector<float>(channels, 0.5f), std::vector<float>(channels, 0.3f)});

@@ -8,6 +8,7 @@
 #include "kernels/base/clock.hpp"
 #include "train/bucket_table.hpp"
 #include "train/cli/commands.hpp"
+#include "train/cli/flag_values.hpp"
 #include "train/cli/report.hpp"
 #include "train/cli/setup.hpp"
 #include "train/cli/weight_files.hpp"
@@ -47,7 +48,7 @@ void print_trials(const std::vector<BucketTrial>& trials) {
 }
 
 // Throws AgreedError where a step has gone wrong, on all ranks alike.
-void require_finite(const StepResult& done, int epoch, DataType type) {
+void require_finite(const StepResult& done, int epoch, const TrainOptions& options) {
     if (!done.not_finite.empty()) {
         throw AgreedError(
             ExitCode::diverged,
@@ -55,8 +56,10 @@ void require_finite(const StepResult& done, int epoch, DataType type) {
                         "there is {}); no layer after it is affected; lower --lr or set "
                         "--max-grad-norm{}",
                         done.not_finite, epoch, done.step + 1, done.loss,
-                        type == DataType::float16
+                        options.reduction.type == DataType::float16
                             ? "; fp16 ends at 65504, --comm-dtype bf16 does not"
+                        : options.precision == Precision::fp16
+                            ? "; fp16 ends at 65504, --precision bf16 does not"
                             : ""));
     }
     if (!std::isfinite(done.loss)) {
@@ -144,6 +147,9 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
     if (options_.lr_step_size) {
         optimizer.schedule.step_size = *options_.lr_step_size * epoch_steps;
     }
+    if (options_.precision == Precision::fp16) {
+        optimizer.loss_scaling.emplace();
+    }
     if (options_.warmup_epochs) {
         optimizer.schedule.warmup_steps = *options_.warmup_epochs * epoch_steps;
     }
@@ -155,6 +161,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .init = options_.init_weights,
             .shuffle = options_.shuffle,
             .dropout = options_.dropout,
+            .type = type_of(options_.precision),
             .eval_images = options_.evaluate ? data.test.count : 0,
             .eval_batch = options_.test_batch_size,
             .optimizer = optimizer,
@@ -194,6 +201,7 @@ TrainCommand::TrainCommand(Communicator& comm, const TrainOptions& options)
                                          weight_facts_.normalisation);
     facts_.device = backend_->description();
     facts_.communicator = comm.description();
+    facts_.precision = word_for(options.precision, kPrecisions);
     facts_.parameters = session_->net().parameter_count();
     facts_.global_batch = spec_.global_batch;
     facts_.batch_size = static_cast<int>(session_->sharding().most_local());
@@ -215,7 +223,7 @@ void TrainCommand::account(const StepResult& done, EpochFacts& epoch) {
     epoch.images += done.images;
     epoch.train_correct += done.correct;
     times_.add(done.communication);
-    require_finite(done, epoch.epoch, options_.reduction.type);
+    require_finite(done, epoch.epoch, options_);
     report_->step(epoch.epoch, done, epoch.images, loss_sum_ / static_cast<double>(epoch.images));
 }
 

@@ -105,6 +105,14 @@ void add_device_flag(CLI::App& app, std::string& device, const char* description
            {"auto", "cpu", "cuda", "emulated"});
 }
 
+void add_precision_flag(CLI::App& app, CommonOptions& o) {
+    add_choice(
+        app, "--precision", o.precision, kPrecisions,
+        "What is computed in: fp32; tf32: on GPUs, operands of convolutions and linear layers "
+        "are rounded for tensor cores; bf16, fp16: activations and their gradients in 16 "
+        "bits, sums, weights and updates in fp32, the loss scaled for fp16");
+}
+
 void add_gpu_flags(CLI::App& app, CommonOptions& o) {
     heading(app, "GPU");
     add_device_flag(app, o.device,
@@ -121,8 +129,6 @@ void add_gpu_flags(CLI::App& app, CommonOptions& o) {
                         "With --kernels auto: keep the timings in this file"));
     app.add_flag("--deterministic", o.deterministic,
                  "On GPUs: libraries use only deterministic algorithms; gyre's own always are");
-    app.add_flag("--tf32", o.tf32,
-                 "On GPUs: convolutions and linear layers may use TF32 tensor cores");
     app.add_flag("--share-gpu", o.launch.share_gpu,
                  "Ranks may share a GPU: to try things out; otherwise that is refused");
     app.add_flag("--nccl-register", o.launch.nccl_register,
@@ -246,10 +252,11 @@ void add_reduction_flags(CLI::App& app, TrainOptions& o) {  // after the ranks'
     app.add_flag("--tune-buckets", o.tune_buckets,
                  "Try several sizes of buckets for 20 steps each, and train with the best")
         ->excludes("--bucket-kib");
-    add_choice(app, "--factors", o.reduction.factors, kFactorUses,
-               "Large linear layers gather inputs and output gradients instead of reducing "
-               "weights' gradients, on CPU ranks: on (where that is less), auto (where it is less "
-               "than half, across hosts), off");
+    add_choice(
+        app, "--factors", o.reduction.factors, kFactorUses,
+        "Large linear layers gather inputs and output gradients instead of reducing "
+        "weights' gradients: on (where that is less), auto (on CPUs where it is less than "
+        "half, across hosts; on GPUs where it is less than a quarter of 16 MiB or more), off");
     add_choice(app, "--shard-optimizer", o.shard_optimizer, kShardUses,
                "Each rank updates a share of the parameters, and keeps the optimizer's moments for "
                "that alone (ZeRO stage 1, ZeroRedundancyOptimizer): on, off, or auto: off");
@@ -282,6 +289,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
         ->check(at_least<std::int64_t>(1));
     heading(app, "Model");
     add_model_flag(app, o.model);
+    add_precision_flag(app, o);
     path(app.add_option("--init", o.init, "Start from the weights in this safetensors file"));
     add_training_flags(app, o);
     add_rank_flags(app, o);
@@ -323,6 +331,7 @@ void add_eval_flags(CLI::App& app, EvalOptions& o) {
              },
              "Model, if the weights file does not hold it [net]"),
          "NAME|FILE");
+    add_precision_flag(app, o);
     add_rank_flags(app, o);
     add_threads_flag(app, o.threads);
     add_gpu_flags(app, o);
@@ -382,6 +391,7 @@ void add_plan_flags(CLI::App& app, PlanOptions& o) {
         ->check(CLI::PositiveNumber);
     add_choice(app, "--optimizer", o.optimizer, kUpdateRules, "Whose update is measured");
     add_device_flag(app, o.device, "What is measured");
+    add_precision_flag(app, o);
     add_threads_flag(app, o.threads);
     const Words<AllreduceAlgorithm> algorithms = {{"auto", AllreduceAlgorithm::fastest},
                                                   {"ring", AllreduceAlgorithm::ring},

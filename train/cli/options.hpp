@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/launch/rendezvous.hpp"
@@ -13,6 +14,21 @@
 #include "train/session.hpp"
 
 namespace gyre::train {
+
+// What a net computes in: float32; that with operands of products rounded to TF32; or values
+// between operations and operands of products in 16 bits, with all sums, weights and updates in
+// float32.
+enum class Precision { fp32, tf32, bf16, fp16 };
+inline const std::vector<std::pair<std::string, Precision>> kPrecisions = {
+    {"fp32", Precision::fp32},
+    {"tf32", Precision::tf32},
+    {"bf16", Precision::bf16},
+    {"fp16", Precision::fp16}};
+constexpr DataType type_of(Precision precision) {
+    return precision == Precision::bf16   ? DataType::bfloat16
+           : precision == Precision::fp16 ? DataType::float16
+                                          : DataType::float32;
+}
 
 // What both commands need.
 struct CommonOptions {
@@ -25,11 +41,11 @@ struct CommonOptions {
     std::string kernels = "ours";     // on GPUs: ours, cudnn, auto
     std::string kernels_cache;        // auto: a file of timings; empty: none
     bool deterministic = false;       // on GPUs: restricts the libraries
-    bool tf32 = false;                // on GPUs
-    int threads = 0;                  // per rank; 0: the processors this rank may use
-    double timeout = 60.0;            // seconds that a rank waits for the others at most
-    LaunchOptions launch;             // how the ranks are started and meet
-    std::string flight_record;        // path of what each rank writes on failure; empty: none
+    Precision precision = Precision::fp32;
+    int threads = 0;            // per rank; 0: the processors this rank may use
+    double timeout = 60.0;      // seconds that a rank waits for the others at most
+    LaunchOptions launch;       // how the ranks are started and meet
+    std::string flight_record;  // path of what each rank writes on failure; empty: none
 };
 
 struct TrainOptions : CommonOptions {

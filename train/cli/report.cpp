@@ -81,14 +81,18 @@ void Report::start(const RunFacts& facts) {
     }
     facts_ = facts;
     run_start_ = Clock::now();
-    say({fmt::format("{}: {} parameters", facts.model, facts.parameters),
-         fmt::format("{}: {} + {} images, {} classes", facts.dataset, facts.train_images,
-                     facts.test_images, facts.classes),
-         fmt::format("{} rank{} of batch {} ({} in all), {} steps an epoch", facts.ranks,
-                     facts.ranks == 1 ? "" : "s", facts.batch_size, facts.global_batch,
-                     facts.steps_per_epoch),
-         facts.device},
-        " · ");
+    std::vector<std::string> items = {
+        fmt::format("{}: {} parameters", facts.model, facts.parameters),
+        fmt::format("{}: {} + {} images, {} classes", facts.dataset, facts.train_images,
+                    facts.test_images, facts.classes),
+        fmt::format("{} rank{} of batch {} ({} in all), {} steps an epoch", facts.ranks,
+                    facts.ranks == 1 ? "" : "s", facts.batch_size, facts.global_batch,
+                    facts.steps_per_epoch),
+        facts.device};
+    if (options_.precision != Precision::fp32) {
+        items.push_back(facts.precision);
+    }
+    say(items, " · ");
     write_json(nlohmann::ordered_json({{"event", "start"},
                                        {"model", facts.model},
                                        {"parameters", facts.parameters},
@@ -101,6 +105,7 @@ void Report::start(const RunFacts& facts) {
                                        {"global_batch", facts.global_batch},
                                        {"steps_per_epoch", facts.steps_per_epoch},
                                        {"device", facts.device},
+                                       {"precision", facts.precision},
                                        {"communicator", facts.communicator}})
                    .dump());
 }
@@ -112,12 +117,16 @@ void Report::step(int epoch, const StepResult& done, std::int64_t images_done, d
     const std::int64_t step = done.step + 1;
     const bool logged = step % options_.log_interval == 0 || step == facts_.steps_per_epoch;
     if (logged && json_.is_open()) {
-        write_json(nlohmann::ordered_json({{"event", "step"},
-                                           {"epoch", epoch},
-                                           {"step", (epoch - 1) * facts_.steps_per_epoch + step},
-                                           {"loss", done.loss},
-                                           {"learning_rate", done.learning_rate}})
-                       .dump());
+        nlohmann::ordered_json json = {{"event", "step"},
+                                       {"epoch", epoch},
+                                       {"step", (epoch - 1) * facts_.steps_per_epoch + step},
+                                       {"loss", done.loss},
+                                       {"learning_rate", done.learning_rate}};
+        if (options_.precision == Precision::fp16) {
+            json["loss_scale"] = done.loss_scale;
+            json["skipped"] = done.skipped;
+        }
+        write_json(json.dump());
     }
     if (columns_ > 0) {
         if (seconds_since(bar_drawn_) >= kBarInterval) {

@@ -17,7 +17,7 @@
 namespace gyre::train {
 
 struct RunFacts {
-    std::string model, dataset, device, communicator;
+    std::string model, dataset, device, communicator, precision;
     std::int64_t parameters = 0, train_images = 0, test_images = 0;
     int ranks = 1, batch_size = 0, classes = 0;
     std::int64_t global_batch = 0, steps_per_epoch = 0;

@@ -31,10 +31,11 @@ std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Commun
     const bool automatic = options.device == "auto";
     const bool gpu = options.device == "cuda" || (automatic && cuda_device_count() > 0);
     if (!gpu && options.device != "emulated") {
-        if (options.kernels != "ours" || options.tf32 || options.deterministic) {
+        if (options.kernels != "ours" || options.precision == Precision::tf32 ||
+            options.deterministic) {
             throw usage_error(
-                "--kernels, --tf32 and --deterministic are about GPUs, but this run "
-                "uses the CPU" +
+                "--kernels, --precision tf32 and --deterministic are about GPUs, but this run uses "
+                "the CPU" +
                 std::string(automatic ? ", as no GPU was found" : ""));
         }
         return make_cpu_backend(choose_threads(options.threads, comm));
@@ -52,7 +53,8 @@ std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Commun
                           : options.kernels == "cudnn" ? KernelSet::library
                                                        : KernelSet::automatic;
     gpu_options.deterministic = options.deterministic;
-    gpu_options.tf32 = options.tf32;
+    // What has 16 bits is exact in TF32.
+    gpu_options.tf32 = options.precision != Precision::fp32;
     gpu_options.choices_file = options.kernels_cache;
     return gpu ? make_cuda_backend(gpu_options) : make_emulated_backend(gpu_options);
 }

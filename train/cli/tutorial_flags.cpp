@@ -19,8 +19,7 @@ constexpr std::string_view kStepSchedule =
 constexpr std::string_view kSchedules =
     "--lr-schedule constant, step, cosine or one-cycle; it follows every step, not every epoch";
 constexpr std::string_view kResume = "--init FILE starts from saved weights";
-constexpr std::string_view kNarrow =
-    "weights are fp32; --tf32 is for GPUs' tensor cores, --comm-dtype bf16 for slow links";
+constexpr std::string_view kNarrow = "--precision bf16, or fp16, whose loss is scaled";
 
 constexpr TutorialFlag kTutorialFlags[] = {
     {"--backend", "--comm", ""},
@@ -95,8 +94,11 @@ constexpr TutorialFlag kTutorialFlags[] = {
     {"--dry-run", "", "--epochs 1 --limit 64"},
     {"--use-syn", "", "gyre plan measures a step without data"},
     {"--dummy", "", "gyre plan measures a step without data"},
+    {"--mixed-precision", "--precision", ""},
     {"--amp", "", kNarrow},
-    {"--fp16", "", kNarrow},
+    {"--fp16", "", "--precision fp16"},
+    {"--bf16", "", "--precision bf16"},
+    {"--tf32", "", "--precision tf32"},
     {"--fp16-allreduce", "", "--comm-dtype fp16"},
 };
 

@@ -1,0 +1,218 @@
+// Gradients of the weights of convolutions in the pass kernel, of one image in shared memory: the
+// formulas are in pass_conv.cuh. Where there are (input channel, kernel row) pairs enough for the
+// lanes of a warp, and windows of 2 x 2, the terms are those of the windows' maxima alone (5
+// multiply-adds for each window, output channel and pair, with 1.25 words of dy); else dy is spread
+// and all terms are summed, 200 multiply-adds for 52 words of shared memory.
+#pragma once
+
+#include "kernels/cuda/pass_pointwise.cuh"
+
+namespace gyre::SIMT_NAMESPACE {
+
+// Those of four windows that follow each other, a byte each.
+__device__ __forceinline__ std::uint32_t four_ways(const WindowWays& ways, const Planes& y, int out,
+                                                   int row, int column, const float* shared) {
+    return reinterpret_cast<const std::uint32_t*>(
+        shared + ways.begin)[((out * y.height + row) * ways.pitch + column) / 4];
+}
+
+// sum[kw] += d * patch[from + kw]
+template <int kKernel>
+__device__ __forceinline__ void add_patch(float d, const float (&patch)[kSpreadPitch], int from,
+                                          float (&sum)[kKernel]) {
+    SIMT_UNROLL
+    for (int kw = 0; kw < kKernel; ++kw) {
+        sum[kw] += d * patch[from + kw];
+    }
+}
+
+template <int kKernel>
+__device__ __forceinline__ void write_sums(const WeightSums& s, int split, int group, int pair,
+                                           const float (&sum)[kWeightOuts][kKernel],
+                                           const float (&bias)[kWeightOuts], float* shared) {
+    float* to = shared + s.sums + split * s.sums_pitch;
+    SIMT_UNROLL
+    for (int o = 0; o < kWeightOuts; ++o) {
+        const int out = group * kWeightOuts + o;
+        SIMT_UNROLL
+        for (int kw = 0; kw < kKernel; ++kw) {
+            if (pair < s.pairs && out < s.outs) {
+                to[out * s.taps + pair * kKernel + kw] = sum[o][kw];
+            }
+        }
+        if (pair == 0 && out < s.outs) {
+            to[s.outs * s.taps + out] = bias[o];
+        }
+    }
+}
+
+// Spreads dy; ends with a barrier. `where` is that of windows which do not overlap, or each element
+// asks the windows that it lies in.
+__device__ __forceinline__ void spread_gradient(const Windows& windows, const SpreadPlanes& to,
+                                                const Planes& y, int dy, float* shared) {
+    if (windows.stride >= windows.kernel) {
+        const float4 zeros = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (int i = pass_thread() * 4; i < to.elems; i += kPassBlock * 4) {
+            store4(shared + to.begin + i, zeros);
+        }
+        __syncthreads();
+        const auto* where = reinterpret_cast<const std::int32_t*>(shared + windows.where);
+        for (int i = pass_thread(); i < y.elems; i += kPassBlock) {
+            const int channel = divide(i, y.by_plane), at = where[i];
+            const int h = (at >> 16) + to.padding, w = (at & 0xffff) + to.padding;
+            shared[to.begin + channel * to.plane + h * to.pitch + w] = shared[dy + i];
+        }
+    } else {
+        for (int i = pass_thread(); i < to.elems; i += kPassBlock) {
+            const int channel = divide(i, to.by_plane);
+            const int in_plane = i - channel * to.plane;
+            const int row = divide(in_plane, to.by_pitch);
+            const int h = row - to.padding, w = in_plane - row * to.pitch - to.padding;
+            const bool inside = h >= 0 && h < windows.height && w >= 0 && w < windows.width;
+            shared[to.begin + i] =
+                inside ? from_windows(windows, y, dy, Element{channel, h, w}, shared) : 0.0f;
+        }
+    }
+    __syncthreads();
+}
+
+// dw and db over some rows of dy, spread: of a row of the kernel, neighbouring threads having
+// neighbouring rows of dy.
+template <int kKernel>
+__device__ __forceinline__ void weight_item(const PassConv& conv, int item, float* shared) {
+    constexpr int kReach = kKernel > 1 ? 4 : 0;
+    const WeightSums& s = conv.weights;
+    const Correlation& c = conv.forward;
+    const int by_split = divide(item, s.by_splits), split = item - by_split * s.splits;
+    const int group = divide(by_split, s.by_pairs), pair = by_split - group * s.pairs;
+    const int first_row = split * s.split_rows;
+    const int last_row = min(first_row + s.split_rows, s.height);
+    const float* x =
+        shared + c.x + pair / kKernel * c.x_plane + (first_row + pair % kKernel) * c.x_pitch;
+    const float* dy = shared + s.dy.begin + first_row * s.dy.pitch;
+    float sum[kWeightOuts][kKernel] = {};
+    float bias[kWeightOuts] = {};
+    for (int row = first_row; row < last_row; ++row) {
+        for (int tile = 0; tile < s.columns * kTilePixels; tile += kTilePixels) {
+            float pixel[kTilePixels + kReach];
+            SIMT_UNROLL
+            for (int p = 0; p < kTilePixels + kReach; p += 4) {
+                read4(x + tile + p, pixel + p);
+            }
+            SIMT_UNROLL
+            for (int o = 0; o < kWeightOuts; ++o) {
+                float d[kTilePixels];
+                const float* from =
+                    dy + min(group * kWeightOuts + o, s.outs - 1) * s.dy.plane + tile;
+                read4(from, d);
+                read4(from + 4, d + 4);
+                SIMT_UNROLL
+                for (int p = 0; p < kTilePixels; ++p) {
+                    SIMT_UNROLL
+                    for (int kw = 0; kw < kKernel; ++kw) {
+                        sum[o][kw] += d[p] * pixel[p + kw];
+                    }
+                }
+                if (pair == 0) {
+                    bias[o] += ((d[0] + d[1]) + (d[2] + d[3])) + ((d[4] + d[5]) + (d[6] + d[7]));
+                }
+            }
+        }
+        x += c.x_pitch;
+        dy += s.dy.pitch;
+    }
+    write_sums<kKernel>(s, split, group, pair, sum, bias, shared);
+}
+
+// The same behind 2 x 2 windows: a warp to some output channels, its lanes to rows of the kernel. A
+// lane has the input that four windows of a row meet, and takes of it what each window's maximum
+// meets; all lanes have the same windows, so that all go the same of the four ways.
+template <int kKernel>
+__device__ __forceinline__ void weight_patch_unit(const PassConv& conv, const Planes& y, int dy,
+                                                  int unit, float* shared) {
+    const WeightSums& s = conv.weights;
+    const Correlation& c = conv.forward;
+    const int by_split = unit / s.splits, split = unit - by_split * s.splits;
+    const int group = by_split / s.chunks, chunk = by_split - group * s.chunks;
+    const int pair = chunk * 32 + pass_thread() % 32, loaded = min(pair, s.pairs - 1);
+    const float* x = shared + c.x + loaded / kKernel * c.x_plane + loaded % kKernel * c.x_pitch;
+    float sum[kWeightOuts][kKernel] = {};
+    float bias[kWeightOuts] = {};
+    const int first_row = split * s.split_rows;
+    const int last_row = min(first_row + s.split_rows, y.height);
+    for (int row = first_row; row < last_row; ++row) {
+        for (int column = 0; column < y.width; column += kSpreadWindows) {
+            float patch[2][kSpreadPitch];
+            SIMT_UNROLL
+            for (int i = 0; i < kSpreadPitch; i += 4) {
+                const float* from = x + 2 * row * c.x_pitch + 2 * column + i;
+                read4(from, patch[0] + i);
+                read4(from + c.x_pitch, patch[1] + i);
+            }
+            SIMT_UNROLL
+            for (int o = 0; o < kWeightOuts; ++o) {
+                const int out = min(group * kWeightOuts + o, s.outs - 1);
+                const int first = (out * y.height + row) * y.width + column;
+                const std::uint32_t ways = four_ways(conv.ways, y, out, row, column, shared);
+                SIMT_UNROLL
+                for (int v = 0; v < kSpreadWindows; ++v) {
+                    if (column + v < y.width) {
+                        const float d = shared[dy + first + v];
+                        const bool lower = (ways >> 8 * v & 2) != 0;
+                        const bool right = (ways >> 8 * v & 1) != 0;
+                        bias[o] += d;
+                        if (lower && right) {
+                            add_patch(d, patch[1], 2 * v + 1, sum[o]);
+                        } else if (lower) {
+                            add_patch(d, patch[1], 2 * v, sum[o]);
+                        } else if (right) {
+                            add_patch(d, patch[0], 2 * v + 1, sum[o]);
+                        } else {
+                            add_patch(d, patch[0], 2 * v, sum[o]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    write_sums<kKernel>(s, split, group, pair, sum, bias, shared);
+}
+
+// The image's dw and db, to the block's partial, or added to it; ends with a barrier.
+__device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes& y, int dy,
+                                             float* partial, bool add, float* shared) {
+    const WeightSums& s = conv.weights;
+    const int kernel = conv.forward.kernel;
+    if (s.by_windows) {
+        for (int unit = pass_thread() / 32; unit < s.items; unit += kPassWarps) {
+            if (kernel == 5) {
+                weight_patch_unit<5>(conv, y, dy, unit, shared);
+            } else {
+                weight_patch_unit<3>(conv, y, dy, unit, shared);
+            }
+        }
+    } else {
+        spread_gradient(conv.windows, s.dy, y, dy, shared);
+        for (int item = pass_thread(); item < s.items; item += kPassBlock) {
+            if (kernel == 5) {
+                weight_item<5>(conv, item, shared);
+            } else if (kernel == 3) {
+                weight_item<3>(conv, item, shared);
+            } else {
+                weight_item<1>(conv, item, shared);
+            }
+        }
+    }
+    __syncthreads();
+    for (int i = pass_thread(); i < s.outs * (s.taps + 1); i += kPassBlock) {
+        float sum = 0.0f;
+        SIMT_UNROLL_BY_4
+        for (int split = 0; split < s.splits; ++split) {
+            sum += shared[s.sums + split * s.sums_pitch + i];
+        }
+        partial[i] = add ? partial[i] + sum : sum;
+    }
+    __syncthreads();
+}
+
+}  // namespace gyre::SIMT_NAMESPACE

@@ -1,0 +1,26 @@
+#include <algorithm>
+
+#include "kernels/emulation/emulator.hpp"
+
+namespace gyre::emulated::emulator {
+
+void atomic_max(std::int32_t* at, std::int32_t value) {
+    *at = std::max(*at, value);
+}
+
+bool arrives_last(std::uint32_t* count, std::uint32_t blocks, std::uint32_t index) {
+    if (cluster_blocks > 1) {
+        report("arrives_last: the emulator knows it for blocks that are in no cluster");
+    }
+    if (!runs_all_blocks()) {
+        return index + 1 == blocks;
+    }
+    *count = *count + 1 < blocks ? *count + 1 : 0;
+    const bool last = *count == 0;
+    if (listener != nullptr) {
+        listener->block_arrives(count, last);
+    }
+    return last;
+}
+
+}  // namespace gyre::emulated::emulator
