@@ -136,6 +136,10 @@ void Peers::exchange_with_root() {
     std::vector<Status> news(table_.size());
     while (links_[0].receive(news.data(), news.size() * sizeof(Status))) {
         table_ = news;
+        const auto chosen = std::find_if(news.begin(), news.end(), [](const Status& s) {
+            return (s.flags & Status::kSpeaker) != 0;
+        });
+        speaker_ = chosen == news.end() ? speaker_ : chosen->rank;
         table_[static_cast<std::size_t>(rank_)] = own;
         heard_[0] = Clock::now();
     }
@@ -157,6 +161,12 @@ void Peers::exchange_with_all() {
             table_[r].flags |= Status::kClosed;
         }
     }
+    for (Status& s : table_) {
+        if (speaker_ < 0 && (s.flags & Status::kReporting) != 0) {
+            speaker_ = s.rank;
+        }
+        s.flags |= s.rank == speaker_ ? Status::kSpeaker : 0;
+    }
     for (std::size_t r = 1; r < table_.size(); ++r) {
         links_[r].send(table_.data(), table_.size() * sizeof(Status));
     }
@@ -170,15 +180,9 @@ bool Peers::any_at_fault() const {
     return std::any_of(table_.begin(), table_.end(), at_fault);
 }
 
-bool Peers::another_reports() const {
-    return std::any_of(table_.begin(), table_.end(), [&](const Status& s) {
-        return s.rank != rank_ && (s.flags & Status::kReporting) != 0;
-    });
-}
-
 bool Peers::speaks() const {
-    if (another_reports()) {
-        return false;
+    if (speaker_ >= 0) {
+        return speaker_ == rank_;
     }
     for (const Status& s : table_) {
         if (s.rank == rank_) {

@@ -15,7 +15,14 @@ namespace gyre::comm {
 // How far a rank is. Sent as it is: all ranks run the same program on the same kind of machine.
 struct Status {
     std::int32_t rank = 0;
-    enum Flag : std::int32_t { kLeaving = 1, kClosed = 2, kReporting = 4, kFailing = 8 };
+    // kReporting: has something to report; kSpeaker: rank 0 has chosen it to do so.
+    enum Flag : std::int32_t {
+        kLeaving = 1,
+        kClosed = 2,
+        kReporting = 4,
+        kFailing = 8,
+        kSpeaker = 16
+    };
     std::int32_t flags = 0;
     std::int64_t started = 0, finished = 0;  // collectives
     std::int64_t step = -1;
@@ -37,7 +44,11 @@ class Peers {
     bool any_at_fault() const;
     // One rank speaks for the job: the lowest that waits and is heard, unless another reports.
     bool speaks() const;
-    bool another_reports() const;
+    // Of the ranks with kReporting, the one that rank 0 has heard of first; -1: none, or no news.
+    // Ranks that meet the same error in the same moment cannot agree without it.
+    int speaker() const { return speaker_; }
+    // Whether rank 0 can be asked who speaks.
+    bool reaches_root() const { return rank_ == 0 || links_[0].open(); }
     // The ranks that are at fault or silent, in words.
     std::string absent_ranks() const;
     // Which ranks have started the collective with this number, and how those are that have not.
@@ -60,6 +71,7 @@ class Peers {
     std::vector<bool> joined_;   // [rank]: the link was made, so that its end means something
     std::vector<Status> table_;  // [rank]
     std::vector<Clock::time_point> heard_;
+    int speaker_ = -1;
 };
 
 }  // namespace gyre::comm

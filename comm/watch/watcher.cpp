@@ -14,7 +14,7 @@ constexpr std::chrono::milliseconds kPulse{200};  // between two messages of a r
 constexpr double kGoneSeconds = 1.0;    // that the launcher gets to end the job of a dead rank
 constexpr unsigned kAbortSeconds = 5;   // that the library's abort gets
 constexpr double kAskSeconds = 1.0;     // between two questions whether the library has failed
-constexpr double kSpeechSeconds = 1.0;  // that a rank waits for another to report
+constexpr double kSpeechSeconds = 1.0;  // that a rank waits for another to report, or for its turn
 constexpr double kNewsSeconds = 1.5;    // that the news of an ended process may take
 
 std::string describe(const FlightRecorder::Entry& e) {
@@ -148,6 +148,26 @@ void Watcher::end_if_late(const FlightRecorder::Waiting& waiting) {
     }
 }
 
+// The lowest rank that waits reports, unless it notices nothing; or any, where rank 0 does not say
+// in time whose turn it is.
+bool Watcher::is_speaker() {
+    const auto begin = Clock::now();
+    auto asked = begin;
+    for (;; std::this_thread::sleep_for(kPulse / 4)) {
+        if (!reporting_ && (peers_.speaks() || seconds_since(begin) >= kSpeechSeconds)) {
+            reporting_ = true;
+            asked = Clock::now();
+        }
+        exchange();
+        if (peers_.speaker() >= 0) {
+            return peers_.speaker() == comm_.rank();
+        }
+        if (reporting_ && (!peers_.reaches_root() || seconds_since(asked) >= kSpeechSeconds)) {
+            return true;
+        }
+    }
+}
+
 // Reports, keeps the flight record, and ends the job.
 void Watcher::fail(const std::string& reason) {
     failing_ = true;
@@ -156,18 +176,7 @@ void Watcher::fail(const std::string& reason) {
         std::ofstream(fmt::format("{}.rank{}.json", options_.flight_record, rank))
             << recorder_.json(rank, comm_.size(), peers_.host(), reason) << "\n";
     }
-    // The lowest rank that waits reports, unless it notices nothing.
-    bool speak = peers_.speaks();
-    for (const auto begin = Clock::now(); !speak && !peers_.another_reports() &&
-                                          !(speak = seconds_since(begin) >= kSpeechSeconds);) {
-        std::this_thread::sleep_for(kPulse / 4);
-        exchange();
-    }
-    if (speak) {
-        reporting_ = true;
-    }
-    exchange();  // the others then hold their tongues, even when this process is gone
-    if (speak || comm_.own_terminal()) {
+    if (is_speaker() || comm_.own_terminal()) {
         fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank,
                    peers_.host(), printable(worded(reason, options_.wording), true),
                    static_cast<int>(ExitCode::communication));

@@ -42,6 +42,7 @@ class Watcher {
     void pause() const;
     std::optional<FlightRecorder::Waiting> pending() const;
     std::string failure();
+    bool is_speaker();
     [[noreturn]] void fail(const std::string& reason);
 
     Communicator& comm_;
