@@ -18,7 +18,8 @@ struct StepTail {
     // whether this one's update was skipped.
     float loss_scale = 0.0f;
     float skipped = 0.0f;
-    float padding[10] = {};  // up to a multiple of 64 bytes
+    float save = 0.0f;  // ranks that want a checkpoint; whoever has read another value sets it back
+    float padding[9] = {};  // up to a multiple of 64 bytes
 };
 static_assert(sizeof(StepTail) == 64 && offsetof(StepTail, loss) == 0 &&
               offsetof(StepTail, correct) == sizeof(float));

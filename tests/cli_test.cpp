@@ -11,6 +11,7 @@
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
+#include "train/checkpoint.hpp"
 
 using namespace gyre::test;
 
@@ -63,10 +64,10 @@ TEST_CASE("unusual data sets train: classes, shapes, channels and sizes from the
 
 TEST_CASE("an easy data set is learnt, its best weights kept, and evaluated to the same figures") {
     const Set set(640, 200, 1, 28, 28, 4);
-    const std::string weights = set.file("w.safetensors"), json = set.file("log.jsonl");
-    expect_exit(
-        run_gyre(2, set.base + "--epochs 6 --lr 0.05 --save " + weights + " --json " + json), 0,
-        {"2 ranks", "exposed communication", "saved"});
+    const std::string run = set.file("run"), json = set.file("log.jsonl");
+    const std::string weights = run + "/best.safetensors";
+    expect_exit(run_gyre(2, set.base + "--epochs 6 --lr 0.05 --save " + run + " --json " + json), 0,
+                {"2 ranks", "exposed communication", "saved"});
     const auto epochs = read_events(json, "epoch");
     REQUIRE(epochs.size() == 6);
     double best = 0.0, best_loss = 0.0;
@@ -108,11 +109,13 @@ TEST_CASE("an easy data set is learnt, its best weights kept, and evaluated to t
 
 TEST_CASE("eval says how its data differ from what the weights were trained on") {
     const Set set(60, 20, 1, 28, 28, 3);
-    const std::string weights = set.file("w.safetensors"), other = set.file("other.safetensors");
-    expect_exit(run_gyre(0, set.base + "--epochs 1 --save " + weights), 0, {});
+    const std::string run = set.file("run"), other = set.file("other.safetensors");
+    const std::string weights = run + "/last.safetensors";
+    expect_exit(run_gyre(0, set.base + "--epochs 1 --save " + run), 0, {});
     using Metadata = std::map<std::string, std::string>;
     const auto eval = [&](int ranks, const Metadata& changes, const std::string& flags = "") {
-        gyre::model::TensorFile file = gyre::model::read_safetensors(weights);
+        gyre::model::TensorFile file = gyre::train::read_weights(weights);
+        file.metadata.erase("gyre.hash");
         for (const auto& [key, value] : changes) {
             file.metadata[key] = value;
         }
@@ -149,9 +152,11 @@ TEST_CASE("eval says how its data differ from what the weights were trained on")
 
 TEST_CASE("weights travel from and to PyTorch, and what is assumed is said once") {
     const Set set(60, 20, 1, 28, 28, 3);
-    const std::string weights = set.file("w.safetensors"), other = set.file("other.safetensors");
-    expect_exit(run_gyre(0, set.base + "--epochs 1 --save " + weights), 0, {});
-    gyre::model::TensorFile file = gyre::model::read_safetensors(weights);
+    const std::string run = set.file("run"), other = set.file("other.safetensors");
+    const std::string weights = run + "/last.safetensors";
+    expect_exit(run_gyre(0, set.base + "--epochs 1 --save " + run), 0, {});
+    gyre::model::TensorFile file = gyre::train::read_weights(weights);
+    file.metadata.erase("gyre.hash");
     for (gyre::model::HostTensor& tensor : file.tensors) {
         tensor.name = std::string("module.").append(tensor.name);
     }
@@ -162,9 +167,9 @@ TEST_CASE("weights travel from and to PyTorch, and what is assumed is said once"
         expect_exit(outcome, 0, {"gyre: " + other + ": the prefix 'module.'"});
         CHECK(count_of(outcome.output, "gyre: ") == 1);
     }
-    for (const std::string name : {"w.pt", "w.PTH", "w.pkl"}) {
+    for (const std::string name : {"w.pt", "w.PTH", "w.pkl", "w.safetensors"}) {
         expect_exit(run_gyre(0, set.base + "--save " + set.file(name)), 2,
-                    {"--save", name, "w.safetensors", "safetensors.torch.load_file"});
+                    {"--save", name, "a folder", "safetensors.torch.load_file"});
     }
 }
 
@@ -234,8 +239,8 @@ TEST_CASE("wrong input is refused with exit code 3, once, on all ranks") {
     expect_exit(run_gyre(0, set.base + "--init none"), 3, {"none"});
     expect_exit(run_gyre(2, set.base + "--json /no/such/folder/x"), 3, {"--json", "rank 0"});
     // Before any work is done that could not be kept.
-    const Outcome unsaved = run_gyre(2, set.base + "--epochs 1 --save /no/such/folder/x");
-    expect_exit(unsaved, 3, {"--save", "/no/such/folder", "rank 0"});
+    const Outcome unsaved = run_gyre(2, set.base + "--epochs 1 --save /proc/no/x");
+    expect_exit(unsaved, 3, {"--save", "/proc/no/x", "rank 0"});
     CHECK(count_of(unsaved.output, "epoch 1/1") == 0);
     std::ofstream(set.file("set/train-labels-idx1-ubyte"), std::ios::trunc) << "rubbish";
     expect_exit(run_gyre(2, set.base), 3, {"train-labels-idx1-ubyte"});
@@ -308,21 +313,21 @@ TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weight
     const Set set(6400, 100, 1, 28, 28, 4);
     for (const char* signal : {"INT", "TERM"}) {
         for (const int ranks : {0, 3}) {
-            const std::string json = set.file("log.jsonl"), weights = set.file("w");
+            const std::string json = set.file("log.jsonl"), run = set.file("run");
             std::filesystem::remove(json);
-            std::filesystem::remove(weights);
+            std::filesystem::remove_all(run);
             // Stops the launcher (as a terminal would) once the second epoch has begun.
             const auto start = std::chrono::steady_clock::now();
             const Outcome outcome =
                 run_shell(gyre_command(ranks, set.base + "--epochs 100000 --json " + json +
-                                                  " --save " + weights) +
+                                                  " --save " + run) +
                           " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
                           " && break; sleep 0.05; done; kill -" + signal + " $pid; wait $pid");
             const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
             INFO(signal << ", " << ranks << " ranks\n" << outcome.output);
             CHECK(outcome.exit_code != 0);
             CHECK(seconds.count() < 40.0);
-            CHECK(std::filesystem::exists(weights));
+            CHECK(std::filesystem::exists(run + "/best.safetensors"));
             if (ranks == 0) {
                 CHECK(outcome.exit_code == 130);
                 check_contains(outcome.output, {"interrupted"});

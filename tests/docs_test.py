@@ -100,7 +100,7 @@ def main() -> int:
                 elif item["language"] == "python" and not has_torch:
                     skip(f"the Python of {page.name}; gyre's own weights stand in for what it saves")
                     for name in re.findall(r'save_file\(.*, "(.*)"\)', item["code"]):
-                        shutil.copy(work / "best.safetensors", work / name)
+                        shutil.copy(work / "run" / "best.safetensors", work / name)
                 elif item["language"] == "python":
                     judge(f"the Python of {page.name}", [python, "-c", item["code"]])
                 elif item["row"]:

@@ -9,6 +9,7 @@
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
 #include "tests/temp_dir.hpp"
+#include "train/hash.hpp"
 
 using namespace gyre::test;
 namespace fs = std::filesystem;
@@ -32,11 +33,12 @@ double loss_of(const std::string& output) {
 
 TEST_CASE("a training in 16 bits says so, scales its loss in fp16, and is evaluated likewise") {
     const Set set;
-    const std::string weights = set.file("weights"), json = set.file("log");
+    const std::string run = set.file("run"), json = set.file("log");
+    const std::string weights = run + "/last.safetensors";
     for (const std::string precision : {"fp32", "bf16", "fp16"}) {
         const Outcome trained =
             run_gyre(2, set.base + "--epochs 2 --lr 0.1 --log-interval 1 --precision " + precision +
-                            " --json " + json + " --save-last " + weights);
+                            " --json " + json + " --save " + run);
         INFO(trained.output);
         REQUIRE(trained.exit_code == 0);
         CHECK((trained.output.find("· " + precision) != std::string::npos) ==
@@ -58,7 +60,7 @@ TEST_CASE("a training in 16 bits says so, scales its loss in fp16, and is evalua
         const double same = evaluated(" --precision " + precision);
         CHECK(same == Approx(said).epsilon(1e-5));
         CHECK((evaluated("") == same) == (precision == "fp32"));
-        fs::remove(weights);
+        fs::remove_all(run);
     }
     const Outcome refused = run_gyre(2, set.base + "--precision fp16 --shard-optimizer on");
     INFO(refused.output);
@@ -68,7 +70,8 @@ TEST_CASE("a training in 16 bits says so, scales its loss in fp16, and is evalua
 
 TEST_CASE("training accuracy is reported; the last weights are kept beside the best") {
     const Set set;
-    const std::string last = set.file("last"), best = set.file("best"), json = set.file("log");
+    const std::string run = set.file("run"), json = set.file("log");
+    const std::string last = run + "/last.safetensors", best = run + "/best.safetensors";
     const auto train = [&](const std::string& flags) {
         const Outcome outcome = run_gyre(2, set.base + "--json " + json + " " + flags);
         INFO(outcome.output);
@@ -79,7 +82,7 @@ TEST_CASE("training accuracy is reported; the last weights are kept beside the b
         return loss_of(run_gyre(0, "eval --data " + set.data + " --weights " + weights).output);
     };
     // A rate that overshoots: the best epoch is not the last.
-    train("--epochs 6 --lr 0.3 --save " + best + " --save-last " + last);
+    train("--epochs 6 --lr 0.3 --save " + run);
     auto epochs = read_events(json, "epoch");
     std::size_t top = 0;
     for (std::size_t i = 0; i < epochs.size(); ++i) {
@@ -89,35 +92,32 @@ TEST_CASE("training accuracy is reported; the last weights are kept beside the b
     CHECK(evaluate(last) == Approx(epochs.back().at("test_loss").get<double>()).epsilon(1e-5));
     CHECK(fs::exists(best));
     // Without dropout and movement, the training set's accuracy is what evaluating it gives.
-    fs::remove(last);
     for (const char* name : {"images-idx4", "labels-idx1"}) {
         fs::copy_file(set.file("set/train-" + std::string(name) + "-ubyte"),
                       set.file("set/test-" + std::string(name) + "-ubyte"),
                       fs::copy_options::overwrite_existing);
     }
     const std::string output =
-        train("--epochs 1 --lr 0 --no-dropout --init " + best + " --save-last " + last);
+        train("--epochs 1 --lr 0 --no-dropout --init " + best + " --save " + set.file("other"));
     const auto epoch = read_events(json, "epoch").at(0);
     CHECK(epoch.at("train_accuracy").get<double>() ==
           Approx(epoch.at("test_accuracy").get<double>()));
     CHECK(epoch.at("train_accuracy").get<double>() > 0.3);
     CHECK(count_of(output, "train accuracy ") == 1);
-    CHECK(fs::exists(last));
 }
 
 TEST_CASE("Ctrl-C keeps the latest weights") {
     const Set set;
-    const std::string last = set.file("last"), json = set.file("log");
-    const Outcome outcome =
-        run_shell("timeout -k 1 60 " +
-                  gyre_command(0, set.base + "--no-eval --epochs 100000 --json " + json +
-                                      " --save-last " + last) +
-                  " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
-                  " && break; sleep 0.05; done; kill -INT $pid; wait $pid");
+    const std::string run = set.file("run"), json = set.file("log");
+    const Outcome outcome = run_shell(
+        "timeout -k 1 60 " +
+        gyre_command(0, set.base + "--no-eval --epochs 100000 --json " + json + " --save " + run) +
+        " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
+        " && break; sleep 0.05; done; kill -INT $pid; wait $pid");
     INFO(outcome.output);
     CHECK(outcome.exit_code == 130);
-    CHECK(count_of(outcome.output, "the latest are in " + last) == 1);
-    CHECK(!gyre::model::read_safetensors(last).tensors.empty());
+    CHECK(count_of(outcome.output, "--resume " + run + " goes on from here") == 1);
+    CHECK(!gyre::model::read_safetensors(run + "/last.safetensors").tensors.empty());
 }
 
 TEST_CASE("--save and --json leave alone what is no file") {
@@ -133,7 +133,7 @@ TEST_CASE("--save and --json leave alone what is no file") {
     const std::string node = set.file("node");
     const bool has_node = mknod(node.c_str(), S_IFCHR | 0666, makedev(1, 3)) == 0;
     for (const std::string& device : {has_node ? node : std::string("/dev/null")}) {
-        for (const char* flag : {"--save", "--save-last", "--json"}) {
+        for (const char* flag : {"--save", "--json"}) {
             if (has_node || std::string(flag) == "--json") {
                 refuse(std::string(flag) + " " + device, 3, std::string(flag) + " " + device);
             }
@@ -142,14 +142,16 @@ TEST_CASE("--save and --json leave alone what is no file") {
     }
     const std::string pipe = set.file("pipe");
     REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-    refuse("--save " + pipe, 3, "that is no file");
-    refuse("--save " + set.dir.path().string(), 3, "that is no file");
+    refuse("--save " + pipe, 3, "that is no folder");
+    refuse("--save " + set.file("set/train-labels-idx1-ubyte"), 3, "that is no folder");
+    refuse("--keep 2", 2, "give that, too");
+    refuse("--save-every 2", 2, "give that, too");
+    refuse("--save " + set.file("run") + " --save-every 2hours", 2, "500steps");
     refuse("--json " + set.dir.path().string(), 3, "no file, pipe or terminal");
-    for (const char* flag : {"--save", "--save-last", "--json", "--init", "--data", "--model",
+    for (const char* flag : {"--save", "--resume", "--json", "--init", "--data", "--model",
                              "--flight-record", "--kernels-cache"}) {
         refuse(std::string(flag) + " ''", 2, "the path is empty");
     }
-    refuse("--save a --save-last a", 2, "give each its own");
     // A pipe takes JSON lines.
     const Outcome piped =
         run_shell("cat " + pipe + " & " +
@@ -160,26 +162,32 @@ TEST_CASE("--save and --json leave alone what is no file") {
 
 TEST_CASE("what a killed job left while it saved is gone with the next save") {
     const Set set;
-    const fs::path folder = set.dir.path() / "weights";
-    fs::create_directory(folder);
+    const fs::path folder = set.dir.path() / "weights", last = folder / "last.safetensors";
     const std::string save =
-        set.base + "--no-eval --epochs 1 --save " + (folder / "w.safetensors").string();
+        set.base + "--no-eval --epochs 1 --overwrite --save " + folder.string();
     const auto files = [&] {
         return std::distance(fs::directory_iterator(folder), fs::directory_iterator());
     };
     // The limit on the size of files kills it as it writes.
     run_shell("ulimit -c 0; ulimit -f 8; " + gyre_command(0, save));
     CHECK(files() == 1);
-    CHECK(!fs::exists(folder / "w.safetensors"));
+    CHECK(!fs::exists(last));
     const Outcome outcome = run_gyre(0, save);
     INFO(outcome.output);
     CHECK(outcome.exit_code == 0);
-    CHECK(files() == 1);
-    CHECK(!gyre::model::read_safetensors(folder / "w.safetensors").tensors.empty());
-    // Two jobs that save to one place at once leave one file, whole.
+    CHECK(files() == 2);  // last and best
+    CHECK(!gyre::model::read_safetensors(last).tensors.empty());
+    // Two jobs that save to one place at once leave files that are whole.
     const Outcome both =
         run_shell(gyre_command(0, save) + " & " + gyre_command(0, save) + "; wait");
     INFO(both.output);
-    CHECK(files() == 1);
-    CHECK(!gyre::model::read_safetensors(folder / "w.safetensors").tensors.empty());
+    CHECK(files() == 2);
+    CHECK(!gyre::model::read_safetensors(last).tensors.empty());
+    // One that was ended between two names of a file does not spoil the first.
+    fs::rename(last, last.string() + ".gyre.tmp");
+    const auto best =
+        gyre::train::hash_tensors(gyre::model::read_safetensors(folder / "best.safetensors"));
+    run_shell("ulimit -c 0; ulimit -f 8; " + gyre_command(0, save));
+    CHECK(best ==
+          gyre::train::hash_tensors(gyre::model::read_safetensors(folder / "best.safetensors")));
 }

@@ -51,7 +51,8 @@ std::string losses(const std::string& output) {
 // Flags that are given on one rank only, where that is not refused, with a value; FILE is a path.
 const std::map<std::string, std::string> kOwnFlags = {
     {"--save", "--save FILE"},
-    {"--save-last", "--save-last FILE"},
+    {"--resume", "--resume FILE"},
+    {"--overwrite", "--overwrite"},
     {"--init", "--init FILE"},
     {"--json", "--json FILE"},
     {"--recipe", "--recipe FILE"},
@@ -86,9 +87,11 @@ TEST_CASE("every flag is compared between the ranks, or tested here") {
 TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what it learns") {
     const Job job;
     const std::string common = job.base + "--data " + job.data;
-    const std::string weights = job.file("init");
-    const Outcome plain = run_gyre(2, common);
-    const Outcome from = run_gyre(2, common + " --seed 9 --save " + weights);
+    const std::string weights = job.file("init") + "/last.safetensors";
+    const Outcome plain =
+        run_gyre(2, common + " --keep 99 --save-every 5steps --save " + job.file("plain"));
+    const std::string tenth = job.file("plain") + "/step-000000010.safetensors";
+    const Outcome from = run_gyre(2, common + " --seed 9 --save " + job.file("init"));
     REQUIRE(plain.exit_code == 0);
     REQUIRE(from.exit_code == 0);
     const std::string expected = losses(plain.output);
@@ -98,6 +101,9 @@ TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what
             const std::string path = job.file("file" + name + std::to_string(rank));
             if (name == "--init") {
                 std::filesystem::copy_file(weights, path);
+            }
+            if (name == "--resume") {
+                std::filesystem::copy_file(tenth, path);
             }
             if (name == "--recipe") {  // with flags that the other rank has, too
                 std::ofstream(path) << "--epochs 2\n--threads 1\n";
@@ -114,13 +120,18 @@ TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what
                 CHECK(count_of(losses(outcome.output), "\n") == 12);
                 continue;
             }
+            if (name == "--resume" && rank == 0) {  // likewise: the last two steps
+                CHECK(count_of(losses(outcome.output), "\n") == 2);
+                CHECK(expected.ends_with(losses(outcome.output)));
+                continue;
+            }
             if (name == "--quiet" && rank == 0) {
                 CHECK(outcome.output.empty());
                 continue;
             }
             CHECK(losses(outcome.output) == expected);
-            const bool writes = name.starts_with("--save") || name == "--json";
-            const bool roots = writes || name == "--init";
+            const bool writes = name == "--save" || name == "--json";
+            const bool roots = writes || name == "--init" || name == "--resume";
             CHECK(count_of(outcome.output, name + " counts on rank 0 only") ==
                   (roots && rank == 1 ? 1 : 0));
             if (writes) {
@@ -186,13 +197,13 @@ TEST_CASE("ranks that evaluate other weights under one path are refused") {
     for (const char* seed : {"1", "2"}) {
         std::filesystem::create_directory(job.file(seed));
         REQUIRE(run_gyre(0, "train --epochs 1 --no-eval " + common + " --seed " + seed +
-                                " --save " + job.file(seed) + "/w")
+                                " --save " + job.file(seed))
                     .exit_code == 0);
     }
     const Outcome outcome =
         run_shell("timeout -k 1 60 " + std::string(GYRE_MPIRUN) + " 2 bash -c 'cd " +
                   job.dir.path().string() + "/$((OMPI_COMM_WORLD_RANK + 1)); exec " + GYRE_BINARY +
-                  " eval " + common + " --weights w'");
+                  " eval " + common + " --weights last.safetensors'");
     INFO(outcome.output);
     CHECK(outcome.exit_code == 4);
     CHECK(count_of(outcome.output, "the weights file differs") == 1);

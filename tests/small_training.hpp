@@ -85,6 +85,7 @@ struct Training {
                const std::function<std::string(int rank)>& own = {},
                const std::function<void(const ThreadRanks::Sum&)>& arrived = {}) const {
         const std::string json = file("log.jsonl");
+        std::filesystem::remove(json);  // a resumed training adds to it
         ThreadRanks job(ranks);
         job.arrived = arrived;
         Result result;
@@ -104,6 +105,7 @@ struct Training {
                     }
                 }
                 app.parse(all);
+                options.flags = train::resumed_flags(app);
                 if (compare_flags) {
                     train::require_same_manifest(comm, train::flag_manifest(app));
                 }

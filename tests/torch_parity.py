@@ -187,7 +187,7 @@ def check_saved(path: pathlib.Path, trained, sgd: bool) -> list[str]:
     import torch
 
     try:
-        saved = load_safetensors(path)
+        saved = load_safetensors(path)  # a checkpoint: the optimiser's state is in it, too
     except (OSError, ValueError, KeyError) as error:
         return [f"saved weights: {error}"]
     try:  # the reference implementation must read the file too, where it is installed
@@ -203,6 +203,7 @@ def check_saved(path: pathlib.Path, trained, sgd: bool) -> list[str]:
         same = theirs.keys() == saved.keys()
         if not same or not all(torch.equal(theirs[n], saved[n]) for n in saved):
             return ["the safetensors package reads other tensors from gyre's file"]
+    saved = {name: value for name, value in saved.items() if not name.startswith("optimizer.")}
     wanted = {name: value.clone() for name, value in trained.state_dict().items()}
     try:
         trained.load_state_dict(saved, strict=True)
@@ -281,15 +282,15 @@ def compare(args: argparse.Namespace, work: pathlib.Path, name: str, case, seed:
     """Runs one case on one net with one seed and prints its line; whether it meets its bound."""
     label, options, kind, torch_options, bound = case
     stem = f"{name}-{label}"
-    init, out, saved = (work / f"{stem}{end}" for end in ("-init.safetensors", ".jsonl",
-                                                          "-saved.safetensors"))  # fmt: skip
+    init, out, run = (work / f"{stem}{end}" for end in ("-init.safetensors", ".jsonl", "-run"))
+    saved = run / "last.safetensors"
     model_file = work / "strided.model"
     model_file.write_text(STRIDED)
     model = make_model(name, seed)
     save_safetensors(init, model.state_dict())
     command = [args.gyre, "train", "--data", args.data]
     command += ["--model", str(model_file) if name == "strided" else name, *options.split()]
-    command += ["--init", str(init), "--save", str(saved), "--json", str(out)]
+    command += ["--init", str(init), "--save", str(run), "--overwrite", "--json", str(out)]
     command += ["--no-shuffle", "--no-dropout", "--no-eval", "--log-interval", "1"]
     command += ["--threads", "1", "--mean", str(torch_ddp.MEAN), "--std", str(torch_ddp.STD)]
     command += ["--batch-size", str(BATCH), "--limit", str(BATCH * args.steps), "--epochs", "1"]

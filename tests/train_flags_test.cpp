@@ -99,7 +99,11 @@ const std::vector<Row> kRows = {
     {"--save", "x", [](O o) { return o.save == "x"; }, false},
     {"--init", "x", [](O o) { return o.init == "x"; }, false},
     {"--json", "x", [](O o) { return o.json == "x"; }, false},
-    {"--save-last", "x", [](O o) { return o.save_last == "x"; }, false},
+    {"--save-every", "7steps", [](O o) { return o.save_every.count == 7 && o.save_every.steps; },
+     true},
+    {"--keep", "7", [](O o) { return o.keep == 7; }, true},
+    {"--resume", "x", [](O o) { return o.resume == "x"; }, false},
+    {"--overwrite", "", [](O o) { return o.overwrite; }, false},
     {"--verbose", "", [](O o) { return o.verbose; }, false},
     {"--quiet", "", [](O o) { return o.quiet; }, false},
 };

@@ -83,7 +83,7 @@ TEST_CASE("the tutorials' flags are understood, or answered with the flag that d
     refuse("train --gpu 0", {"--gpu: ", "CUDA_VISIBLE_DEVICES"});
     refuse("train -n 1 -g 2 -nr 0", {"-n: ", "mpirun -np N", "-g: ", "-nr: "});
     refuse("train --local_rank 0", {"--local_rank: ", "torchrun", "--world-size"});
-    refuse("train --save-model", {"--save FILE"});
+    refuse("train --save-model", {"--save DIR"});
     // Every answer that is a flag of ours is one, and no flag of ours stands in the table.
     const std::string help = run_gyre(0, "train --help").output;
     for (const TutorialFlag& flag : tutorial_flags()) {

@@ -64,8 +64,8 @@ void check_order_and_dropout(const Training& training) {
     CHECK(!epochs_are_alike("--no-dropout"));
     CHECK(!epochs_are_alike("--no-shuffle"));
     // Both follow the seed, also where the weights do not.
-    const std::string weights = training.file("weights");
-    training.run(1, "--epochs 1 --save " + weights);
+    const std::string run = training.file("run"), weights = run + "/best.safetensors";
+    training.run(1, "--epochs 1 --save " + run);
     for (const std::string flags : {"--no-dropout", "--no-shuffle"}) {
         INFO(flags);
         const std::string all = flags + " --init " + weights;
@@ -170,8 +170,8 @@ TEST_CASE("every flag of a training changes what it says") {
 
 TEST_CASE("an evaluation counts every image once, whatever the ranks and the size of its passes") {
     const Training training;
-    const std::string weights = training.file("weights");
-    const auto trained = training.run(1, "--epochs 1 --batch-size 10 --lr 0.005 --save " + weights);
+    const std::string run = training.file("run"), weights = run + "/best.safetensors";
+    const auto trained = training.run(1, "--epochs 1 --batch-size 10 --lr 0.005 --save " + run);
     const double loss = trained.epochs.at(0).at("test_loss");
     const double accuracy = trained.epochs.at(0).at("test_accuracy");
     REQUIRE((accuracy > 0.2 && accuracy < 1.0));  // the images do not all count alike
@@ -210,8 +210,8 @@ TEST_CASE("all ranks start from rank 0's weights, wherever it has them from") {
     // Without ReLU: no rounding can flip a choice.
     std::ofstream(training.file("smooth")) << "conv 6 k3\ndropout 0.5\nlinear 20\nlinear classes\n";
     const std::string model = " --model " + training.file("smooth") + " ";
-    const std::string weights = training.file("weights");
-    training.run(1, model + "--epochs 2 --lr 0.1 --save " + weights);
+    const std::string run = training.file("run"), weights = run + "/best.safetensors";
+    training.run(1, model + "--epochs 2 --lr 0.1 --save " + run);
     const std::string flags = model + "--epochs 1 --global-batch 10 --check-sync 1 ";
     const auto fresh = training.run(1, flags);
     const auto resumed = training.run(1, flags + "--init " + weights);
@@ -282,11 +282,11 @@ TEST_CASE("--save keeps the weights of the best epoch") {
     const Net net(*backend, load_model(training.model()), {1, 6, 6}, Training::kClasses,
                   {1, 0, true});
     const auto bias = static_cast<std::size_t>(net.parameters().back().offset_elems);
-    const std::string weights = training.file("weights");
+    const std::string run = training.file("run"), weights = run + "/best.safetensors";
     // From the third epoch on, of 6 steps each, every image is taken for the first class.
     const auto result =
-        training.run(2, "--epochs 4 --global-batch 10 --lr 0.05 --bucket-kib 64 --save " + weights,
-                     {}, [&](const ThreadRanks::Sum& sum) {
+        training.run(2, "--epochs 4 --global-batch 10 --lr 0.05 --bucket-kib 64 --save " + run, {},
+                     [&](const ThreadRanks::Sum& sum) {
                          if (sum.number >= 12) {
                              static_cast<float*>(sum.data)[bias] = -1e6f;
                          }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstring>
+#include <map>
 
 namespace gyre::train {
 namespace {
@@ -44,6 +45,22 @@ std::string hash_dataset(const Dataset& dataset) {
         hash.add(set->labels.data(), set->labels.size() * sizeof(std::int32_t));
     }
     return hash.text();
+}
+
+std::string hash_tensors(const TensorFile& file) {
+    std::map<std::string, std::uint64_t> tensors;
+    for (const HostTensor& tensor : file.tensors) {
+        tensors[tensor.name] =
+            hash_bytes(tensor.values.data(), tensor.values.size() * sizeof(float));
+    }
+    std::string text;
+    for (const auto& [key, value] : file.metadata) {
+        text += fmt::format("{}={} ", key, value);
+    }
+    for (const auto& [name, hash] : tensors) {
+        text += fmt::format("{} {:x} ", name, hash);
+    }
+    return hash_text(text);
 }
 
 std::uint64_t hash_bytes(const void* data, std::size_t bytes) {

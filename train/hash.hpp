@@ -5,6 +5,7 @@
 #include <string>
 
 #include "data/dataset.hpp"
+#include "model/safetensors.hpp"
 #include "train/rooms.hpp"
 
 namespace gyre::train {
@@ -12,6 +13,8 @@ namespace gyre::train {
 // Of everything in the set that training depends on.
 std::string hash_dataset(const Dataset& dataset);
 std::string hash_text(const std::string& text);
+// Of names, values and metadata, whatever their order.
+std::string hash_tensors(const TensorFile& file);
 std::uint64_t hash_bytes(const void* data, std::size_t bytes);
 
 }  // namespace gyre::train

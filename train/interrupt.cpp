@@ -10,13 +10,18 @@
 namespace gyre::train {
 namespace {
 
-volatile std::sig_atomic_t requested = 0;  // written by a signal handler, so it has to be global
+// Written by signal handlers, so they have to be global.
+volatile std::sig_atomic_t requested = 0, save = 0;
 
 extern "C" void handle_interrupt(int) {
     if (requested) {
         _exit(static_cast<int>(ExitCode::interrupted));
     }
     requested = 1;
+}
+
+extern "C" void handle_save_request(int) {
+    save = 1;
 }
 
 }  // namespace
@@ -28,10 +33,20 @@ void install_interrupt_handlers() {
     for (const int signal : {SIGINT, SIGTERM}) {
         sigaction(signal, &action, nullptr);
     }
+    action.sa_handler = handle_save_request;
+    sigaction(SIGUSR1, &action, nullptr);
 }
 
 bool interrupt_requested() {
     return requested != 0;
+}
+
+bool take_save_request() {
+    const bool asked = save != 0;
+    if (asked) {
+        save = 0;
+    }
+    return asked;
 }
 
 }  // namespace gyre::train

@@ -1,10 +1,12 @@
 // Ctrl-C and SIGTERM: the first asks for a clean stop after the current step, the second ends the
-// process at once.
+// process at once. SIGUSR1, with which schedulers warn: asks for a checkpoint.
 #pragma once
 
 namespace gyre::train {
 
 void install_interrupt_handlers();
 bool interrupt_requested();
+// Whether a checkpoint has been asked for since the last call.
+bool take_save_request();
 
 }  // namespace gyre::train

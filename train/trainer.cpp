@@ -11,9 +11,9 @@ namespace {
 constexpr int kWarmUps = 2;
 }  // namespace
 
-void Trainer::begin_epoch(std::uint32_t epoch) {
-    at_ = {.epoch = epoch};
-    begin_ = end_ = 0;
+void Trainer::begin_epoch(std::uint32_t epoch, std::int64_t first) {
+    at_ = {.epoch = epoch, .step = static_cast<std::uint32_t>(first)};
+    begin_ = end_ = first;
     backend_.upload(place_.get(), &at_, sizeof at_);
 }
 
@@ -198,13 +198,16 @@ void Trainer::launch(std::int64_t step) {
                                              static_cast<std::size_t>(steps) * sizeof *from)});
 }
 
-std::optional<StepResult> Trainer::step(std::int64_t step, bool stop) {
+std::optional<StepResult> Trainer::step(std::int64_t step, bool stop, bool save) {
     if (step != begin_ || begin_ >= end_) {
+        // Where nobody has asked before they are 0; no kernel writes them, parts and ranks add them
+        // up.
+        const float one = 1.0f;
         if (stop) {
-            // Where nobody has asked before it is 0; no kernel writes it, parts and ranks add it
-            // up.
-            const float one = 1.0f;
             backend_.upload(&net_.tail()->stop, &one, sizeof one);
+        }
+        if (save) {
+            backend_.upload(&net_.tail()->save, &one, sizeof one);
         }
         launch(step);
         if (std::int64_t(launches_.size()) > ahead_) {
@@ -256,6 +259,11 @@ void Trainer::read(std::size_t at, std::int64_t step, StepResult& result) {
     result.images = sharding_.global(step).count;
     result.correct = static_cast<std::int64_t>(tail.correct);
     result.stop = tail.stop > 0.0f;
+    result.save = tail.save > 0.0f;
+    if (result.save) {
+        // As of not_finite below.
+        backend_.fill_zero(&net_.tail()->save, sizeof tail.save);
+    }
     result.skipped = tail.skipped > 0.0f;
     result.loss_scale = double{tail.loss_scale};
     if (const std::int32_t word = not_finite(at); word != 0) {

@@ -23,7 +23,8 @@ struct StepResult {
     float learning_rate = 0.0f;
     std::int64_t images = 0;   // in the global batch
     std::int64_t correct = 0;  // of them, before the update
-    bool stop = false;         // some rank was asked to stop; the same on all ranks
+    // Some rank was asked to stop, or for a checkpoint; the same on all ranks.
+    bool stop = false, save = false;
     // The parameter with a gradient that is NaN or infinite after the reduction, of several the one
     // closest to the loss; empty: none.
     std::string not_finite;
@@ -87,13 +88,18 @@ class Trainer {
         }
     }
 
-    // Epochs count from 1, steps of an epoch from 0.
-    void begin_epoch(std::uint32_t epoch);
+    // Epochs count from 1, steps of an epoch from 0; first: where an epoch that was begun before
+    // goes on.
+    void begin_epoch(std::uint32_t epoch, std::int64_t first = 0);
     // Submits a step, with graphs of several also those after it, whose calls then submit nothing.
-    // `stop` asks all ranks to stop, with the next step that is submitted. A device works while the
+    // `stop` asks all ranks to stop, with the next step that is submitted, and `save` for a
+    // checkpoint. A device works while the
     // host goes on, so what comes back is the result of an earlier step, `ahead_` launches before
     // the last; the same one on all ranks.
-    std::optional<StepResult> step(std::int64_t step, bool stop);
+    std::optional<StepResult> step(std::int64_t step, bool stop, bool save = false);
+    // Whether the next step is not submitted yet; and the first that is not.
+    bool at_launch() const { return begin_ >= end_; }
+    std::int64_t next_step() const { return end_; }
     // The oldest result that step() has not given back yet.
     std::optional<StepResult> next_result();
 

@@ -177,15 +177,15 @@ def repeat(c: Check) -> Step:
 
     def repeated(name: str, i: int) -> Command:
         flags = ["--deterministic"] if name == "cudnn" else []
-        return c.train(f"repeat-{name}-{i}", name, *few, *flags, "--save", c.tools / f"{name}-{i}.safetensors")
+        return c.train(f"repeat-{name}-{i}", name, *few, *flags, "--overwrite", "--save", c.tools / f"{name}-{i}")
 
     twice = ["ours"] + ([] if c.emulated else ["cudnn"])
 
     def judge_repeat(ran: Ran) -> Verdict:
         bad = c.same(*((f"repeat-{name}-1", f"repeat-{name}-2") for name in twice))
         bad += [f"the weights of {name} differ" for name in twice
-                if (c.tools / f"{name}-1.safetensors").read_bytes() !=
-                (c.tools / f"{name}-2.safetensors").read_bytes()]
+                if (c.tools / f"{name}-1" / "last.safetensors").read_bytes() !=
+                (c.tools / f"{name}-2" / "last.safetensors").read_bytes()]
         return verdict(bad, f"{', '.join(twice)}: losses and weights of two runs equal bit by bit")
 
     return Step("repeat", 15, [repeated(name, i) for name in twice for i in (1, 2)], judge_repeat,

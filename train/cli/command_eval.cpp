@@ -10,6 +10,7 @@
 #include <sstream>
 
 #include "kernels/base/printable.hpp"
+#include "train/checkpoint.hpp"
 #include "train/cli/commands.hpp"
 #include "train/cli/setup.hpp"
 #include "train/evaluator.hpp"
@@ -118,18 +119,6 @@ bool differ(const Normalisation& a, const Normalisation& b) {
     return false;
 }
 
-std::string hash_weights(const TensorFile& file) {
-    std::string text;
-    for (const auto& [key, value] : file.metadata) {
-        text += fmt::format("{}={} ", key, value);
-    }
-    for (const HostTensor& tensor : file.tensors) {
-        text += fmt::format("{} {:x} ", tensor.name,
-                            hash_bytes(tensor.values.data(), tensor.values.size() * sizeof(float)));
-    }
-    return hash_text(text);
-}
-
 // A remark for the user, of rank 0.
 using Tell = std::function<void(const std::string&)>;
 
@@ -191,8 +180,8 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
     std::string data_hash, weights_hash;
     agree(comm, [&] {
         backend = make_backend(options, comm);
-        const TensorFile weights = read_safetensors(options.weights);
-        weights_hash = hash_weights(weights);
+        const TensorFile weights = read_weights(options.weights);
+        weights_hash = hash_tensors(weights);
         const Tell tell = [&](const std::string& remark) {
             if (comm.is_root()) {
                 fmt::print(stderr, "gyre: {}: {}\n", options.weights, remark);

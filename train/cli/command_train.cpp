@@ -7,11 +7,11 @@
 
 #include "kernels/base/clock.hpp"
 #include "train/bucket_table.hpp"
+#include "train/cli/checkpoint_files.hpp"
 #include "train/cli/commands.hpp"
 #include "train/cli/flag_values.hpp"
 #include "train/cli/report.hpp"
 #include "train/cli/setup.hpp"
-#include "train/cli/weight_files.hpp"
 #include "train/hash.hpp"
 #include "train/interrupt.hpp"
 #include "train/session.hpp"
@@ -80,16 +80,21 @@ class TrainCommand {
     Dataset load();
     SessionSpec session_spec(const Dataset& data) const;
     int graph_steps() const;
+    // What a training must have again to be the same.
+    Settings settings(const Dataset& data) const;
     void start_weights();
     // Trains for an epoch and evaluates it; sets stopped_ where it was interrupted.
     EpochFacts train_epoch(int epoch);
     void train_steps(EpochFacts& epoch);
     void account(const StepResult& done, EpochFacts& epoch);
+    // All that is submitted, so that the device is where cursor_ says.
+    void finish_steps(EpochFacts& epoch);
+    void save(bool last, bool best);
 
     Communicator& comm_;
     const TrainOptions& options_;
     const Clock::time_point start_ = Clock::now();
-    std::unique_ptr<WeightFiles> files_;
+    std::unique_ptr<CheckpointFiles> files_;
     std::unique_ptr<Backend> backend_;
     WeightFacts weight_facts_;
     SessionSpec spec_;
@@ -98,17 +103,17 @@ class TrainCommand {
     std::unique_ptr<DeviceImages> test_images_;
     std::unique_ptr<Report> report_;
 
-    double best_accuracy_ = -1.0;
+    Settings settings_;
+    Cursor cursor_;
     bool stopped_ = false;
-    std::int64_t steps_done_ = 0;
-    double loss_sum_ = 0.0;  // of the epoch, over its images
-    BucketTimes times_;      // of the epoch
+    bool save_asked_ = false;
+    BucketTimes times_;  // of the epoch
 };
 
 Dataset TrainCommand::load() {
     Dataset data;
     agree(comm_, [&] {
-        files_ = std::make_unique<WeightFiles>(options_, comm_.is_root());
+        files_ = std::make_unique<CheckpointFiles>(options_, comm_.is_root());
         backend_ = make_backend(options_, comm_);
         WeightFacts& facts = weight_facts_;
         facts.model = load_model(options_.model);
@@ -122,6 +127,7 @@ Dataset TrainCommand::load() {
                 options_.mean.empty() ? facts.normalisation : measure_normalisation(data.train);
         }
     });
+    settings_ = settings(data);
     require_same_manifest(comm_, {{"the model", hash_text(weight_facts_.model.source)},
                                   {"the data set", hash_dataset(data)}});
     return data;
@@ -171,12 +177,33 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .graph_steps = graph_steps()};
 }
 
+Settings TrainCommand::settings(const Dataset& data) const {
+    const DeviceIdentity device = backend_->device_identity();
+    Settings all = options_.flags;
+    all["the model"] = hash_text(weight_facts_.model.source);
+    all["the data set"] = hash_dataset(data);
+    all["the global batch"] = fmt::format("{}", spec_.global_batch);
+    all["the device"] = backend_->host_memory() ? "CPU" : device.emulated ? "emulated GPU" : "GPU";
+    // Sums over the ranks are rounded as their number and the library have it.
+    all["the number of ranks"] = fmt::format("{}", comm_.size());
+    if (comm_.size() > 1) {
+        const std::string library = comm_.description();
+        all["the communicator"] = library.substr(0, library.find(','));
+    }
+    const ScheduleSpec& schedule = spec_.optimizer.schedule;
+    if (schedule.kind == ScheduleKind::cosine || schedule.kind == ScheduleKind::one_cycle) {
+        all["the steps of --lr-schedule"] = fmt::format("{}", schedule.total_steps);
+    }
+    return all;
+}
+
 void TrainCommand::start_weights() {
+    files_->meet(comm_);
     agree(comm_, [&] {
         if (comm_.is_root() && options_.init.empty()) {
             session_->net().initialise(options_.seed);
         } else if (comm_.is_root()) {
-            const TensorFile file = read_safetensors(options_.init);
+            const TensorFile file = read_weights(options_.init);
             for (const std::string& remark :
                  session_->net().import_parameters(file.tensors, options_.init)) {
                 fmt::print(stderr, "gyre: {}: {}\n", options_.init, remark);
@@ -184,7 +211,6 @@ void TrainCommand::start_weights() {
         }
         report_ = std::make_unique<Report>(options_, comm_.is_root());
     });
-    files_->meet(comm_);
     session_->share_parameters();
 }
 
@@ -215,43 +241,75 @@ TrainCommand::TrainCommand(Communicator& comm, const TrainOptions& options)
             print_trials(trials);
         }
     }
+    if (files_->resumes()) {
+        cursor_ = files_->resume(*session_, settings_);
+        session_->share_parameters();
+        facts_.begin = cursor_;
+        facts_.resumed = true;
+    }
 }
 
 void TrainCommand::account(const StepResult& done, EpochFacts& epoch) {
     stopped_ = stopped_ || done.stop;
-    loss_sum_ += done.loss * static_cast<double>(done.images);
+    save_asked_ = save_asked_ || done.save;
+    cursor_.loss_sum += done.loss * static_cast<double>(done.images);
+    cursor_.images += done.images;
+    cursor_.correct += done.correct;
     epoch.images += done.images;
-    epoch.train_correct += done.correct;
     times_.add(done.communication);
     require_finite(done, epoch.epoch, options_);
-    report_->step(epoch.epoch, done, epoch.images, loss_sum_ / static_cast<double>(epoch.images));
+    report_->step(epoch.epoch, done, cursor_.images,
+                  cursor_.loss_sum / static_cast<double>(cursor_.images));
+}
+
+void TrainCommand::finish_steps(EpochFacts& epoch) {
+    Trainer& trainer = session_->trainer();
+    while (const auto done = trainer.next_result()) {
+        account(*done, epoch);
+    }
+    cursor_.step = trainer.next_step();
+}
+
+void TrainCommand::save(bool last, bool best) {
+    const std::int64_t step = (cursor_.epoch - 1) * session_->sharding().steps() + cursor_.step;
+    files_->save(*session_, weight_facts_, settings_, cursor_, step, last, best);
+    save_asked_ = false;
 }
 
 void TrainCommand::train_steps(EpochFacts& epoch) {
     Trainer& trainer = session_->trainer();
-    trainer.begin_epoch(static_cast<std::uint32_t>(epoch.epoch));
-    for (std::int64_t step = 0; step < session_->sharding().steps() && !stopped_; ++step) {
-        if (const auto done = trainer.step(step, interrupt_requested())) {
+    const std::int64_t steps = session_->sharding().steps();
+    const std::int64_t before = (epoch.epoch - 1) * steps;
+    bool due = false;
+    trainer.begin_epoch(static_cast<std::uint32_t>(epoch.epoch), cursor_.step);
+    for (std::int64_t step = cursor_.step; step < steps && !stopped_; ++step) {
+        const bool asks = trainer.at_launch() && take_save_request();
+        if (const auto done = trainer.step(step, interrupt_requested(), asks)) {
             account(*done, epoch);
         }
-        if (options_.check_sync > 0 && ++steps_done_ % options_.check_sync == 0) {
+        if (options_.check_sync > 0 && (before + step + 1) % options_.check_sync == 0) {
             require_same_parameters(comm_, session_->net(),
                                     fmt::format("epoch {}, step {}", epoch.epoch, step + 1));
         }
+        due = due || files_->due_after_steps(before + step + 1);
+        if ((due || save_asked_) && trainer.at_launch()) {
+            finish_steps(epoch);
+            save(true, false);
+            due = false;
+        }
     }
-    while (const auto done = trainer.next_result()) {
-        account(*done, epoch);
-    }
+    finish_steps(epoch);
 }
 
 EpochFacts TrainCommand::train_epoch(int number) {
     const Clock::time_point start = Clock::now();
     EpochFacts epoch;
     epoch.epoch = number;
-    loss_sum_ = 0.0;
     times_ = {};
     train_steps(epoch);
-    epoch.train_loss = loss_sum_ / static_cast<double>(epoch.images);
+    epoch.train_loss = cursor_.loss_sum / static_cast<double>(cursor_.images);
+    epoch.train_accuracy =
+        static_cast<double>(cursor_.correct) / static_cast<double>(cursor_.images);
     epoch.train_seconds = seconds_since(start);
     epoch.exposed_comm_seconds = times_.exposed;
     if (options_.verbose && number == 1 && comm_.is_root()) {
@@ -262,10 +320,16 @@ EpochFacts TrainCommand::train_epoch(int number) {
         epoch.test = session_->evaluate(*test_images_);
         stopped_ = epoch.test.stop;
     }
-    const bool better = !stopped_ && (!options_.evaluate || epoch.test.accuracy > best_accuracy_);
-    epoch.saved = files_->save(comm_, session_->net(), weight_facts_, better);
-    if (options_.evaluate && !stopped_) {
-        best_accuracy_ = std::max(best_accuracy_, epoch.test.accuracy);
+    if (stopped_) {
+        save(true, false);
+    } else {
+        epoch.saved = !options_.evaluate || epoch.test.accuracy > cursor_.best_accuracy;
+        cursor_ = {.epoch = number + 1,
+                   .best_accuracy = options_.evaluate
+                                        ? std::max(cursor_.best_accuracy, epoch.test.accuracy)
+                                        : cursor_.best_accuracy};
+        save(files_->due_after_epochs(number) || save_asked_, epoch.saved);
+        epoch.saved = epoch.saved && files_->saves();
     }
     epoch.seconds = seconds_since(start);
     return epoch;
@@ -290,13 +354,18 @@ ExitCode TrainCommand::run() {
             bucket_table(session_->reducer().buckets(), session_->net(), options_.reduction.type),
             session_->factors().summary(), backend_->choices());
     }
-    for (int number = 1; number <= options_.epochs && !stopped_; ++number) {
+    if (cursor_.epoch > options_.epochs && comm_.is_root()) {
+        fmt::print(stderr, "gyre: --resume {}: all {} epochs are done; --epochs asks for more\n",
+                   options_.resume, cursor_.epoch - 1);
+    }
+    for (int number = cursor_.epoch; number <= options_.epochs && !stopped_; ++number) {
         const EpochFacts epoch = train_epoch(number);
         if (!stopped_) {
             report_->epoch(epoch);
         }
     }
-    report_->end(seconds_since(start_), best_accuracy_, peak_memory_bytes(comm_), stopped_);
+    files_->finish(comm_);
+    report_->end(seconds_since(start_), cursor_.best_accuracy, peak_memory_bytes(comm_), stopped_);
     return stopped_ ? ExitCode::interrupted : ExitCode::success;
 }
 

@@ -20,8 +20,18 @@ constexpr std::string_view kOwnFlags[] = {
     "--threads",       "--kernels-cache",                    // its processors and GPU
     "--data",          "--recipe",                           // what is there is compared
     "--flight-record",                                       // each rank's own file
-    "--init",          "--save",          "--save-last",     // rank 0's count
-    "--json",          "--verbose",       "--quiet",        "--help",
+    "--init",          "--save",          "--resume",        // rank 0's count
+    "--overwrite",     "--json",                             // likewise
+    "--verbose",       "--quiet",         "--help",
+};
+
+// What else a training may have otherwise when it is resumed; of some, what they come to is
+// compared: the global batch, the device, the ranks and the length of a schedule.
+constexpr std::string_view kNewFlags[] = {
+    "--epochs",        "--batch-size", "--global-batch", "--device",       "--no-cuda",
+    "--comm",          "--world-size", "--job-id",       "--timeout",      "--share-gpu",
+    "--nccl-register", "--graph",      "--graph-steps",  "--tune-buckets", "--check-sync",
+    "--log-interval",  "--save-every", "--keep",
 };
 
 // The flags added from now on stand under this heading in --help.
@@ -267,13 +277,39 @@ void add_reduction_flags(CLI::App& app, TrainOptions& o) {  // after the ranks'
                "rounded to 8 or 11 bits");
 }
 
+SaveEvery parse_save_every(const std::string& text) {
+    SaveEvery every{.given = true};
+    const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+    const std::string unit = text.substr(digits);
+    every.steps = unit == "steps" || unit == "step";
+    if (!CLI::detail::lexical_cast(text.substr(0, digits), every.count) || every.count < 1 ||
+        !(every.steps || unit.empty() || unit == "epochs" || unit == "epoch")) {
+        throw CLI::ValidationError(
+            "--save-every",
+            fmt::format("'{}' must be a number of epochs, as 2, or of steps, as 500steps", text));
+    }
+    return every;
+}
+
 void add_output_flags(CLI::App& app, TrainOptions& o) {
     heading(app, "Output");
     path(app.add_option("--save", o.save,
-                        "Keep the best weights, by test accuracy, in this safetensors file"));
-    path(app.add_option("--save-last", o.save_last,
-                        "Keep the latest weights, of each epoch's end or of a Ctrl-C, in this "
-                        "safetensors file"));
+                        "Write checkpoints to this folder: last.safetensors, at the end of epochs, "
+                        "at Ctrl-C, SIGTERM and SIGUSR1, and best.safetensors, by test accuracy"),
+         "DIR");
+    app.add_option_function<std::string>(
+           "--save-every", [&o](const std::string& text) { o.save_every = parse_save_every(text); },
+           "Epochs between two checkpoints, or steps, as in 500steps")
+        ->type_name("N[steps]")
+        ->default_str("1");
+    app.add_option("--keep", o.keep, "Keep so many checkpoints beside, as step-N.safetensors")
+        ->capture_default_str()
+        ->check(at_least(0));
+    path(app.add_option("--resume", o.resume,
+                        "Go on with the training that was saved here, to the last bit: the folder "
+                        "of --save, or a file in it"),
+         "DIR|FILE");
+    app.add_flag("--overwrite", o.overwrite, "--save may write over another training's files");
     path(app.add_option("--json", o.json, "Write the progress to this file as JSON lines"));
     app.add_option("--log-interval", o.log_interval, "Steps between two lines of progress")
         ->capture_default_str()
@@ -314,7 +350,7 @@ void add_train_flags(CLI::App& app, TrainOptions& o) {
     add_help(app);
     app.footer(
         "Examples:\n"
-        "  gyre train --data mnist --epochs 3 --save best.safetensors\n"
+        "  gyre train --data mnist --epochs 3 --save run\n"
         "  mpirun -np 4 gyre train --model wide --optimizer adam --json log.jsonl");
 }
 
@@ -400,6 +436,18 @@ void add_plan_flags(CLI::App& app, PlanOptions& o) {
                "ring, tree (double binary) or auto: the faster of both for each bucket");
     add_bucket_flag(app, o.bucket_bytes);
     path(app.add_option("--json", o.json, "Write the plan to this file"));
+}
+
+Settings resumed_flags(const CLI::App& app) {
+    Settings flags;
+    for (const ManifestEntry& entry : flag_manifest(app)) {
+        const std::string name = entry.name.substr(std::string_view("flag ").size());
+        if (std::find(std::begin(kNewFlags), std::end(kNewFlags), name) == std::end(kNewFlags) &&
+            !entry.value.empty()) {
+            flags[name] = entry.value;
+        }
+    }
+    return flags;
 }
 
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app) {

@@ -15,5 +15,7 @@ void add_plan_flags(CLI::App& app, PlanOptions& options);
 
 // The flags as they were given, for comparing the ranks; without those that concern one rank only.
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app);
+// Of them, those that a training must have again where it is resumed.
+Settings resumed_flags(const CLI::App& app);
 
 }  // namespace gyre::train

@@ -71,7 +71,7 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
     app_.footer(
         "Examples:\n"
         "  gyre train --data mnist --epochs 3\n"
-        "  mpirun -np 4 gyre train --data mnist --save best.safetensors");
+        "  mpirun -np 4 gyre train --data mnist --save run");
     app_.set_version_flag("--version", version_text());
     app_.require_subcommand(1);
     train_ = app_.add_subcommand("train", "Train a net");
@@ -145,6 +145,7 @@ int Program::run() {
     answer();
     // Before anything that depends on them: ranks that do different things do not meet.
     require_same_manifest(*comm_, command_manifest(app_, answered_));
+    train_options_.flags = resumed_flags(*train_);
     // What has its own bounds, or none, from here on.
     if (answered_ || info_->parsed() || plan_->parsed()) {
         alarm_->stop();

@@ -9,6 +9,7 @@
 
 #include "comm/launch/rendezvous.hpp"
 #include "kernels/ops/shapes.hpp"
+#include "train/checkpoint.hpp"
 #include "train/optimizer.hpp"
 #include "train/plan.hpp"
 #include "train/session.hpp"
@@ -48,6 +49,13 @@ struct CommonOptions {
     std::string flight_record;  // path of what each rank writes on failure; empty: none
 };
 
+// Epochs or steps between two checkpoints.
+struct SaveEvery {
+    std::int64_t count = 1;
+    bool steps = false;
+    bool given = false;
+};
+
 struct TrainOptions : CommonOptions {
     std::string recipe;  // a name, or a file, whose flags stand among the others; empty: none
     int epochs = 10;
@@ -67,10 +75,15 @@ struct TrainOptions : CommonOptions {
     bool tune_buckets = false;  // tries several sizes first
     ShardUse shard_optimizer = ShardUse::automatic;
     GraphUse graph = GraphUse::automatic;
-    std::optional<int> graph_steps;           // empty: as many as are good for the device
-    std::int64_t check_sync = 0;              // steps between comparisons of parameters; 0: none
-    int log_interval = 100;                   // steps
-    std::string save, save_last, init, json;  // paths; empty: none
+    std::optional<int> graph_steps;  // empty: as many as are good for the device
+    std::int64_t check_sync = 0;     // steps between comparisons of parameters; 0: none
+    int log_interval = 100;          // steps
+    std::string init, json;          // paths; empty: none
+    std::string save, resume;        // folder; folder or file; empty: none
+    bool overwrite = false;          // of --save: loses another training's
+    SaveEvery save_every;
+    int keep = 0;    // numbered checkpoints
+    Settings flags;  // those that a resumed training must have, too
     bool verbose = false, quiet = false;
 };
 

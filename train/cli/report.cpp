@@ -35,12 +35,12 @@ bool takes_lines(const std::string& path) {
 
 }  // namespace
 
-std::ofstream open_json_file(const std::string& path) {
+std::ofstream open_json_file(const std::string& path, bool add) {
     if (!takes_lines(path)) {
         throw input_error(fmt::format(
             "--json {}: that is no file, pipe or terminal; give the path of a file", path));
     }
-    std::ofstream file(path, std::ios::trunc);
+    std::ofstream file(path, add ? std::ios::app : std::ios::trunc);
     if (!file) {
         throw input_error(fmt::format("--json {}: the file cannot be written: {}; check the path",
                                       path, std::strerror(errno)));
@@ -54,7 +54,7 @@ Report::Report(const TrainOptions& options, bool reports)
       columns_(reports && !options.quiet ? terminal_columns() : 0),
       run_start_(Clock::now()) {
     if (reports && !options.json.empty()) {
-        json_ = open_json_file(options.json);
+        json_ = open_json_file(options.json, !options.resume.empty());
     }
 }
 
@@ -93,21 +93,26 @@ void Report::start(const RunFacts& facts) {
         items.push_back(facts.precision);
     }
     say(items, " · ");
-    write_json(nlohmann::ordered_json({{"event", "start"},
-                                       {"model", facts.model},
-                                       {"parameters", facts.parameters},
-                                       {"dataset", facts.dataset},
-                                       {"train_images", facts.train_images},
-                                       {"test_images", facts.test_images},
-                                       {"classes", facts.classes},
-                                       {"ranks", facts.ranks},
-                                       {"batch_size", facts.batch_size},
-                                       {"global_batch", facts.global_batch},
-                                       {"steps_per_epoch", facts.steps_per_epoch},
-                                       {"device", facts.device},
-                                       {"precision", facts.precision},
-                                       {"communicator", facts.communicator}})
-                   .dump());
+    nlohmann::ordered_json json = {{"event", "start"},
+                                   {"model", facts.model},
+                                   {"parameters", facts.parameters},
+                                   {"dataset", facts.dataset},
+                                   {"train_images", facts.train_images},
+                                   {"test_images", facts.test_images},
+                                   {"classes", facts.classes},
+                                   {"ranks", facts.ranks},
+                                   {"batch_size", facts.batch_size},
+                                   {"global_batch", facts.global_batch},
+                                   {"steps_per_epoch", facts.steps_per_epoch},
+                                   {"device", facts.device},
+                                   {"precision", facts.precision},
+                                   {"communicator", facts.communicator}};
+    if (facts.resumed) {
+        say({fmt::format("resumed from {}: epoch {}, after step {}", options_.resume,
+                         facts.begin.epoch, facts.begin.step)});
+        json["resumed"] = {{"epoch", facts.begin.epoch}, {"step", facts.begin.step}};
+    }
+    write_json(json.dump());
 }
 
 void Report::step(int epoch, const StepResult& done, std::int64_t images_done, double mean_loss) {
@@ -143,16 +148,21 @@ void Report::step(int epoch, const StepResult& done, std::int64_t images_done, d
 void Report::draw_bar(int epoch, std::int64_t images_done, double mean_loss) {
     columns_ = terminal_columns();  // it may have become narrower
     const double elapsed = seconds_since(run_start_);
-    const double epochs_done =
-        epoch - 1 + static_cast<double>(images_done) / static_cast<double>(facts_.train_images);
+    const Cursor& begin = facts_.begin;
+    const auto epochs = [&](int whole, std::int64_t images) {
+        return whole - 1 + static_cast<double>(images) / static_cast<double>(facts_.train_images);
+    };
+    const double epochs_done = epochs(epoch, images_done);
+    const double before = epochs(begin.epoch, begin.images);
+    const std::int64_t new_images = images_done - (epoch == begin.epoch ? begin.images : 0);
     Progress progress;
     progress.epoch = epoch;
     progress.epochs = options_.epochs;
     progress.done = images_done;
     progress.images = facts_.train_images;
-    progress.images_per_second = static_cast<double>(images_done) / (elapsed - done_seconds_);
+    progress.images_per_second = static_cast<double>(new_images) / (elapsed - done_seconds_);
     progress.loss = mean_loss;
-    progress.seconds_left = elapsed / epochs_done * options_.epochs - elapsed;
+    progress.seconds_left = elapsed / (epochs_done - before) * (options_.epochs - epochs_done);
     fmt::print("{}{}", kClearLine, progress_line(progress, columns_));
     std::fflush(stdout);
 }
@@ -165,11 +175,11 @@ void Report::epoch(const EpochFacts& facts) {
     std::vector<std::string> items = {
         fmt::format("epoch {}/{}", facts.epoch, options_.epochs),
         fmt::format("train loss {:.4f}", facts.train_loss),
-        fmt::format("train accuracy {:.2f} %", 100.0 * facts.train_accuracy())};
+        fmt::format("train accuracy {:.2f} %", 100.0 * facts.train_accuracy)};
     nlohmann::ordered_json json = {{"event", "epoch"},
                                    {"epoch", facts.epoch},
                                    {"train_loss", facts.train_loss},
-                                   {"train_accuracy", facts.train_accuracy()}};
+                                   {"train_accuracy", facts.train_accuracy}};
     if (facts.test.images > 0) {
         items.push_back(fmt::format("test loss {:.4f}", facts.test.loss));
         items.push_back(fmt::format("test accuracy {:.2f} % ({}/{})", 100.0 * facts.test.accuracy,
@@ -200,10 +210,7 @@ void Report::end(double seconds, double best_accuracy, std::int64_t peak_memory_
     if (interrupted) {
         std::vector<std::string> items = {"interrupted: all ranks stopped after the same step"};
         if (!options_.save.empty()) {
-            items.emplace_back("the best weights so far are kept");
-        }
-        if (!options_.save_last.empty()) {
-            items.push_back("the latest are in " + options_.save_last);
+            items.push_back(fmt::format("--resume {} goes on from here", options_.save));
         }
         say(items, "; ");
     }

@@ -21,25 +21,24 @@ struct RunFacts {
     std::int64_t parameters = 0, train_images = 0, test_images = 0;
     int ranks = 1, batch_size = 0, classes = 0;
     std::int64_t global_batch = 0, steps_per_epoch = 0;
+    Cursor begin;  // of a training that goes on
+    bool resumed = false;
 };
 
 struct EpochFacts {
     int epoch = 0;
-    double train_loss = 0.0;         // mean over the steps, each before its update
-    std::int64_t train_correct = 0;  // likewise, dropout included
-    Evaluation test;                 // of the test set; no images where evaluation is off
+    double train_loss = 0.0;      // mean over the images, each before its step's update
+    double train_accuracy = 0.0;  // likewise, dropout included
+    Evaluation test;              // of the test set; no images where evaluation is off
     double seconds = 0.0, train_seconds = 0.0, exposed_comm_seconds = 0.0;
-    std::int64_t images = 0;
+    std::int64_t images = 0;  // since the training began, or went on
     bool saved = false;
-    double train_accuracy() const {
-        return static_cast<double>(train_correct) / static_cast<double>(images);
-    }
     double images_per_second() const { return static_cast<double>(images) / train_seconds; }
 };
 
-// The file of --json: a new one, or an old one emptied; a pipe or a terminal will do. Throws
-// Error(bad_input) for other devices, and where it cannot be written.
-std::ofstream open_json_file(const std::string& path);
+// The file of --json: a new one, or an old one, emptied unless lines are added; a pipe or a
+// terminal will do. Throws Error(bad_input) for other devices, and where it cannot be written.
+std::ofstream open_json_file(const std::string& path, bool add = false);
 
 class Report {
  public:

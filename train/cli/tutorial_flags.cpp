@@ -18,7 +18,7 @@ constexpr std::string_view kStepSchedule =
     "--lr-schedule step --lr-step-size 1 --lr-gamma G : times G after every epoch";
 constexpr std::string_view kSchedules =
     "--lr-schedule constant, step, cosine or one-cycle; it follows every step, not every epoch";
-constexpr std::string_view kResume = "--init FILE starts from saved weights";
+constexpr std::string_view kResume = "--save DIR, and --resume DIR to go on";
 constexpr std::string_view kNarrow = "--precision bf16, or fp16, whose loss is scaled";
 
 constexpr TutorialFlag kTutorialFlags[] = {
@@ -81,14 +81,13 @@ constexpr TutorialFlag kTutorialFlags[] = {
     {"--lr-scheduler", "", kSchedules},
     {"--scheduler", "", kSchedules},
     {"--one-cycle", "", "--lr-schedule one-cycle"},
-    {"--resume", "", kResume},
-    {"--pretrained", "", kResume},
+    {"--pretrained", "", "--init FILE starts from saved weights"},
     {"--start-epoch", "", kResume},
-    {"--save-model", "", "--save FILE keeps the best weights, --save-last FILE the last"},
-    {"--save-every", "", "--save-last FILE keeps the weights of every epoch's end"},
-    {"--snapshot-path", "", "--save-last FILE"},
-    {"--model-dir", "", "--save FILE"},
-    {"--model-filename", "", "--save FILE"},
+    {"--save-model", "", "--save DIR keeps best.safetensors and last.safetensors there"},
+    {"--save-last", "", "--save DIR keeps last.safetensors there"},
+    {"--snapshot-path", "", kResume},
+    {"--model-dir", "", "--save DIR"},
+    {"--model-filename", "", "--save DIR"},
     {"--evaluate", "", "gyre eval --weights FILE"},
     {"-e", "", "gyre eval --weights FILE"},
     {"--dry-run", "", "--epochs 1 --limit 64"},

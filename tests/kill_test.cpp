@@ -1,0 +1,146 @@
+// Trainings that are killed, told to stop or run out of disk, and go on.
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <string>
+
+#include "tests/catch.hpp"
+#include "tests/gyre_process.hpp"
+#include "tests/temp_dir.hpp"
+#include "train/checkpoint.hpp"
+
+using namespace gyre::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Job {
+    TempDir dir;
+    std::string base;
+    Job() {
+        make_dataset(dir.path() / "set", 120, 20, 1, 12, 12, 3);
+        std::ofstream(file("model"))
+            << "conv 8 k3\nbatchnorm\nrelu\nmaxpool 2\ndropout 0.3\nlinear 64\nrelu\n"
+               "linear classes\n";
+        base =
+            "train --threads 1 --global-batch 8 --optimizer adam --timeout 20 "
+            "--log-interval 1 --data " +
+            file("set") + " --model " + file("model") + " ";
+    }
+    std::string file(const std::string& name) const { return (dir.path() / name).string(); }
+    std::string bytes(const std::string& name) const {
+        std::ifstream in(file(name), std::ios::binary);
+        return {std::istreambuf_iterator<char>(in), {}};
+    }
+    // A shell's words that run two ranks, each of which leaves its process's number, and wait in
+    // the background until rank 0 has written so many lines of JSON.
+    std::string started(int ranks, const std::string& flags, int lines) const {
+        const std::string json = file("log"), gyre = std::string(GYRE_BINARY) + " " + base + flags;
+        fs::remove(json);
+        return "cd " + dir.path().string() + "; rm -f pid.*; " + GYRE_MPIRUN + " " +
+               std::to_string(ranks) + " bash -c 'echo $$ > pid.$OMPI_COMM_WORLD_RANK; exec " +
+               gyre + " --json " + json + "' & job=$!; for i in $(seq 1200); do [ \"$(cat " + json +
+               " 2>/dev/null | wc -l)\" -ge " + std::to_string(lines) +
+               " ] && break; sleep 0.02; done; ";
+    }
+};
+
+constexpr int kSteps = 45;  // of the whole training
+
+}  // namespace
+
+TEST_CASE("a training that was killed at any moment goes on to the same bytes") {
+    const Job job;
+    REQUIRE(run_gyre(2, job.base + "--epochs 3 --save " + job.file("whole")).exit_code == 0);
+    const std::string last = job.bytes("whole/last.safetensors");
+    const std::string best = job.bytes("whole/best.safetensors");
+    REQUIRE(!last.empty());
+    std::mt19937 random(20261123);
+    int begun = 0, drafts = 0;
+    for (int i = 0; i < 20; ++i) {
+        fs::remove_all(job.file("run"));
+        const int lines = std::uniform_int_distribution(1, kSteps - 5)(random);
+        const int wait_ms = std::uniform_int_distribution(0, 30)(random);
+        const std::string flags = "--epochs 3 --save run --save-every " +
+                                  std::to_string(std::uniform_int_distribution(1, 4)(random)) +
+                                  "steps ";
+        // Writing takes longer than a step.
+        const Outcome killed =
+            run_shell("export GYRE_TEST_WRITE_PAUSE_MS=10; " + job.started(2, flags, lines) +
+                      "sleep 0.0" + (wait_ms < 10 ? "0" : "") + std::to_string(wait_ms) +
+                      "; kill -KILL $(cat pid.*); wait $job");
+        INFO("killed after " << lines << " lines\n" << killed.output);
+        CHECK(killed.exit_code != 0);
+        begun += fs::exists(job.file("run/last.safetensors")) ? 1 : 0;
+        drafts += fs::exists(job.file("run/last.safetensors.gyre.tmp")) ? 1 : 0;
+        const bool again = fs::exists(job.file("run/last.safetensors"));
+        const Outcome resumed =
+            run_gyre(2, job.base + "--epochs 3 --save " + job.file("run") +
+                            (again ? " --resume " + job.file("run") : std::string(" --overwrite")));
+        INFO(resumed.output);
+        REQUIRE(resumed.exit_code == 0);
+        CHECK(job.bytes("run/last.safetensors") == last);
+        CHECK(job.bytes("run/best.safetensors") == best);
+    }
+    CHECK(begun >= 5);
+    CHECK(drafts >= 1);  // some were killed as they wrote
+}
+
+TEST_CASE("SIGTERM saves and ends; SIGUSR1 saves, and the training goes on; on any rank") {
+    const Job job;
+    REQUIRE(run_gyre(2, job.base + "--epochs 3 --save " + job.file("whole")).exit_code == 0);
+    const std::string last = job.bytes("whole/last.safetensors");
+    for (const std::string rank : {"0", "1"}) {
+        INFO("rank " << rank);
+        fs::remove_all(job.file("run"));
+        const Outcome stopped = run_shell(job.started(2, "--epochs 3 --save run", 20) +
+                                          "kill -TERM $(cat pid." + rank + "); wait $job");
+        INFO(stopped.output);
+        CHECK(stopped.exit_code == 130);
+        CHECK(count_of(stopped.output, "--resume run goes on from here") == 1);
+        const auto at = gyre::train::read_checkpoint(job.file("run")).cursor;
+        CHECK((at.epoch - 1) * kSteps / 3 + at.step >= 15);
+        CHECK(run_gyre(2, job.base + "--epochs 3 --save " + job.file("run") + " --resume " +
+                              job.file("run"))
+                  .exit_code == 0);
+        CHECK(job.bytes("run/last.safetensors") == last);
+
+        // Without an end of an epoch in reach.
+        fs::remove_all(job.file("run"));
+        const Outcome warned = run_shell(
+            job.started(2, "--epochs 90000 --save run --save-every 90000", 5) +
+            "kill -USR1 $(cat pid." + rank +
+            "); for i in $(seq 600); do [ -f run/last.safetensors ] && break; sleep 0.05; done; "
+            "ls run; n=$(wc -l < log); sleep 0.5; [ $(wc -l < log) -gt $n ] && echo goes on; "
+            "kill -KILL $(cat pid.*); wait $job");
+        INFO(warned.output);
+        CHECK(count_of(warned.output, "last.safetensors") >= 1);
+        CHECK(count_of(warned.output, "goes on") == 1);
+        CHECK(gyre::train::read_checkpoint(job.file("run")).cursor.images >= 0);
+    }
+}
+
+TEST_CASE("a full disk ends a training with one error, and the old checkpoint survives") {
+    const Job job;
+    fs::create_directory(job.file("disk"));
+    const std::string gyre = std::string(GYRE_BINARY) + " " + job.base;
+    const Outcome outcome = run_shell(
+        "cd " + job.dir.path().string() +
+        "; unshare -m bash -c 'mount -t tmpfs -o size=1m none disk && echo mounted && " + gyre +
+        " --epochs 1 --save disk -q && cp disk/last.safetensors before && "
+        "head -c 1m /dev/zero > disk/filler 2> /dev/null; ls disk; " +
+        gyre +
+        " --epochs 2 --save disk --resume disk; echo code $?; "
+        "cp disk/last.safetensors after; ls disk'");
+    INFO(outcome.output);
+    if (count_of(outcome.output, "mounted") == 0) {
+        WARN("skipped: no file system can be mounted here");
+        return;
+    }
+    CHECK(count_of(outcome.output, "code 3") == 1);
+    CHECK(count_of(outcome.output, "No space left on device") == 1);
+    CHECK(count_of(outcome.output, "gyre.tmp") == 0);
+    CHECK(!job.bytes("before").empty());
+    CHECK(job.bytes("after") == job.bytes("before"));
+}

@@ -1,0 +1,76 @@
+// A training on disk, from which it goes on to the last bit: one safetensors file with the weights
+// under the names of PyTorch's state_dict, the optimiser's state as `optimizer.NAME`
+// (Optimizer::export_state), and metadata. docs/checkpoints.md describes it.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <future>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "model/safetensors.hpp"
+#include "train/rooms.hpp"
+
+namespace gyre::train {
+
+// What comes next, and what the epoch has summed up so far.
+struct Cursor {
+    int epoch = 1;          // from 1
+    std::int64_t step = 0;  // of the epoch, from 0; the number of its steps: its evaluation
+    double loss_sum = 0.0;  // over the epoch's images so far
+    std::int64_t images = 0, correct = 0;
+    double best_accuracy = -1.0;  // of the test set; < 0: none yet
+};
+
+// By name, what must be the same where a training goes on.
+using Settings = std::map<std::string, std::string>;
+
+struct Checkpoint {
+    TensorFile weights;                 // with the metadata of those who read weights alone
+    std::vector<HostTensor> optimizer;  // Optimizer::export_state()
+    Cursor cursor;
+    Settings settings;
+};
+
+// As it is written; a hash of all of it stands in the metadata.
+TensorFile checkpoint_file(Checkpoint checkpoint);
+
+// The file of a folder with which its training goes on.
+std::filesystem::path last_checkpoint(const std::filesystem::path& folder);
+std::filesystem::path best_checkpoint(const std::filesystem::path& folder);
+
+// path: a file, or the folder of --save. Throws Error(bad_input) for what is no checkpoint, or is
+// damaged.
+Checkpoint read_checkpoint(const std::filesystem::path& path);
+// Weights of any safetensors file, without an optimiser's state. Throws likewise.
+TensorFile read_weights(const std::filesystem::path& path);
+
+// Throws Error(bad_input), naming what differs, unless both are the same.
+void require_same_settings(const Settings& saved, const Settings& now, const std::string& path);
+
+// Writes checkpoints beside the training, in a thread of its own, one after another.
+class CheckpointWriter {
+ public:
+    // keep: how many numbered files stay; those of other runs are left alone.
+    CheckpointWriter(std::filesystem::path folder, int keep)
+        : folder_(std::move(folder)), keep_(keep) {}
+    // Lets a file that is being written become whole.
+    ~CheckpointWriter();
+
+    // step: of the training, counted over its epochs. last, best: what the file is. Returns when
+    // the one before is on the disk; throws what went wrong with that.
+    void write(Checkpoint&& checkpoint, std::int64_t step, bool last, bool best);
+    // Returns when all is on the disk; throws likewise.
+    void finish();
+
+ private:
+    const std::filesystem::path folder_;
+    const int keep_;
+    std::vector<std::filesystem::path> kept_;  // numbered ones, the oldest first
+    std::future<void> pending_;
+};
+
+}  // namespace gyre::train
