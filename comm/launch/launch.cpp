@@ -8,6 +8,7 @@
 #include <string_view>
 
 #include "comm/communicator.hpp"
+#include "comm/launch/local_ranks.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/nccl/nccl_communicator.hpp"
 
@@ -24,11 +25,14 @@ struct Launcher {
 };
 
 constexpr std::string_view kByHand = "the environment";
+constexpr std::string_view kGyreLaunch = "gyre launch";
 constexpr const char* kTorchrunRemedy =
     "run `mpirun -np N gyre train ...`, or unset RANK and WORLD_SIZE for a single rank";
 
 // The first that is set counts: mpirun inside a Slurm allocation is mpirun, and so is torchrun.
 constexpr Launcher kLaunchers[] = {
+    {kLaunchFolder, kGyreLaunch, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", false,
+     "unset GYRE_LAUNCH_DIR, which is gyre launch's own"},
     {"TORCHELASTIC_RUN_ID", "torchrun", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
      false, kTorchrunRemedy},
     {"OMPI_COMM_WORLD_SIZE", "Open MPI's mpirun", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
@@ -314,6 +318,8 @@ StartUp find_start_up(const LaunchOptions& options) {
         meet_over_tcp(start_up, method.substr(6));
     } else if (method.starts_with("file://")) {
         meet_by_file(start_up, method.substr(7));
+    } else if (start_up.launcher == kGyreLaunch && method.empty()) {
+        meet_by_file(start_up, environment(kLaunchFolder));
     } else {
         meet_by_environment(start_up);
     }

@@ -115,6 +115,13 @@ Dataset TrainCommand::load() {
     agree(comm_, [&] {
         files_ = std::make_unique<CheckpointFiles>(options_, comm_.is_root());
         backend_ = make_backend(options_, comm_);
+        if (const int gpus = backend_->host_memory() ? 0 : cuda_device_count();
+            comm_.size() == 1 && gpus > 1 && !options_.quiet) {
+            fmt::print(stderr,
+                       "gyre: this host has {} GPUs, of which one rank uses one; "
+                       "`gyre launch --gpus -- train ...` uses all\n",
+                       gpus);
+        }
         WeightFacts& facts = weight_facts_;
         facts.model = load_model(options_.model);
         data = load_dataset({options_.data, options_.limit, options_.classes});

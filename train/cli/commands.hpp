@@ -13,5 +13,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& options);
 // Collective: the ranks measure together, rank 0 reports.
 ExitCode run_plan(Communicator& comm, const PlanOptions& options);
 ExitCode run_info();
+// Starts ranks on this host, each with these words; returns the exit code of the first that failed.
+int run_launch(const LaunchCommandOptions& options, const std::vector<std::string>& command);
 
 }  // namespace gyre::train

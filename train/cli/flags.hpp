@@ -11,6 +11,7 @@ namespace gyre::train {
 
 void add_train_flags(CLI::App& app, TrainOptions& options);
 void add_eval_flags(CLI::App& app, EvalOptions& options);
+void add_launch_flags(CLI::App& app, LaunchCommandOptions& options);
 void add_plan_flags(CLI::App& app, PlanOptions& options);
 
 // The flags as they were given, for comparing the ranks; without those that concern one rank only.

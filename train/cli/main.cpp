@@ -50,16 +50,18 @@ class Program {
     void parse();
     void meet();
     void answer();
+    std::vector<std::string> split_launch();
 
-    const std::vector<std::string> typed_;
+    std::vector<std::string> typed_;
     CLI::App app_{
         "gyre: a data-parallel trainer for convolutional nets. For several ranks, run it\n"
-        "under mpirun, torchrun or srun, or give --init-method, --rank and --world-size.",
+        "gyre launch, mpirun, torchrun or srun, or give --init-method, --rank and --world-size.",
         "gyre"};
     TrainOptions train_options_;
     EvalOptions eval_options_;
     PlanOptions plan_options_;
-    CLI::App *train_, *eval_, *plan_, *info_;
+    LaunchCommandOptions launch_options_;
+    CLI::App *train_, *eval_, *plan_, *info_, *launch_;
     std::exception_ptr refusal_;  // of the flags
     bool answered_ = false;       // --help or --version
     std::unique_ptr<Communicator> comm_;
@@ -71,6 +73,7 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
     app_.footer(
         "Examples:\n"
         "  gyre train --data mnist --epochs 3\n"
+        "  gyre launch -n 4 -- train --data mnist\n"
         "  mpirun -np 4 gyre train --data mnist --save run");
     app_.set_version_flag("--version", version_text());
     app_.require_subcommand(1);
@@ -78,6 +81,8 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
     eval_ = app_.add_subcommand("eval", "Loss and accuracy of saved weights");
     plan_ = app_.add_subcommand("plan", "Predict a step on many ranks");
     info_ = app_.add_subcommand("info", "What this build and this machine have");
+    launch_ = app_.add_subcommand("launch", "Start ranks on this host, as torchrun does");
+    add_launch_flags(*launch_, launch_options_);
     add_train_flags(*train_, train_options_);
     add_eval_flags(*eval_, eval_options_);
     add_plan_flags(*plan_, plan_options_);
@@ -139,8 +144,23 @@ void Program::answer() {
     });
 }
 
+// Of `gyre launch FLAGS -- COMMAND`: what is behind the dashes is for the ranks.
+std::vector<std::string> Program::split_launch() {
+    const auto end = std::find(typed_.begin(), typed_.end(), "--");
+    std::vector<std::string> command(end == typed_.end() ? end : end + 1, typed_.end());
+    typed_.erase(end, typed_.end());
+    return command;
+}
+
 int Program::run() {
+    const bool launches = !typed_.empty() && typed_.front() == "launch";
+    const std::vector<std::string> command = launches ? split_launch() : std::vector<std::string>{};
     parse();
+    if (launches) {  // this process is no rank
+        comm_ = make_single_communicator();
+        answer();
+        return answered_ ? 0 : run_launch(launch_options_, command);
+    }
     meet();
     answer();
     // Before anything that depends on them: ranks that do different things do not meet.

@@ -87,6 +87,11 @@ struct TrainOptions : CommonOptions {
     bool verbose = false, quiet = false;
 };
 
+struct LaunchCommandOptions {
+    int ranks = 0;
+    bool gpus = false;  // as many as there are
+};
+
 struct EvalOptions : CommonOptions {
     std::string weights;
     bool model_given = false;  // otherwise the model that the weights file names

@@ -1,0 +1,286 @@
+#include "comm/launch/local_ranks.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <optional>
+
+#include "comm/launch/meeting_error.hpp"
+#include "kernels/base/clock.hpp"
+#include "kernels/base/error.hpp"
+
+namespace gyre::comm {
+namespace {
+
+constexpr double kGraceSeconds = 10.0;
+constexpr int kTickMs = 200;  // between two looks at the time
+constexpr std::array kForwarded = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
+
+[[noreturn]] void fail(const std::string& what) {
+    throw Error(ExitCode::communication, fmt::format("gyre launch: {}: {}; is there a limit on "
+                                                     "processes or files (ulimit -a)?",
+                                                     what, error_text(errno)));
+}
+
+class LocalRanks {
+ public:
+    LocalRanks(int ranks, const std::vector<std::string>& command);
+    ~LocalRanks();
+    LocalRanks(const LocalRanks&) = delete;
+    LocalRanks& operator=(const LocalRanks&) = delete;
+
+    int wait();
+
+ private:
+    struct Stream {
+        int fd = -1;
+        std::FILE* to = nullptr;
+        std::string line;  // that has not ended
+    };
+    struct Rank {
+        pid_t process = 0;  // 0: has ended
+        std::array<Stream, 2> streams;
+    };
+
+    void start(std::size_t rank, const std::vector<std::string>& command);
+    [[noreturn]] void become(std::size_t rank, const std::vector<std::string>& command,
+                             const std::array<int, 2>& out, const std::array<int, 2>& error,
+                             pid_t parent) const;
+    void pass_on(std::size_t rank, Stream& stream);
+    void look_for_ends();
+    void end_the_rest();
+    void signal_all(int signal) const;
+    void take_signals();
+    bool running() const;
+
+    std::filesystem::path folder_;
+    sigset_t signals_, before_;
+    int signal_fd_ = -1;
+    std::vector<Rank> ranks_;
+    int code_ = 0;
+    std::optional<Clock::time_point> failed_;
+    int urged_ = 0;  // how often the rest has been told to end
+};
+
+LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command)
+    : ranks_(static_cast<std::size_t>(ranks)) {
+    std::string name = (std::filesystem::temp_directory_path() / "gyre-launch-XXXXXX").string();
+    if (mkdtemp(name.data()) == nullptr) {
+        fail(fmt::format("no folder {} can be made for the ranks to meet in", name));
+    }
+    folder_ = name;
+    sigemptyset(&signals_);
+    sigaddset(&signals_, SIGCHLD);
+    for (const int signal : kForwarded) {
+        sigaddset(&signals_, signal);
+    }
+    sigprocmask(SIG_BLOCK, &signals_, &before_);
+    signal_fd_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
+    std::fflush(nullptr);
+    for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
+        start(rank, command);
+    }
+}
+
+LocalRanks::~LocalRanks() {
+    signal_all(SIGKILL);
+    for (const Rank& rank : ranks_) {
+        if (rank.process != 0) {
+            waitpid(rank.process, nullptr, 0);
+        }
+        for (const Stream& stream : rank.streams) {
+            close(stream.fd);
+        }
+    }
+    close(signal_fd_);
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+    std::error_code ignored;
+    std::filesystem::remove_all(folder_, ignored);
+}
+
+void LocalRanks::start(std::size_t rank, const std::vector<std::string>& command) {
+    std::array<int, 2> out{-1, -1}, error{-1, -1};
+    if (pipe2(out.data(), O_CLOEXEC) != 0 || pipe2(error.data(), O_CLOEXEC) != 0) {
+        fail("no pipe");
+    }
+    const pid_t parent = getpid();
+    const pid_t process = fork();
+    if (process < 0) {
+        fail(fmt::format("rank {} cannot be started", rank));
+    }
+    if (process == 0) {
+        become(rank, command, out, error, parent);
+    }
+    close(out[1]);
+    close(error[1]);
+    Rank& own = ranks_[rank];
+    own.process = process;
+    own.streams[0].fd = out[0];
+    own.streams[0].to = stdout;
+    own.streams[1].fd = error[0];
+    own.streams[1].to = stderr;
+}
+
+// In the child.
+void LocalRanks::become(std::size_t rank, const std::vector<std::string>& command,
+                        const std::array<int, 2>& out, const std::array<int, 2>& error,
+                        pid_t parent) const {
+    // A terminal's Ctrl-C comes from the parent alone: a second one would end a rank at once.
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent) {
+        _exit(1);
+    }
+    sigprocmask(SIG_SETMASK, &before_, nullptr);
+    dup2(out[1], STDOUT_FILENO);
+    dup2(error[1], STDERR_FILENO);
+    const std::string own = std::to_string(rank), all = std::to_string(ranks_.size());
+    for (const auto& [name, value] : {std::pair{"RANK", own},
+                                      {"LOCAL_RANK", own},
+                                      {"WORLD_SIZE", all},
+                                      {"LOCAL_WORLD_SIZE", all},
+                                      {kLaunchFolder, (folder_ / "store").string()}}) {
+        setenv(name, value.c_str(), 1);
+    }
+    std::vector<char*> words;
+    for (const std::string& word : command) {
+        words.push_back(const_cast<char*>(word.c_str()));
+    }
+    words.push_back(nullptr);
+    execv(words.front(), words.data());
+    fmt::print(stderr, "gyre launch: {}: {}\n", words.front(), error_text(errno));
+    std::fflush(stderr);
+    _exit(127);
+}
+
+// Whole lines, each with its rank.
+void LocalRanks::pass_on(std::size_t rank, Stream& stream) {
+    std::array<char, 16384> some;
+    const ssize_t bytes = read(stream.fd, some.data(), some.size());
+    if (bytes < 0 && (errno == EINTR || errno == EAGAIN)) {
+        return;
+    }
+    const bool end = bytes <= 0;
+    stream.line.append(some.data(), end ? 0 : static_cast<std::size_t>(bytes));
+    if (end && !stream.line.empty()) {
+        stream.line += '\n';
+    }
+    for (std::size_t to = 0; (to = stream.line.find('\n')) != std::string::npos;) {
+        fmt::print(stream.to, "[{}] {}\n", rank, stream.line.substr(0, to));
+        stream.line.erase(0, to + 1);
+    }
+    std::fflush(stream.to);
+    if (end) {
+        close(stream.fd);
+        stream.fd = -1;
+    }
+}
+
+bool LocalRanks::running() const {
+    for (const Rank& rank : ranks_) {
+        if (rank.process != 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void LocalRanks::signal_all(int signal) const {
+    for (const Rank& rank : ranks_) {
+        if (rank.process != 0) {
+            kill(rank.process, signal);
+        }
+    }
+}
+
+void LocalRanks::take_signals() {
+    signalfd_siginfo info;
+    while (read(signal_fd_, &info, sizeof info) == sizeof info) {
+        if (info.ssi_signo != SIGCHLD) {
+            signal_all(static_cast<int>(info.ssi_signo));
+        }
+    }
+}
+
+void LocalRanks::look_for_ends() {
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        int status = 0;
+        if (ranks_[r].process == 0 || waitpid(ranks_[r].process, &status, WNOHANG) <= 0) {
+            continue;
+        }
+        ranks_[r].process = 0;
+        const bool killed = WIFSIGNALED(status);
+        const int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+        if (code != 0 && !failed_) {
+            failed_ = Clock::now();
+            code_ = code;
+            if (killed) {
+                fmt::print(stderr, "gyre launch: rank {} was ended by signal {} ({})\n", r,
+                           WTERMSIG(status), strsignal(WTERMSIG(status)));
+            }
+        }
+    }
+}
+
+void LocalRanks::end_the_rest() {
+    if (!failed_ || seconds_since(*failed_) < kGraceSeconds * (urged_ + 1)) {
+        return;
+    }
+    fmt::print(stderr, "gyre launch: ranks go on {:.0f} s after one failed: {}\n",
+               seconds_since(*failed_), urged_ == 0 ? "told to end" : "killed");
+    signal_all(urged_++ == 0 ? SIGTERM : SIGKILL);
+}
+
+int LocalRanks::wait() {
+    std::vector<pollfd> waits;
+    std::vector<std::pair<std::size_t, Stream*>> streams;
+    do {
+        waits = {{signal_fd_, POLLIN, 0}};
+        streams = {{0, nullptr}};
+        for (std::size_t r = 0; r < ranks_.size(); ++r) {
+            for (Stream& stream : ranks_[r].streams) {
+                if (stream.fd >= 0) {
+                    waits.push_back({stream.fd, POLLIN, 0});
+                    streams.emplace_back(r, &stream);
+                }
+            }
+        }
+        poll(waits.data(), waits.size(), kTickMs);
+        for (std::size_t i = 1; i < waits.size(); ++i) {
+            if (waits[i].revents != 0) {
+                pass_on(streams[i].first, *streams[i].second);
+            }
+        }
+        take_signals();
+        look_for_ends();
+        end_the_rest();
+        // What a rank has started and left behind may keep its pipes open: not waited for.
+    } while (running());
+    for (const auto& [rank, stream] : streams) {
+        pollfd more{stream == nullptr ? -1 : stream->fd, POLLIN, 0};
+        while (more.fd >= 0 && poll(&more, 1, 0) == 1 && stream->fd >= 0) {
+            pass_on(rank, *stream);
+        }
+    }
+    return code_;
+}
+
+}  // namespace
+
+int run_local_ranks(int ranks, const std::vector<std::string>& command) {
+    return LocalRanks(ranks, command).wait();
+}
+
+}  // namespace gyre::comm
