@@ -9,7 +9,12 @@ ranks=${GYRE_RANKS:-2}
 "$root/scripts/setup.sh"
 log=$root/build/build.log
 mkdir -p "$root/build"
-if ! (cd "$root" && cmake --preset release && cmake --build --preset release --target gyre) >"$log" 2>&1; then
+# Without a GPU its kernels, which take minutes to compile, are left to scripts/test.sh.
+cuda=AUTO
+if ! compgen -G "/dev/nvidia[0-9]*" >/dev/null && [ ! -e /dev/dxg ] && [ ! -e /dev/nvhost-gpu ]; then
+    cuda=OFF
+fi
+if ! (cd "$root" && cmake --preset release -DGYRE_CUDA=$cuda && cmake --build --preset release --target gyre) >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     echo "gyre: the build failed; the whole log is in $log" >&2
     exit 1
