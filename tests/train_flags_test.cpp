@@ -27,6 +27,7 @@ using O = const TrainOptions&;
 const std::vector<Row> kRows = {
     {"--data", "x", [](O o) { return o.data == "x"; }, false},  // its contents are
     {"--classes", "7", [](O o) { return o.classes == 7; }, true},
+    {"--resize", "4x7", [](O o) { return o.resize && o.resize->width == 7; }, true},
     {"--mean", "0.25,0.5",
      [](O o) {
          return o.mean == std::vector{0.25f, 0.5f};

@@ -310,9 +310,9 @@ TEST_CASE("images reach the net as (pixel / 255 - mean) / std") {
         set.channels = 2;
         set.height = 1;
         set.width = 3;
-        set.pixels = {0, 255, 51, 0, 255, 102, 1, 2, 3, 4, 5, 6};
+        set.pixels = std::vector<std::uint8_t>{0, 255, 51, 0, 255, 102, 1, 2, 3, 4, 5, 6};
         set.labels = {3, 1};
-        const std::vector<std::uint8_t> pixels = set.pixels;
+        const Pixels pixels = set.pixels;
         const Normalisation normalisation{{0.25f, 0.5f}, {0.5f, 0.125f}};
         const DeviceImages images(*backend, std::move(set), normalisation);
         const Shape shape{2, 1, 3};

@@ -112,7 +112,8 @@ Dataset TrainCommand::load() {
         backend_ = make_backend(options_, comm_);
         WeightFacts& facts = weight_facts_;
         facts.model = load_model(options_.model);
-        data = load_dataset({options_.data, options_.limit, options_.classes});
+        data = load_dataset({options_.data, options_.limit, options_.classes, options_.resize,
+                             tell_of_data(comm_, options_.quiet)});
         facts.classes = data.classes;
         spec_ = session_spec(data);
         check(spec_.optimizer);

@@ -41,6 +41,23 @@ void add_data_flags(CLI::App& app, CommonOptions& o) {
          "NAME|DIR");
     app.add_option("--classes", o.classes, "Number of classes, if not the largest label + 1")
         ->check(at_least(2));
+    app.add_option_function<std::string>(
+           "--resize",
+           [&o](const std::string& text) {
+               ImageSize size;
+               char end = 0;
+               if (std::sscanf(text.c_str(), "%dx%d%c", &size.height, &size.width, &end) != 2 ||
+                   std::min(size.height, size.width) < 1 ||
+                   std::max(size.height, size.width) > 1 << 14) {
+                   throw CLI::ValidationError(
+                       "--resize",
+                       fmt::format("'{}' must be rows and columns from 1 to 16384, such as 64x64",
+                                   text));
+               }
+               o.resize = size;
+           },
+           "Bring all images to this size; otherwise they must agree")
+        ->type_name("HxW");
     app.add_option("--mean", o.mean,
                    "Mean of the pixels in [0, 1], one or one per channel; measured if absent")
         ->delimiter(',');
