@@ -87,6 +87,8 @@ const std::vector<Row> kRows = {
     {"--weight-init", "kaiming-normal",
      [](O o) { return o.init_weights == WeightInit::kaiming_normal; }, true},
     {"--no-dropout", "", [](O o) { return !o.dropout; }, true},
+    {"--augment", "crop4,hflip,rotate10",
+     [](O o) { return o.augment == AugmentSpec{.rotate = 10, .crop = 4, .hflip = true}; }, true},
     {"--no-eval", "", [](O o) { return !o.evaluate; }, true},
     {"--bucket-kib", "7", [](O o) { return o.reduction.bucket_bytes == 7 * 1024; }, true},
     {"--tune-buckets", "", [](O o) { return o.tune_buckets; }, true},

@@ -50,6 +50,12 @@ TEST_CASE("a last batch smaller than the number of ranks leaves ranks without im
     check_invariance("--global-batch 53 --epochs 1 --limit 531 --lr 0.1 --seed 3", 11);
 }
 
+TEST_CASE("augmented images are the same for any number of ranks", "[losses]") {
+    check_invariance(
+        "--global-batch 60 --epochs 4 --seed 7 --lr 0.05 --augment rotate5,shift1,crop1,cutout4",
+        52);
+}
+
 TEST_CASE("several buckets and Adam change nothing either", "[losses]") {
     check_invariance("--global-batch 60 --epochs 4 --optimizer adam --bucket-kib 1 --seed 7", 52);
 }
@@ -162,7 +168,8 @@ TEST_CASE("20 steps on emulated CUDA give the CPU's losses, on 1 and 2 ranks",
     const TempDir dir;
     make_dataset(dir.path() / "set", 743, 100, 1, 28, 28, 10);
     for (const std::string& flags :
-         {std::string("--lr 0.05"), std::string("--optimizer adam --bucket-kib 1")}) {
+         {std::string("--lr 0.05"), std::string("--optimizer adam --bucket-kib 1"),
+          std::string("--lr 0.05 --augment rotate5,shift1,hflip,cutout4")}) {
         const double worst = least_difference(1e-4, [&](int seed) {
             const std::string common = "--limit 630 --global-batch 32 --epochs 1 " + flags +
                                        " --seed " + std::to_string(seed);

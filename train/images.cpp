@@ -48,10 +48,11 @@ DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation
     set = {};
 }
 
-void DeviceImages::gather(const std::int32_t* samples, int n, const Tensor& x,
-                          std::int32_t* y) const {
+void DeviceImages::gather(const std::int32_t* samples, int n, const Tensor& x, std::int32_t* y,
+                          const AugmentArgs& augment) const {
     GatherArgs args = source();
     args.samples = samples;
+    args.augment = augment;
     backend_.gather(args, n, x, y);
 }
 

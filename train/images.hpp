@@ -27,11 +27,14 @@ class DeviceImages {
                 .shift = shift_.get()};
     }
     // Gathers the images with these indices, [n] on the device: x [n][shape], y [n] labels.
-    void gather(const std::int32_t* samples, int n, const Tensor& x, std::int32_t* y) const;
+    void gather(const std::int32_t* samples, int n, const Tensor& x, std::int32_t* y,
+                const AugmentArgs& augment = {}) const;
     // The same of the step that is next, whose indices go to samples.
     void gather_next(const NextSamplesArgs& next, std::int32_t* samples, int n, const Tensor& x,
-                     std::int32_t* y) const {
-        backend_.gather_next(next, source(), n, samples, x, y);
+                     std::int32_t* y, const AugmentArgs& augment = {}) const {
+        GatherArgs args = source();
+        args.augment = augment;
+        backend_.gather_next(next, args, n, samples, x, y);
     }
 
  private:

@@ -162,6 +162,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .init = options_.init_weights,
             .shuffle = options_.shuffle,
             .dropout = options_.dropout,
+            .augment = options_.augment,
             .type = type_of(options_.precision),
             .eval_images = options_.evaluate ? data.test.count : 0,
             .eval_batch = options_.test_batch_size,

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <string_view>
 
+#include "train/cli/augment_flag.hpp"
 #include "train/cli/flag_values.hpp"
 #include "train/cli/recipe.hpp"
 
@@ -260,6 +261,14 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
         "--no-shuffle", [&o] { o.shuffle = false; }, "Keep the file's order in every epoch");
     app.add_flag_callback(
         "--no-dropout", [&o] { o.dropout = false; }, "Leave the dropout layers out");
+    app.add_option_function<std::string>(
+           "--augment", [&o](const std::string& text) { o.augment = parse_augment(text); },
+           "Change training images, anew in every epoch: any of shiftN and cropN (up to N pixels; "
+           "the "
+           "edge, or 0, beyond it), rotateN (up to N degrees), hflip, cutoutN (N x N pixels); or "
+           "none")
+        ->type_name("LIST")
+        ->default_str("none");
     app.add_flag_callback(
         "--no-eval", [&o] { o.evaluate = false; }, "Do not evaluate on the test set");
 }

@@ -64,6 +64,7 @@ struct TrainOptions : CommonOptions {
     std::optional<int> warmup_epochs;
     bool shuffle = true;
     bool dropout = true;
+    AugmentSpec augment;  // of training images
     bool evaluate = true;
     ReductionSpec reduction;
     bool tune_buckets = false;  // tries several sizes first
