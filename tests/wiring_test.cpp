@@ -90,6 +90,13 @@ void check_order_and_dropout(const Training& training) {
     CHECK(twice.epochs.at(0).at("train_loss") != plain.epochs.at(0).at("train_loss"));
     const auto parts = augmented("--augment crop2,hflip --accumulate 2");
     CHECK(std::abs(parts.losses.at(0) - twice.losses.at(0)) < 1e-5);
+    // On a GPU a small net's whole pass would gather images as they are.
+    const auto emulated = augmented("--augment crop2,hflip --limit 20 --no-eval --device emulated");
+    const auto on_cpu = augmented("--augment crop2,hflip --limit 20 --no-eval");
+    for (const std::size_t step : {0, 1}) {
+        CHECK(std::abs(emulated.losses.at(step) - on_cpu.losses.at(step)) < 1e-5);
+        CHECK(std::abs(emulated.losses.at(step) - plain.losses.at(step)) > 1e-4);
+    }
     // Both follow the seed, also where the weights do not.
     const std::string weights = training.file("weights");
     training.run(1, "--epochs 1 --save " + weights);
