@@ -9,7 +9,9 @@
 #include <limits>
 
 #include "data/dataset_files.hpp"
+#include "data/formats.hpp"
 #include "data/idx.hpp"
+#include "data/resize.hpp"
 #include "kernels/base/error.hpp"
 
 namespace gyre::data {
@@ -74,26 +76,6 @@ std::vector<std::uint8_t> convert_pixels(const std::string& path, const IdxArray
         pixels[static_cast<std::size_t>(i)] = static_cast<std::uint8_t>(value);
     });
     return pixels;
-}
-
-// What labels must stay below.
-struct ClassLimit {
-    std::int64_t classes = 0;
-    std::string reason;
-};
-
-// The user's number of classes, or as many as labels alone are believed: one damaged label must
-// not make a last layer of gigabytes.
-ClassLimit class_limit(std::optional<int> classes, std::int64_t train_images) {
-    constexpr std::int64_t most_classes = 65536;
-    if (classes) {
-        return {*classes, fmt::format("there are {} classes", *classes)};
-    }
-    if (train_images < most_classes) {
-        return {train_images, fmt::format("there are {} training images", train_images)};
-    }
-    return {most_classes,
-            fmt::format("more than {} classes are not taken from labels alone", most_classes)};
 }
 
 std::vector<std::int32_t> convert_labels(const std::string& path, const IdxArray& array,
@@ -170,11 +152,63 @@ ImageSet read_image_set(const fs::path& images_path, const fs::path& labels_path
     return set;
 }
 
-std::string describe_shape(const ImageSet& set) {
-    return fmt::format("{}x{}x{} (channels x height x width)", set.channels, set.height, set.width);
+Dataset load_files(const DatasetFiles& files, const DatasetOptions& options) {
+    Dataset set;
+    switch (files.format) {
+        case Format::idx:
+            set.train = read_image_set(files.train_images, files.train_labels, options.classes, {});
+            set.test = read_image_set(files.test_images, files.test_labels, options.classes,
+                                      set.train.count);
+            break;
+        case Format::cifar10:
+        case Format::cifar100:
+            return load_cifar(files);
+        case Format::npy:
+            return load_npy(files, options.classes);
+        case Format::pictures:
+            return load_pictures(files, options);
+    }
+    return set;
+}
+
+// The number of classes, from the user, names or labels.
+int count_classes(const Dataset& set, std::optional<int> given) {
+    const auto largest = [](const ImageSet& images) {
+        return *std::max_element(images.labels.begin(), images.labels.end());
+    };
+    const int seen = std::max(
+        {largest(set.train) + 1, largest(set.test) + 1, static_cast<int>(set.class_names.size())});
+    if (given.value_or(seen) < seen) {  // labels alone were checked as they were read
+        throw input_error(fmt::format(
+            "{} has {} classes, but `classes` says {}; leave it out, or give {} or more",
+            set.train.labels_path, seen, *given, seen));
+    }
+    if (given.value_or(seen) < 2) {
+        throw input_error(
+            fmt::format("{}: expected labels of at least 2 classes, found only label 0, as in {}; "
+                        "if the set has more classes, give their number with `classes`",
+                        set.train.labels_path, set.test.labels_path));
+    }
+    return given.value_or(seen);
 }
 
 }  // namespace
+
+ClassLimit class_limit(std::optional<int> classes, std::int64_t train_images) {
+    constexpr std::int64_t most_classes = 65536;
+    if (classes) {
+        return {*classes, fmt::format("there are {} classes", *classes)};
+    }
+    if (train_images < most_classes) {
+        return {train_images, fmt::format("there are {} training images", train_images)};
+    }
+    return {most_classes,
+            fmt::format("more than {} classes are not taken from labels alone", most_classes)};
+}
+
+std::string describe_shape(const ImageSet& set) {
+    return fmt::format("{}x{}x{} (channels x height x width)", set.channels, set.height, set.width);
+}
 
 Dataset load_dataset(const DatasetOptions& options) {
     if (options.limit && *options.limit < 1) {
@@ -186,21 +220,17 @@ Dataset load_dataset(const DatasetOptions& options) {
     }
     const DatasetFiles files = locate_dataset(options.data);
 
-    Dataset set;
+    Dataset set = load_files(files, options);
     set.name = files.name;
     set.directory = files.directory.string();
     ImageSet& train = set.train;
-    train = read_image_set(files.train_images, files.train_labels, options.classes, {});
-    set.test = read_image_set(files.test_images, files.test_labels, options.classes, train.count);
-    const auto largest = [](const ImageSet& images) {
-        return *std::max_element(images.labels.begin(), images.labels.end());
-    };
-    set.classes = options.classes.value_or(std::max(largest(train), largest(set.test)) + 1);
-    if (set.classes < 2) {
-        throw input_error(
-            fmt::format("{}: expected labels of at least 2 classes, found only label 0, as in {}; "
-                        "if the set has more classes, give their number with `classes`",
-                        train.labels_path, set.test.labels_path));
+    set.classes = count_classes(set, options.classes);
+    if (!set.class_names.empty()) {
+        set.class_names.resize(static_cast<std::size_t>(set.classes));
+    }
+    if (options.resize) {
+        resize_images(train, *options.resize);
+        resize_images(set.test, *options.resize);
     }
     const ImageSet& test = set.test;
     if (train.channels != test.channels || train.height != test.height ||
@@ -216,7 +246,6 @@ Dataset load_dataset(const DatasetOptions& options) {
         train.labels.resize(static_cast<std::size_t>(train.count));
         train.labels.shrink_to_fit();
         train.pixels.resize(static_cast<std::size_t>(train.count) * image_elems);
-        train.pixels.shrink_to_fit();
     }
     return set;
 }

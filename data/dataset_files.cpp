@@ -11,6 +11,7 @@
 #include <system_error>
 #include <utility>
 
+#include "data/formats.hpp"
 #include "kernels/base/error.hpp"
 
 namespace gyre::data {
@@ -189,28 +190,55 @@ std::string set_name(const fs::path& directory) {
     return name == "raw" ? last_component(directory / "..") : name;
 }
 
-struct Location {
-    fs::path directory;
-    SetFiles files;
-};
+DatasetFiles idx_files(const fs::path& directory, const SetFiles& files) {
+    return {.format = Format::idx,
+            .name = set_name(directory),
+            .directory = directory,
+            .train_images = files.paths[train_images],
+            .train_labels = files.paths[train_labels],
+            .test_images = files.paths[test_images],
+            .test_labels = files.paths[test_labels]};
+}
 
-// `directory` or `directory`/raw, whichever first holds files of a set. Throws if they are
-// incomplete: a half-copied set must not silently be replaced by another one further on.
-std::optional<Location> locate_in(const fs::path& directory) {
+// IDX files in `directory` or `directory`/raw, whichever first holds files of a set, or a set of
+// another format. Throws if IDX files are incomplete: a half-copied set must not silently be
+// replaced by another one further on.
+std::optional<DatasetFiles> locate_in(const fs::path& directory) {
     for (const fs::path& place : {directory, directory / "raw"}) {
-        SetFiles files = locate_files(place);
+        const SetFiles files = locate_files(place);
         if (!files.any) {
             continue;
         }
         if (!files.problem.empty()) {
             throw input_error(files.problem);
         }
-        return Location{place, std::move(files)};
+        return idx_files(place, files);
     }
-    return std::nullopt;
+    auto other = find_other_set(directory);
+    if (other) {
+        other->name = last_component(directory);
+    }
+    return other;
 }
 
-Location locate_directory(const fs::path& directory) {
+// Why a directory holds no set.
+std::string describe_lack(const fs::path& directory) {
+    for (const char* place : {"data_batch_1", "cifar-10-batches-py", "cifar-100-python"}) {
+        std::error_code error;
+        if (fs::exists(directory / place, error)) {
+            return fmt::format(
+                "{}: CIFAR's Python version is not read: get the binary version, "
+                "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz or "
+                "cifar-100-binary.tar.gz, and unpack it",
+                (directory / place).string());
+        }
+    }
+    return locate_files(directory).problem +  // names the first missing file
+           "; pictures are expected in train/CLASS/ and test/CLASS/; docs/own-data.md has all "
+           "formats";
+}
+
+DatasetFiles locate_directory(const fs::path& directory) {
     std::error_code error;
     if (!fs::exists(directory, error)) {
         throw input_error(fmt::format("{}: no such data set directory{}", directory.string(),
@@ -225,18 +253,18 @@ Location locate_directory(const fs::path& directory) {
     if (auto location = locate_in(directory)) {
         return std::move(*location);
     }
-    throw input_error(locate_files(directory).problem);  // names the first missing file
+    throw input_error(describe_lack(directory));
 }
 
-Location locate_name(const std::string& name) {
+DatasetFiles locate_name(const std::string& name) {
     const std::string wanted = lower_case(name);
     std::string looked_at;
     const auto note_place = [&looked_at](const fs::path& place) {
-        looked_at += fmt::format(
-            "\n  {} ({})", place.string(),
-            directory_exists(place) ? "no IDX files of a set in it" : "no such directory");
+        looked_at +=
+            fmt::format("\n  {} ({})", place.string(),
+                        directory_exists(place) ? "no files of a set in it" : "no such directory");
     };
-    note_place(fs::path(".") / name);  // locate() looked there
+    note_place(fs::path(".") / name);  // locate_dataset() looked there
     for (const fs::path& root : dataset_search_path()) {
         // The exact spelling first, then others in alphabetical order.
         std::vector<fs::path> places{root / name};
@@ -265,7 +293,9 @@ Location locate_name(const std::string& name) {
         fmt::format("data set \"{}\" not found; {}. Places looked at:{}", name, advice, looked_at));
 }
 
-Location locate(const std::string& data) {
+}  // namespace
+
+DatasetFiles locate_dataset(const std::string& data) {
     if (data.empty()) {
         throw usage_error("the data set's name is empty; give a name or a directory");
     }
@@ -278,19 +308,6 @@ Location locate(const std::string& data) {
         }
     }
     return locate_name(data);
-}
-
-}  // namespace
-
-DatasetFiles locate_dataset(const std::string& data) {
-    const Location location = locate(data);
-    const auto& paths = location.files.paths;
-    return {.name = set_name(location.directory),
-            .directory = location.directory,
-            .train_images = paths[train_images],
-            .train_labels = paths[train_labels],
-            .test_images = paths[test_images],
-            .test_labels = paths[test_labels]};
 }
 
 std::vector<fs::path> dataset_search_path() {
@@ -320,7 +337,7 @@ std::vector<FoundDataset> find_datasets() {
     std::set<fs::path> seen;  // GYRE_DATA may repeat a default folder
     const auto add_if_complete = [&](const fs::path& directory) {
         std::error_code error;
-        if (locate_files(directory).complete() &&
+        if ((locate_files(directory).complete() || find_other_set(directory)) &&
             seen.insert(fs::weakly_canonical(directory, error)).second) {
             found.push_back({set_name(directory), directory});
         }

@@ -1,4 +1,4 @@
-// Where data sets are: the search path, and the four files of a set in a directory.
+// Where data sets are: the search path, and the files of a set in a directory.
 #pragma once
 
 #include <filesystem>
@@ -7,9 +7,13 @@
 
 namespace gyre::data {
 
+enum class Format { idx, cifar10, cifar100, npy, pictures };
+
 struct DatasetFiles {
+    Format format = Format::idx;
     std::string name;                 // the folder's; for NAME/raw it is NAME
-    std::filesystem::path directory;  // where the four files are
+    std::filesystem::path directory;  // where the files are
+    // of IDX and NumPy
     std::filesystem::path train_images, train_labels, test_images, test_labels;
 };
 
@@ -28,8 +32,8 @@ struct FoundDataset {
     std::filesystem::path directory;
 };
 
-// The sets on the search path whose four files exist (they are not opened), in search order; never
-// throws for folders that cannot be read.
+// The sets on the search path whose files exist (they are not opened; of formats other than IDX
+// some may be missing), in search order; never throws for folders that cannot be read.
 std::vector<FoundDataset> find_datasets();
 
 }  // namespace gyre::data

@@ -9,6 +9,7 @@ packages=(
     libgloo-dev                                                 # ranks without MPI
     libcli11-dev libfmt-dev nlohmann-json3-dev                  # command line, text, JSON
     zlib1g-dev liblzma-dev                                      # compressed data files
+    libpng-dev libjpeg-dev                                      # folders of pictures
     libboost-context-dev                                        # fibers of the GPU emulator
     catch2 libbenchmark-dev python3                             # tests, benchmarks
     iproute2                                                    # hosts made of this machine, for tests

@@ -264,7 +264,7 @@ TEST_CASE("data set: a name that is not found", "[data][dataset]") {
         return [name] { load_dataset({name, {}, {}}); };
     };
     expect_error(ExitCode::bad_input,
-                 {"\"nonesuch\" not found", "one/nonesuch (no IDX files of a set in it)",
+                 {"\"nonesuch\" not found", "one/nonesuch (no files of a set in it)",
                   "data-cache/nonesuch (no such directory)", "home/.cache/gyre/nonesuch",
                   "/usr/local/share/datasets/nonesuch", "/usr/share/datasets/nonesuch",
                   "give the directory"},

@@ -294,7 +294,7 @@ TEST_CASE("data set: normalisation", "[data][dataset]") {
     set.height = 1;
     set.width = 2;
     // Channel 0: 0 255 255 0; channel 1: 51 throughout.
-    set.pixels = {0, 255, 51, 51, 255, 0, 51, 51};
+    set.pixels = std::vector<std::uint8_t>{0, 255, 51, 51, 255, 0, 51, 51};
     const Normalisation result = measure_normalisation(set);
     REQUIRE(result.mean.size() == 2);
     REQUIRE(result.stddev.size() == 2);
@@ -306,11 +306,11 @@ TEST_CASE("data set: normalisation", "[data][dataset]") {
     // Rounding must not make a constant channel look like one with a tiny deviation.
     set.channels = 1;
     set.width = 4;
-    set.pixels.assign(8, 253);
+    set.pixels = std::vector<std::uint8_t>(8, 253);
     CHECK(measure_normalisation(set).stddev.at(0) == 1.0F);
 
     // One pixel that differs is not constant: the deviation is that of {0 x 7, 1}.
-    set.pixels = {0, 0, 0, 0, 0, 0, 0, 1};
+    set.pixels = std::vector<std::uint8_t>{0, 0, 0, 0, 0, 0, 0, 1};
     CHECK(std::abs(measure_normalisation(set).stddev.at(0) - std::sqrt(7.0) / 8 / 255) < 1e-9);
 }
 

@@ -15,12 +15,14 @@ import os
 import pathlib
 import re
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / "from-pytorch.md"]
+PAGES = [ROOT / "docs" / "from-pytorch.md", ROOT / "docs" / "own-data.md"]
 PROGRAMS = ("gyre", "scripts/launch.sh", "torchrun", "python", "accelerate")
 SHORTER = """#!/usr/bin/env python3
 import os, sys
@@ -54,6 +56,36 @@ def flag_rows(text: str) -> list[tuple[str, bool]]:
     return rows
 
 
+def write_png(path: pathlib.Path, height: int, width: int, value: int) -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    rows = b"".join(b"\0" + bytes([(value + row) % 256]) * width for row in range(height))
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0))
+                     + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))  # fmt: skip
+
+
+def write_npy(path: pathlib.Path, shape: tuple[int, ...], values: bytes) -> None:
+    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    path.parent.mkdir(exist_ok=True)
+    path.write_bytes(b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + values)
+
+
+def write_own_data(work: pathlib.Path) -> None:
+    """The sets that docs/own-data.md speaks of, with few images."""
+    for part, count in (("train", 8), ("test", 4)):
+        for number, name in enumerate(("cat", "dog")):
+            for i in range(count):
+                write_png(work / "pets" / part / name / f"{i}.png", 20 + i, 30, 100 * number)
+        write_npy(work / "arrays" / f"{part}_images.npy", (count, 28, 28), bytes(range(count)) * 784)
+        write_npy(work / "arrays" / f"{part}_labels.npy", (count,), bytes([0, 1] * (count // 2)))
+    (work / "cifar-10-batches-bin").mkdir()
+    for name in [f"data_batch_{i}" for i in range(1, 6)] + ["test_batch"]:
+        records = b"".join(bytes([label]) + bytes([25 * label]) * 3072 for label in range(10))
+        (work / "cifar-10-batches-bin" / f"{name}.bin").write_bytes(records)
+
+
 def main() -> int:
     build = pathlib.Path(sys.argv[1]).resolve()
     python = os.environ.get("PYTHON", sys.executable)
@@ -71,7 +103,8 @@ def main() -> int:
             for place in ("/usr/share/datasets/fashion-mnist", "/usr/local/share/datasets/fashion-mnist"):
                 if os.path.isdir(place) and not (work / name).exists():
                     (work / name).symlink_to(place)
-        environment = dict(os.environ, GYRE_DATA=str(work), OMP_NUM_THREADS="1")
+        write_own_data(work)
+        environment = dict(os.environ, GYRE_DATA=str(work), OMP_NUM_THREADS="1", XDG_CACHE_HOME=str(work / "cache"))
         environment["PATH"] = f"{work / 'bin'}:{pathlib.Path(python).parent}:{os.environ['PATH']}"
         counts = {"passed": 0, "failed": 0, "skipped": 0}
 

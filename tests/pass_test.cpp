@@ -61,7 +61,7 @@ struct Images {
 
     const Shape shape;
     const ImageSet set;
-    const std::vector<std::uint8_t> pixels;
+    const data::Pixels pixels;
     const std::vector<std::int32_t> labels;
     const DeviceImages device;
 };

@@ -27,6 +27,7 @@ using O = const TrainOptions&;
 const std::vector<Row> kRows = {
     {"--data", "x", [](O o) { return o.data == "x"; }, false},  // its contents are
     {"--classes", "7", [](O o) { return o.classes == 7; }, true},
+    {"--resize", "4x7", [](O o) { return o.resize && o.resize->width == 7; }, true},
     {"--mean", "0.25,0.5",
      [](O o) {
          return o.mean == std::vector{0.25f, 0.5f};
@@ -86,6 +87,8 @@ const std::vector<Row> kRows = {
     {"--weight-init", "kaiming-normal",
      [](O o) { return o.init_weights == WeightInit::kaiming_normal; }, true},
     {"--no-dropout", "", [](O o) { return !o.dropout; }, true},
+    {"--augment", "crop4,hflip,rotate10",
+     [](O o) { return o.augment == AugmentSpec{.rotate = 10, .crop = 4, .hflip = true}; }, true},
     {"--no-eval", "", [](O o) { return !o.evaluate; }, true},
     {"--bucket-kib", "7", [](O o) { return o.reduction.bucket_bytes == 7 * 1024; }, true},
     {"--tune-buckets", "", [](O o) { return o.tune_buckets; }, true},

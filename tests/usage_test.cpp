@@ -43,6 +43,14 @@ TEST_CASE("unknown flags are named in the order typed, with what was meant") {
             "--bacth-size; did you mean --batch-size?", "see `gyre train --help`"});
     refuse("eval --weihgts x", {"--weihgts; did you mean --weights?", "see `gyre eval --help`"});
     refuse("train --epochs 0", {"--epochs", ">= 1", "see `gyre train --help`"});
+    refuse("train --augment hflip,shfit2", {"--augment", "'shfit2'", "did you mean shift?"});
+    refuse("train --augment shift", {"--augment", "'shift'", "a number of pixels", "shift4"});
+    refuse("train --augment rotate181", {"--augment", "degrees from 1 to 180"});
+    refuse("train --augment crop0", {"--augment", "'crop0'", "from 1"});
+    refuse("train --augment hflip2", {"--augment", "no number"});
+    refuse("train --augment hflip,hflip", {"--augment", "twice"});
+    refuse("train --resize 28", {"--resize", "'28'", "such as 64x64"});
+    refuse("train --resize 0x28", {"--resize", "'0x28'"});
     refuse("train --optimizer adm", {"'adm'", "sgd, adam, adamw", "did you mean adam?"});
     refuse("train 50 10", {"'50 10'", "--epochs 10", "see `gyre train --help`"});
     CHECK(nearest("--epochs", {"--epoch"}) == "--epoch");

@@ -37,13 +37,30 @@ void check_amounts(const Training& training) {
 
 void check_losses(const Training& training, const Training::Result& plain) {
     // Each of these flags changes something that the loss shows, at the latest in epoch 2.
-    for (const char* flags :
-         {"--seed 2", "--lr 0.02", "--momentum 0.6", "--weight-decay 0.5", "--nesterov",
-          "--max-grad-norm 0.01", "--optimizer adam", "--optimizer adamw", "--no-shuffle",
-          "--no-dropout", "--mean 0.1 --std 0.5", "--accumulate 2", "--limit 50",
-          "--warmup-steps 3", "--warmup-epochs 1", "--lr-schedule cosine",
-          "--lr-schedule cosine --lr-min 0.005", "--lr-schedule one-cycle",
-          "--lr-schedule step --lr-step-size 1"}) {
+    for (const char* flags : {"--seed 2",
+                              "--lr 0.02",
+                              "--momentum 0.6",
+                              "--weight-decay 0.5",
+                              "--nesterov",
+                              "--max-grad-norm 0.01",
+                              "--optimizer adam",
+                              "--optimizer adamw",
+                              "--no-shuffle",
+                              "--no-dropout",
+                              "--mean 0.1 --std 0.5",
+                              "--accumulate 2",
+                              "--limit 50",
+                              "--warmup-steps 3",
+                              "--warmup-epochs 1",
+                              "--lr-schedule cosine",
+                              "--lr-schedule cosine --lr-min 0.005",
+                              "--lr-schedule one-cycle",
+                              "--lr-schedule step --lr-step-size 1",
+                              "--augment hflip",
+                              "--augment shift1",
+                              "--augment crop1",
+                              "--augment cutout2",
+                              "--augment rotate30"}) {
         INFO(flags);
         const auto other = training.run(1, std::string("--epochs 2 --batch-size 10 ") + flags);
         CHECK(other.epochs.at(1).at("train_loss") != plain.epochs.at(1).at("train_loss"));
@@ -63,6 +80,23 @@ void check_order_and_dropout(const Training& training) {
     CHECK(epochs_are_alike("--no-shuffle --no-dropout"));
     CHECK(!epochs_are_alike("--no-dropout"));
     CHECK(!epochs_are_alike("--no-shuffle"));
+    CHECK(!epochs_are_alike("--no-shuffle --no-dropout --augment shift1"));
+    // Test images stay as they are; for the passes of a step, too, an image has one draw.
+    const auto augmented = [&](const std::string& flags) {
+        return training.run(1, "--lr 0 --epochs 1 --no-dropout --global-batch 10 " + flags);
+    };
+    const auto twice = augmented("--augment crop2,hflip"), plain = augmented("");
+    CHECK(twice.epochs.at(0).at("test_loss") == plain.epochs.at(0).at("test_loss"));
+    CHECK(twice.epochs.at(0).at("train_loss") != plain.epochs.at(0).at("train_loss"));
+    const auto parts = augmented("--augment crop2,hflip --accumulate 2");
+    CHECK(std::abs(parts.losses.at(0) - twice.losses.at(0)) < 1e-5);
+    // On a GPU a small net's whole pass would gather images as they are.
+    const auto emulated = augmented("--augment crop2,hflip --limit 20 --no-eval --device emulated");
+    const auto on_cpu = augmented("--augment crop2,hflip --limit 20 --no-eval");
+    for (const std::size_t step : {0, 1}) {
+        CHECK(std::abs(emulated.losses.at(step) - on_cpu.losses.at(step)) < 1e-5);
+        CHECK(std::abs(emulated.losses.at(step) - plain.losses.at(step)) > 1e-4);
+    }
     // Both follow the seed, also where the weights do not.
     const std::string run = training.file("run"), weights = run + "/best.safetensors";
     training.run(1, "--epochs 1 --save " + run);
@@ -310,9 +344,9 @@ TEST_CASE("images reach the net as (pixel / 255 - mean) / std") {
         set.channels = 2;
         set.height = 1;
         set.width = 3;
-        set.pixels = {0, 255, 51, 0, 255, 102, 1, 2, 3, 4, 5, 6};
+        set.pixels = std::vector<std::uint8_t>{0, 255, 51, 0, 255, 102, 1, 2, 3, 4, 5, 6};
         set.labels = {3, 1};
-        const std::vector<std::uint8_t> pixels = set.pixels;
+        const Pixels pixels = set.pixels;
         const Normalisation normalisation{{0.25f, 0.5f}, {0.5f, 0.125f}};
         const DeviceImages images(*backend, std::move(set), normalisation);
         const Shape shape{2, 1, 3};

@@ -50,6 +50,12 @@ TEST_CASE("a last batch smaller than the number of ranks leaves ranks without im
     check_invariance("--global-batch 53 --epochs 1 --limit 531 --lr 0.1 --seed 3", 11);
 }
 
+TEST_CASE("augmented images are the same for any number of ranks", "[losses]") {
+    check_invariance(
+        "--global-batch 60 --epochs 4 --seed 7 --lr 0.05 --augment rotate5,shift1,crop1,cutout4",
+        52);
+}
+
 TEST_CASE("several buckets and Adam change nothing either", "[losses]") {
     check_invariance("--global-batch 60 --epochs 4 --optimizer adam --bucket-kib 1 --seed 7", 52);
 }

@@ -1,6 +1,7 @@
 #include "train/images.hpp"
 
 #include <random>
+#include <utility>
 #include <vector>
 
 namespace gyre::train {
@@ -12,10 +13,11 @@ ImageSet random_images(std::int64_t count, const Shape& shape, int classes) {
     set.height = shape.height;
     set.width = shape.width;
     std::mt19937 random(1);
-    set.pixels.resize(static_cast<std::size_t>(count * shape.elems()));
-    for (std::uint8_t& pixel : set.pixels) {
+    std::vector<std::uint8_t> pixels(static_cast<std::size_t>(count * shape.elems()));
+    for (std::uint8_t& pixel : pixels) {
         pixel = static_cast<std::uint8_t>(random());
     }
+    set.pixels = std::move(pixels);
     for (std::int64_t i = 0; i < count; ++i) {
         set.labels.push_back(static_cast<std::int32_t>(random() % static_cast<unsigned>(classes)));
     }
@@ -26,7 +28,6 @@ DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation
     : backend_(backend),
       count_(set.count),
       shape_{set.channels, set.height, set.width},
-      pixels_(backend, static_cast<std::int64_t>(set.pixels.size())),
       labels_(backend, set.count),
       scale_(backend, set.channels),
       shift_(backend, set.channels) {
@@ -37,15 +38,21 @@ DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation
     }
     backend.upload(scale_.get(), scale.data(), scale_.bytes());
     backend.upload(shift_.get(), shift.data(), shift_.bytes());
-    backend.upload(pixels_.get(), set.pixels.data(), pixels_.bytes());
+    if (backend.host_memory() && !backend.device_identity().emulated) {
+        host_pixels_ = std::move(set.pixels);  // of a file, perhaps, that is larger than memory
+    } else {
+        pixels_ = {backend, static_cast<std::int64_t>(set.pixels.size())};
+        backend.upload(pixels_.get(), std::as_const(set.pixels).data(), pixels_.bytes());
+    }
     backend.upload(labels_.get(), set.labels.data(), labels_.bytes());
     set = {};
 }
 
-void DeviceImages::gather(const std::int32_t* samples, int n, const Tensor& x,
-                          std::int32_t* y) const {
+void DeviceImages::gather(const std::int32_t* samples, int n, const Tensor& x, std::int32_t* y,
+                          const AugmentArgs& augment) const {
     GatherArgs args = source();
     args.samples = samples;
+    args.augment = augment;
     backend_.gather(args, n, x, y);
 }
 

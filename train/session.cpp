@@ -27,6 +27,7 @@ Session::Session(Communicator& comm, Backend& backend, const SessionSpec& spec, 
       shares_(choose_shares(reduces_on_gpu_ || backend.host_memory())) {
     agree(comm, [&] {
         check(spec.optimizer);
+        check(spec.augment, {images.channels, images.height, images.width});
         make_net({images.channels, images.height, images.width});
         images_ = std::make_unique<DeviceImages>(backend, std::move(images), normalisation);
     });
@@ -54,7 +55,8 @@ void Session::make_net(const Shape& shape) {
                                            : std::vector<int>(),
                    .init = spec_.init,
                    .type = spec_.type,
-                   .pass = spec_.pass});
+                   // which gathers its images itself, as they are
+                   .pass = spec_.pass && !spec_.augment.any()});
 }
 
 std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) const {
@@ -133,6 +135,7 @@ void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
                                          sharding_,
                                          TrainerOptions{.seed = spec_.seed,
                                                         .shuffle = spec_.shuffle,
+                                                        .augment = spec_.augment,
                                                         .accumulate = spec_.accumulate,
                                                         .graph = choose_graph(),
                                                         .graph_steps = graph_steps});

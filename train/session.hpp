@@ -14,6 +14,7 @@
 #include "data/dataset.hpp"
 #include "data/sampler.hpp"
 #include "model/net.hpp"
+#include "train/augment.hpp"
 #include "train/evaluator.hpp"
 #include "train/factors.hpp"
 #include "train/images.hpp"
@@ -50,6 +51,7 @@ struct SessionSpec {
     WeightInit init = WeightInit::automatic;
     bool shuffle = true;
     bool dropout = true;
+    AugmentSpec augment = {};           // of training images
     DataType type = DataType::float32;  // of activations; float16 wants optimizer.loss_scaling
     bool pass = true;                   // the training pass as one operation, where there is one
     std::int64_t eval_images = 0;  // of the set that evaluate() is for, over all ranks; 0: none

@@ -54,10 +54,12 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
         net_.run_pass(pass, images_.source(), scale, in_pass, all ? &next : nullptr);
         ready(0);
     } else {
+        const AugmentArgs augment{options_.augment, options_.seed,
+                                  options_.augment.any() ? pass.epoch : nullptr};
         if (all) {
-            images_.gather_next(next, samples_.get(), pass.n, net_.input(), net_.labels());
+            images_.gather_next(next, samples_.get(), pass.n, net_.input(), net_.labels(), augment);
         } else {
-            images_.gather(pass.samples, pass.n, net_.input(), net_.labels());
+            images_.gather(pass.samples, pass.n, net_.input(), net_.labels(), augment);
         }
         net_.forward(pass);
         net_.loss(pass, scale, &net_.tail()->loss, optimizer_.loss_scale());

@@ -37,6 +37,7 @@ struct StepResult {
 struct TrainerOptions {
     std::uint64_t seed = 1;
     bool shuffle = true;
+    AugmentSpec augment = {};
     int accumulate = 1;   // parts that a rank divides its share of a batch into, one after another
     bool graph = false;   // capture the step of a whole batch as a graph
     int graph_steps = 1;  // so many of them in one, where an epoch has as many left

@@ -35,7 +35,7 @@ GYRE_HOST_DEVICE inline Philox4 philox4x32_10(std::uint64_t key, const Philox4& 
 }
 
 // What a stream of random numbers is for; part of the counter, so that streams never overlap.
-enum class RandomPurpose : std::uint32_t { init = 1, order = 2, dropout = 3 };
+enum class RandomPurpose : std::uint32_t { init = 1, order = 2, dropout = 3, augment = 4 };
 
 // Word `element` of the stream (seed, purpose, index, epoch, sample).
 // index: the layer or parameter; sample: the image's index in the training set.

@@ -74,35 +74,77 @@ void CpuBackend::next_samples(const NextSamplesArgs& args, int n, std::int32_t* 
 
 namespace {
 
+// The images of a block of lanes, and what their channels' pixels are multiplied by.
+struct LaneImages {
+    LaneImages(const GatherArgs& args, std::int64_t block, int n, std::int32_t* y)
+        : lanes(std::min(kLanes, n - static_cast<int>(block) * kLanes)) {
+        for (int lane = 0; lane < kLanes; ++lane) {
+            // Absent lanes read some image and are then multiplied by zero.
+            sample[lane] = args.samples[block * kLanes + (lane < lanes ? lane : 0)];
+            image[lane] = args.pixels + sample[lane] * args.shape.elems();
+            if (lane < lanes) {
+                y[block * kLanes + lane] = args.labels[sample[lane]];
+            }
+        }
+    }
+    void set_channel(const GatherArgs& args, int channel) {
+        for (int lane = 0; lane < kLanes; ++lane) {
+            scale[lane] = lane < lanes ? args.scale[channel] : 0.0f;
+            shift[lane] = lane < lanes ? args.shift[channel] : 0.0f;
+        }
+    }
+    int lanes;
+    std::int32_t sample[kLanes];
+    const std::uint8_t* image[kLanes];
+    float scale[kLanes], shift[kLanes];
+};
+
 // stored(value): as x holds it.
+template <typename Elem, typename Stored>
+void gather_augmented(ThreadPool& pool, const GatherArgs& args, int n, Elem* x, std::int32_t* y,
+                      Stored stored) {
+    const Shape& shape = args.shape;
+    pool.parallel_for(block_count(n), [&](std::int64_t block, int) {
+        LaneImages lanes(args, block, n, y);
+        DrawnAugment drawn[kLanes];
+        for (int lane = 0; lane < kLanes; ++lane) {
+            drawn[lane] =
+                draw_augment(args.augment, shape, static_cast<std::uint32_t>(lanes.sample[lane]));
+        }
+        Elem* to = x + block * shape.elems() * kLanes;
+        for (int channel = 0; channel < shape.channels; ++channel) {
+            lanes.set_channel(args, channel);
+            for (int row = 0; row < shape.height; ++row) {
+                for (int column = 0; column < shape.width; ++column) {
+                    for (int lane = 0; lane < kLanes; ++lane) {
+                        *to++ = stored(augmented_value(
+                            lanes.image[lane] + channel * shape.plane_elems(),
+                            drawn[lane].source(row, column), lanes.scale[lane], lanes.shift[lane]));
+                    }
+                }
+            }
+        }
+    });
+}
+
 template <typename Elem, typename Stored>
 void gather_values(ThreadPool& pool, const GatherArgs& args, int n, Elem* x, std::int32_t* y,
                    Stored stored) {
+    if (args.augment.epoch != nullptr) {
+        return gather_augmented(pool, args, n, x, y, stored);
+    }
     const std::int64_t elems = args.shape.elems();
     const std::int64_t plane = args.shape.plane_elems();
     pool.parallel_for(block_count(n), [&](std::int64_t block, int) {
-        const int lanes = std::min(kLanes, n - static_cast<int>(block) * kLanes);
-        const std::int32_t* samples = args.samples + block * kLanes;
-        const std::uint8_t* image[kLanes];
-        for (int lane = 0; lane < kLanes; ++lane) {
-            // Absent lanes read some image and are then multiplied by zero.
-            const std::int32_t sample = samples[lane < lanes ? lane : 0];
-            image[lane] = args.pixels + sample * elems;
-            if (lane < lanes) {
-                y[block * kLanes + lane] = args.labels[sample];
-            }
-        }
+        LaneImages lanes(args, block, n, y);
         Elem* to = x + block * elems * kLanes;
         for (int channel = 0; channel < args.shape.channels; ++channel) {
-            float scale[kLanes], shift[kLanes];
-            for (int lane = 0; lane < kLanes; ++lane) {
-                scale[lane] = lane < lanes ? args.scale[channel] : 0.0f;
-                shift[lane] = lane < lanes ? args.shift[channel] : 0.0f;
-            }
+            lanes.set_channel(args, channel);
             for (std::int64_t e = channel * plane; e < (channel + 1) * plane; ++e) {
                 for (int lane = 0; lane < kLanes; ++lane) {
                     to[e * kLanes + lane] =
-                        stored(static_cast<float>(image[lane][e]) * scale[lane] + shift[lane]);
+                        stored(static_cast<float>(lanes.image[lane][e]) * lanes.scale[lane] +
+                               lanes.shift[lane]);
                 }
             }
         }

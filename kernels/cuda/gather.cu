@@ -1,7 +1,7 @@
 // The batch: x[i][c][h][w] = pixels[samples[i]][c][h][w] * scale[c] + shift[c], y[i] =
 // labels[samples[i]]; x in float32 or rounded to 16 bits. The samples are given, or are those of
 // the step that is next (base/epoch_order.hpp), which are kept, and then the step is the one after
-// it.
+// it. Augmented images (ops/augment.hpp) read pixel by pixel from elsewhere in their plane.
 //
 // Memory-bound: 5 or 3 bytes an element (a byte read, a value written), 2 FLOPs. Grid (n, parts of
 // an image), up to 256 threads a block, each with up to 4 times 4 elements of a plane (4 bytes in,
@@ -84,6 +84,35 @@ __global__ void gather_kernel(SIMT_GRID_CONSTANT const Gather gather, typename M
     }
 }
 
+// The same grid, an element a thread at a time; one thread draws for its block.
+template <typename Math>
+__global__ void augmented_kernel(SIMT_GRID_CONSTANT const Gather gather, typename Math::Elem* x,
+                                 std::int32_t* y) {
+    SIMT_SHARED(DrawnAugment, drawn, [1]);
+    const GatherArgs& args = gather.args;
+    const std::int32_t sample = sample_of_block(gather);
+    if (threadIdx.x == 0) {
+        drawn[0] = draw_augment(args.augment, args.shape, static_cast<std::uint32_t>(sample));
+        if (blockIdx.y == 0) {
+            y[blockIdx.x] = args.labels[sample];
+        }
+    }
+    __syncthreads();
+    const std::uint8_t* const pixels = args.pixels + std::int64_t{sample} * gather.image_elems;
+    auto* const to = x + std::int64_t{blockIdx.x} * gather.image_elems;
+    const std::uint32_t first = blockIdx.y * gather.part_elems;
+    const std::uint32_t rest = gather.image_elems - first;
+    const std::uint32_t elems = rest < gather.part_elems ? rest : gather.part_elems;
+    for (std::uint32_t i = threadIdx.x; i < elems; i += blockDim.x) {
+        const std::uint32_t at = first + i, channel = at / gather.plane_elems;
+        const auto place = static_cast<int>(at - channel * gather.plane_elems);
+        const int row = place / args.shape.width;
+        const int source = drawn[0].source(row, place - row * args.shape.width);
+        to[at] = Math::value(augmented_value(pixels + channel * gather.plane_elems, source,
+                                             args.scale[channel], args.shift[channel]));
+    }
+}
+
 bool aligned(const void* at, std::size_t bytes) {
     return reinterpret_cast<std::uintptr_t>(at) % bytes == 0;
 }
@@ -94,13 +123,17 @@ void run(const Context& context, Gather gather, int n, const Tensor& x, std::int
     const Shape& shape = gather.args.shape;
     gather.image_elems = static_cast<std::uint32_t>(shape.elems());
     gather.plane_elems = static_cast<std::uint32_t>(shape.plane_elems());
-    const bool quads = gather.plane_elems % 4 == 0 && aligned(gather.args.pixels, 4) &&
-                       aligned(x.data, 4 * sizeof(Elem));
+    const bool augmented = gather.args.augment.epoch != nullptr;
+    const bool quads = !augmented && gather.plane_elems % 4 == 0 &&
+                       aligned(gather.args.pixels, 4) && aligned(x.data, 4 * sizeof(Elem));
     const std::uint32_t each = quads ? 4 : 1, items = gather.image_elems / each;
     const std::uint32_t threads = std::clamp((items + 31) / 32 * 32, 32u, kElementwiseBlock);
     gather.part_elems = threads * each * kRounds;
     const std::uint32_t parts = (gather.image_elems + gather.part_elems - 1) / gather.part_elems;
-    launch("gather", quads ? gather_kernel<Math, true> : gather_kernel<Math, false>,
+    launch("gather",
+           augmented ? augmented_kernel<Math>
+           : quads   ? gather_kernel<Math, true>
+                     : gather_kernel<Math, false>,
            dim3(static_cast<unsigned>(n), parts), dim3(threads), context.stream, gather,
            static_cast<Elem*>(x.data), y);
 }

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "kernels/base/epoch_order.hpp"
+#include "kernels/ops/augment.hpp"
 #include "kernels/ops/shapes.hpp"
 
 namespace gyre {
@@ -17,6 +18,7 @@ struct GatherArgs {
     Shape shape;
     const float* scale = nullptr;  // [channels]: value = pixel * scale + shift
     const float* shift = nullptr;  // [channels]
+    AugmentArgs augment = {};
 };
 
 // How far a training is. It lies on the device, so that a step that was captured once finds images

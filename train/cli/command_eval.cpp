@@ -196,7 +196,8 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         if (!options.classes) {
             options.classes = stored.classes();
         }
-        Dataset data = load_dataset({options.data, {}, options.classes});
+        Dataset data = load_dataset(
+            {options.data, {}, options.classes, options.resize, tell_of_data(comm, false)});
         data_hash = hash_dataset(data);
         const Shape shape{data.test.channels, data.test.height, data.test.width};
         const Normalisation normalisation = stored_normalisation(options, stored, data, tell);

@@ -124,7 +124,8 @@ Dataset TrainCommand::load() {
         }
         WeightFacts& facts = weight_facts_;
         facts.model = load_model(options_.model);
-        data = load_dataset({options_.data, options_.limit, options_.classes});
+        data = load_dataset({options_.data, options_.limit, options_.classes, options_.resize,
+                             tell_of_data(comm_, options_.quiet)});
         facts.classes = data.classes;
         spec_ = session_spec(data);
         check(spec_.optimizer);
@@ -174,6 +175,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .init = options_.init_weights,
             .shuffle = options_.shuffle,
             .dropout = options_.dropout,
+            .augment = options_.augment,
             .type = type_of(options_.precision),
             .eval_images = options_.evaluate ? data.test.count : 0,
             .eval_batch = options_.test_batch_size,

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <string_view>
 
+#include "train/cli/augment_flag.hpp"
 #include "train/cli/flag_values.hpp"
 #include "train/cli/recipe.hpp"
 
@@ -51,6 +52,23 @@ void add_data_flags(CLI::App& app, CommonOptions& o) {
          "NAME|DIR");
     app.add_option("--classes", o.classes, "Number of classes, if not the largest label + 1")
         ->check(at_least(2));
+    app.add_option_function<std::string>(
+           "--resize",
+           [&o](const std::string& text) {
+               ImageSize size;
+               char end = 0;
+               if (std::sscanf(text.c_str(), "%dx%d%c", &size.height, &size.width, &end) != 2 ||
+                   std::min(size.height, size.width) < 1 ||
+                   std::max(size.height, size.width) > 1 << 14) {
+                   throw CLI::ValidationError(
+                       "--resize",
+                       fmt::format("'{}' must be rows and columns from 1 to 16384, such as 64x64",
+                                   text));
+               }
+               o.resize = size;
+           },
+           "Bring all images to this size; otherwise they must agree")
+        ->type_name("HxW");
     app.add_option("--mean", o.mean,
                    "Mean of the pixels in [0, 1], one or one per channel; measured if absent")
         ->delimiter(',');
@@ -253,6 +271,14 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
         "--no-shuffle", [&o] { o.shuffle = false; }, "Keep the file's order in every epoch");
     app.add_flag_callback(
         "--no-dropout", [&o] { o.dropout = false; }, "Leave the dropout layers out");
+    app.add_option_function<std::string>(
+           "--augment", [&o](const std::string& text) { o.augment = parse_augment(text); },
+           "Change training images, anew in every epoch: any of shiftN and cropN (up to N pixels; "
+           "the "
+           "edge, or 0, beyond it), rotateN (up to N degrees), hflip, cutoutN (N x N pixels); or "
+           "none")
+        ->type_name("LIST")
+        ->default_str("none");
     app.add_flag_callback(
         "--no-eval", [&o] { o.evaluate = false; }, "Do not evaluate on the test set");
 }

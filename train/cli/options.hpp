@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "comm/launch/rendezvous.hpp"
+#include "data/dataset.hpp"
 #include "kernels/ops/shapes.hpp"
 #include "train/checkpoint.hpp"
 #include "train/optimizer.hpp"
@@ -36,6 +37,7 @@ struct CommonOptions {
     std::string data = "fashion-mnist";  // a data set's name, or a directory
     std::string model = "net";           // a built-in net, or a file
     std::optional<int> classes;
+    std::optional<ImageSize> resize;  // empty: images must agree in size
     std::vector<float> mean, stddev;  // per channel, or one for all; empty: measured
     int test_batch_size = 1000;       // images per rank and evaluation pass
     std::string device = "auto";      // auto, cpu, cuda, emulated
@@ -70,6 +72,7 @@ struct TrainOptions : CommonOptions {
     std::optional<int> warmup_epochs;
     bool shuffle = true;
     bool dropout = true;
+    AugmentSpec augment;  // of training images
     bool evaluate = true;
     ReductionSpec reduction;
     bool tune_buckets = false;  // tries several sizes first

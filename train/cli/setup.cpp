@@ -27,6 +27,13 @@ std::string with_flag_names(std::string_view message) {
     });
 }
 
+std::function<void(const std::string&)> tell_of_data(const Communicator& comm, bool quiet) {
+    if (quiet || !comm.is_root()) {
+        return {};
+    }
+    return [](const std::string& text) { fmt::print(stderr, "gyre: {}\n", text); };
+}
+
 std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm) {
     const bool automatic = options.device == "auto";
     const bool gpu = options.device == "cuda" || (automatic && cuda_device_count() > 0);

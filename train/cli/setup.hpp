@@ -1,6 +1,7 @@
 // What the subcommands make of their flags alike.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -17,6 +18,9 @@ std::string with_flag_names(std::string_view message);
 
 // The backend for --device auto|cpu|cuda|emulated.
 std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm);
+
+// What loading a data set tells the user: rank 0 alone, on standard error, unless quiet.
+std::function<void(const std::string&)> tell_of_data(const Communicator& comm, bool quiet);
 
 // The user's mean and standard deviation, or those measured on the training set.
 Normalisation choose_normalisation(const CommonOptions& options, const ImageSet& train);

@@ -1,0 +1,269 @@
+#include "data/image_cache.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <future>
+#include <optional>
+#include <system_error>
+#include <thread>
+
+#include "data/decompress.hpp"
+#include "kernels/base/clock.hpp"
+
+namespace gyre::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr char kMagic[16] = "gyre images 1\n";
+constexpr std::size_t kHeaderBytes = 4096;  // so that pixels begin with a page
+
+struct Header {
+    char magic[16] = {};
+    std::uint64_t key = 0;
+    std::int64_t bytes = 0;  // of pixels
+    std::int32_t channels = 0, height = 0, width = 0;
+    std::int32_t unused = 0;
+};
+
+class File {
+ public:
+    File(const fs::path& path, int flags) : number_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
+    explicit File(int number) : number_(number) {}
+    ~File() {
+        if (number_ >= 0) {
+            close(number_);
+        }
+    }
+    File(const File&) = delete;
+    File& operator=(const File&) = delete;
+    int number() const { return number_; }
+    explicit operator bool() const { return number_ >= 0; }
+
+ private:
+    const int number_;
+};
+
+// A new file beside another one; removed again unless it is moved to its place.
+class NewFile {
+ public:
+    explicit NewFile(const fs::path& place)
+        : place_(place), name_(place.string() + ".new-XXXXXX"), file_(mkstemp(name_.data())) {}
+    ~NewFile() {
+        if (file_ && !moved_) {
+            unlink(name_.c_str());
+        }
+    }
+    const File& file() const { return file_; }
+    bool move_to_place() {
+        moved_ = fsync(file_.number()) == 0 && rename(name_.c_str(), place_.c_str()) == 0;
+        return moved_;
+    }
+
+ private:
+    const fs::path place_;
+    std::string name_;
+    const File file_;
+    bool moved_ = false;
+};
+
+// What processes left that were killed.
+void remove_leftovers(const fs::path& place) {
+    const std::string start = place.filename().string() + ".new-";
+    std::error_code error;
+    for (fs::directory_iterator it(place.parent_path(), error), end; !error && it != end;
+         it.increment(error)) {
+        std::error_code ignored;
+        if (it->path().filename().string().starts_with(start)) {
+            fs::remove(it->path(), ignored);
+        }
+    }
+}
+
+const char* variable(const char* name) {
+    const char* value = std::getenv(name);
+    return value == nullptr ? "" : value;
+}
+
+}  // namespace
+
+fs::path cache_folder() {
+    const fs::path cache = variable("XDG_CACHE_HOME"), home = variable("HOME");
+    return cache.is_absolute() ? cache / "gyre" : home.empty() ? "" : home / ".cache" / "gyre";
+}
+
+// Held by the process that decodes. Where the file system knows no locks, nobody waits.
+class ImageCache::Lock {
+ public:
+    Lock(const fs::path& path, const Tell& tell) : file_(path, O_RDWR | O_CREAT) {
+        constexpr double most_silent_seconds = 10.0;
+        Clock::time_point changed = Clock::now(), told = changed;
+        std::string text;
+        while (file_ && flock(file_.number(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+            const std::string now = read_text();
+            if (now != text) {
+                text = now;
+                changed = Clock::now();
+            } else if (seconds_since(changed) > most_silent_seconds) {
+                return;
+            }
+            if (tell && seconds_since(told) > 5.0) {
+                told = Clock::now();
+                tell(text.substr(text.find(' ') + 1));
+            }
+            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        }
+    }
+
+    // For those who wait: any new text is progress.
+    void write_text(const std::string& text) {
+        char line[256] = {};
+        fmt::format_to_n(line, sizeof line - 1, "{} {}", ++count_, text);
+        if (file_ && pwrite(file_.number(), line, sizeof line, 0) < 0) {
+            return;  // then they do not wait
+        }
+    }
+
+ private:
+    std::string read_text() const {
+        char line[257] = {};
+        return pread(file_.number(), line, sizeof line - 1, 0) < 0 ? "" : line;
+    }
+
+    const File file_;
+    std::int64_t count_ = getpid() * std::int64_t{1000000};
+};
+
+ImageCache::ImageCache(std::string name, std::uint64_t key, Tell tell)
+    : file_(cache_folder().empty() ? fs::path() : cache_folder() / name),
+      key_(key),
+      tell_(std::move(tell)) {}
+
+void ImageCache::say(const std::string& text) const {
+    if (tell_) {
+        tell_(text);
+    }
+}
+
+// No pixels where there is no such file, or one of another key.
+DecodedImages ImageCache::open_file() const {
+    const File file(file_, O_RDONLY);
+    Header header;
+    struct stat status = {};
+    if (!file || pread(file.number(), &header, sizeof header, 0) != sizeof header ||
+        std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 || header.key != key_ ||
+        fstat(file.number(), &status) != 0 || header.bytes < 1 ||
+        status.st_size != header.bytes + static_cast<std::int64_t>(kHeaderBytes)) {
+        return {};
+    }
+    const auto bytes = static_cast<std::size_t>(header.bytes);
+    auto memory = map_file(file.number(), kHeaderBytes, bytes, false);
+    if (!memory) {
+        return {};
+    }
+    return {header.channels, header.height, header.width, Pixels(std::move(memory), bytes)};
+}
+
+// Nothing where the file cannot be written, no pixels where the shape was wrong.
+std::optional<DecodedImages> ImageCache::decode_to_file(DecodedImages shape, std::size_t bytes,
+                                                        const Decoder& decoder,
+                                                        const Progress& progress) {
+    NewFile to(file_);
+    // Space is taken first: a full disk would be noticed as a signal later.
+    const int error = !to.file() ? errno
+                                 : posix_fallocate(to.file().number(), 0,
+                                                   static_cast<off_t>(kHeaderBytes + bytes));
+    std::shared_ptr<std::uint8_t> memory;
+    if (error == 0) {
+        memory = map_file(to.file().number(), kHeaderBytes, bytes, true);
+    }
+    if (!memory) {
+        say(fmt::format(
+            "{}: cannot keep the decoded pictures there: {}; every run, and every "
+            "rank, decodes them again; set XDG_CACHE_HOME to a folder with {} MB",
+            file_.string(), errno_text(error != 0 ? error : errno), bytes / 1000000 + 1));
+        return std::nullopt;
+    }
+    if (!decoder.decode(shape, memory.get(), progress)) {
+        return DecodedImages{};
+    }
+    Header header{.key = key_,
+                  .bytes = static_cast<std::int64_t>(bytes),
+                  .channels = shape.channels,
+                  .height = shape.height,
+                  .width = shape.width};
+    std::memcpy(header.magic, kMagic, sizeof kMagic);
+    std::memcpy(memory.get() - kHeaderBytes, &header, sizeof header);
+    auto moved = std::async(std::launch::async, [&] { return to.move_to_place(); });
+    while (moved.wait_for(std::chrono::milliseconds(200)) != std::future_status::ready) {
+        progress(fmt::format("writing {}", file_.string()));
+    }
+    if (!moved.get()) {
+        say(fmt::format("{}: cannot write: {}; the next run decodes the pictures again",
+                        file_.string(), errno_text(errno)));
+    }
+    shape.pixels = Pixels(std::move(memory), bytes);
+    return shape;
+}
+
+DecodedImages ImageCache::decode(const Decoder& decoder, const Progress& progress) {
+    for (bool to_file = !file_.empty();;) {
+        DecodedImages images = decoder.shape();
+        const auto bytes =
+            static_cast<std::size_t>(decoder.images) * static_cast<std::size_t>(images.channels) *
+            static_cast<std::size_t>(images.height) * static_cast<std::size_t>(images.width);
+        if (to_file) {
+            auto done = decode_to_file(images, bytes, decoder, progress);
+            if (done && done->pixels.size() != 0) {
+                return std::move(*done);
+            }
+            to_file = done.has_value();
+            continue;
+        }
+        std::vector<std::uint8_t> pixels(bytes);
+        if (decoder.decode(images, pixels.data(), progress)) {
+            images.pixels = std::move(pixels);
+            return images;
+        }
+    }
+}
+
+DecodedImages ImageCache::load(const Decoder& decoder) {
+    Clock::time_point told = Clock::now();
+    const auto report = [&](const std::string& text) {
+        if (seconds_since(told) > 2.0) {
+            told = Clock::now();
+            say(text);
+        }
+    };
+    if (file_.empty()) {
+        say("neither XDG_CACHE_HOME nor HOME is set: pictures are decoded in every run");
+        return decode(decoder, report);
+    }
+    std::error_code error;
+    fs::create_directories(file_.parent_path(), error);
+    DecodedImages found = open_file();
+    if (found.pixels.size() != 0) {
+        return found;
+    }
+    Lock lock(file_.string() + ".lock", tell_);
+    found = open_file();  // another process may have written it
+    if (found.pixels.size() != 0) {
+        return found;
+    }
+    remove_leftovers(file_);
+    return decode(decoder, [&](const std::string& text) {
+        lock.write_text(text);
+        report(text);
+    });
+}
+
+}  // namespace gyre::data

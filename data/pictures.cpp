@@ -1,0 +1,326 @@
+// Folders of pictures: train/CLASS/… and test/CLASS/…, as torchvision's ImageFolder has them.
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+#include "data/decompress.hpp"
+#include "data/formats.hpp"
+#include "data/image_cache.hpp"
+#include "data/picture.hpp"
+#include "data/resize.hpp"
+#include "kernels/base/error.hpp"
+
+namespace gyre::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Listing {
+    std::vector<std::string> classes;  // sorted
+    std::vector<fs::path> files;       // sorted in each class
+    std::vector<std::int32_t> labels;
+};
+
+bool hidden(const fs::path& path) {
+    return path.filename().string().starts_with('.');
+}
+
+std::vector<fs::path> class_folders(const fs::path& directory) {
+    std::vector<fs::path> folders;
+    std::error_code error;
+    for (fs::directory_iterator it(directory, error), end; !error && it != end;
+         it.increment(error)) {
+        std::error_code other;
+        if (it->is_directory(other) && !hidden(it->path())) {
+            folders.push_back(it->path());
+        }
+    }
+    if (error) {
+        throw input_error(fmt::format("{}: cannot read: {}", directory.string(), error.message()));
+    }
+    std::sort(folders.begin(), folders.end());
+    return folders;
+}
+
+std::vector<fs::path> pictures_in(const fs::path& folder) {
+    std::vector<fs::path> files;
+    std::error_code error;
+    for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end;
+         it.increment(error)) {
+        if (hidden(it->path())) {
+            it.disable_recursion_pending();
+        } else if (is_picture_name(it->path())) {
+            files.push_back(it->path());
+        } else if (is_other_picture_name(it->path())) {
+            throw input_error(fmt::format(
+                "{}: only PNG and JPEG pictures are read; convert it, as `convert {} NAME.png` "
+                "does, or remove it",
+                it->path().string(), it->path().filename().string()));
+        }
+    }
+    if (error) {
+        throw input_error(fmt::format("{}: cannot read: {}", folder.string(), error.message()));
+    }
+    if (files.empty()) {
+        throw input_error(fmt::format(
+            "{}: a class without pictures: expected .png, .jpg or .jpeg files in it; add some, or "
+            "remove the folder",
+            folder.string()));
+    }
+    std::sort(files.begin(), files.end());
+    return files;
+}
+
+// classes: those of the training set; empty: this is it.
+Listing list_pictures(const fs::path& directory, const std::vector<std::string>& classes) {
+    Listing listing;
+    listing.classes = classes;
+    for (const fs::path& folder : class_folders(directory)) {
+        const std::string name = folder.filename().string();
+        if (classes.empty()) {
+            listing.classes.push_back(name);
+        }
+        const auto found = std::lower_bound(listing.classes.begin(), listing.classes.end(), name);
+        if (found == listing.classes.end() || *found != name) {
+            throw input_error(fmt::format(
+                "{}: a class that the training set does not have; expected a folder of the same "
+                "name there (it has {}); rename or remove one of them",
+                folder.string(), fmt::join(listing.classes, ", ")));
+        }
+        for (fs::path& file : pictures_in(folder)) {
+            listing.files.push_back(std::move(file));
+            listing.labels.push_back(static_cast<std::int32_t>(found - listing.classes.begin()));
+        }
+    }
+    if (listing.files.empty()) {
+        throw input_error(fmt::format(
+            "{}: no folders with pictures in it; expected one for each class, as in train",
+            directory.string()));
+    }
+    return listing;
+}
+
+// FNV-1a.
+class Key {
+ public:
+    void add(std::string_view text) {
+        for (const char c : text) {
+            value_ = (value_ ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+        }
+    }
+    std::uint64_t value() const { return value_; }
+
+ private:
+    std::uint64_t value_ = 0xcbf29ce484222325u;
+};
+
+std::string size_text(const DatasetOptions& options) {
+    return options.resize ? fmt::format("{}x{}", options.resize->height, options.resize->width)
+                          : "as they are";
+}
+
+// Of what the decoded images follow from.
+std::uint64_t key_of(const std::vector<fs::path>& files, const fs::path& directory,
+                     const DatasetOptions& options) {
+    Key key;
+    key.add(size_text(options));
+    for (const fs::path& file : files) {
+        struct stat status = {};
+        if (stat(file.c_str(), &status) != 0) {
+            throw input_error(fmt::format("{}: cannot read: {}", file.string(), errno_text(errno)));
+        }
+        key.add(fmt::format("\n{} {} {}.{}", file.lexically_relative(directory).string(),
+                            status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec));
+    }
+    return key.value();
+}
+
+// Calls body(i) for 0 ... count - 1 on threads, in the order in which they come free, until one
+// throws or returns false; what the first index threw that did is thrown here. `tick` is called
+// on this thread with how many are done.
+bool for_each(std::int64_t count, const std::function<bool(std::int64_t)>& body,
+              const std::function<void(std::int64_t)>& tick) {
+    std::atomic<std::int64_t> next{0}, done{0};
+    std::mutex mutex;
+    std::condition_variable ended;
+    std::int64_t failed = std::numeric_limits<std::int64_t>::max();
+    std::exception_ptr failure;
+    unsigned running = std::clamp(std::thread::hardware_concurrency(), 1u,
+                                  static_cast<unsigned>(std::min<std::int64_t>(count, 256)));
+    std::vector<std::thread> threads;
+    const auto work = [&] {
+        for (std::int64_t i = next++; i < count; i = next++) {
+            bool good = false;
+            std::exception_ptr thrown;
+            try {
+                good = body(i);
+            } catch (...) {
+                thrown = std::current_exception();
+            }
+            ++done;
+            if (!good) {
+                next = count;
+                const std::lock_guard lock(mutex);
+                if (i < failed) {
+                    failed = i;
+                    failure = thrown;
+                }
+            }
+        }
+        const std::lock_guard lock(mutex);
+        --running;
+        ended.notify_one();
+    };
+    const unsigned wanted = running;
+    for (unsigned i = 0; i < wanted; ++i) {
+        threads.emplace_back(work);
+    }
+    for (std::unique_lock lock(mutex); running > 0;) {
+        ended.wait_for(lock, std::chrono::milliseconds(200));
+        lock.unlock();
+        tick(done);
+        lock.lock();
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    if (failure) {
+        std::rethrow_exception(failure);
+    }
+    return failed > count;
+}
+
+class PictureDecoder {
+ public:
+    PictureDecoder(std::string name, const std::vector<fs::path>& files,
+                   std::optional<ImageSize> resize)
+        : name_(std::move(name)), files_(files), resize_(resize) {}
+
+    // That of the first picture; colour_ where another one has turned out to have colours.
+    DecodedImages shape() {
+        const Picture first = decode_picture(files_.front(), colour_);
+        colour_ = first.channels == 3;
+        height_ = first.height;
+        width_ = first.width;
+        const ImageSize size = resize_.value_or(ImageSize{height_, width_});
+        return {first.channels, size.height, size.width, {}};
+    }
+
+    bool decode(const DecodedImages& shape, std::uint8_t* pixels,
+                const ImageCache::Progress& progress) {
+        const auto count = static_cast<std::int64_t>(files_.size());
+        const auto tick = [&](std::int64_t done) {
+            progress(fmt::format("{}: {} of {} pictures decoded", name_, done, count));
+        };
+        const bool good = for_each(
+            count, [&](std::int64_t i) { return decode_one(shape, i, pixels); }, tick);
+        colour_ = colour_ || !good;
+        return good;
+    }
+
+ private:
+    bool decode_one(const DecodedImages& shape, std::int64_t i, std::uint8_t* pixels) const {
+        const fs::path& file = files_[static_cast<std::size_t>(i)];
+        Picture picture = decode_picture(file, colour_);
+        if (picture.channels != shape.channels) {
+            return false;
+        }
+        if (resize_) {
+            picture.pixels = resize_image(picture.pixels.data(), picture.channels, picture.height,
+                                          picture.width, *resize_);
+        } else if (picture.height != height_ || picture.width != width_) {
+            throw input_error(fmt::format(
+                "pictures differ in size: {} has {}x{} (height x width), {} has {}x{}; give all of "
+                "them one size with `resize`, such as {}x{}",
+                file.string(), picture.height, picture.width, files_.front().string(), height_,
+                width_, height_, width_));
+        }
+        const auto channels = static_cast<std::size_t>(shape.channels);
+        const std::size_t plane = picture.pixels.size() / channels;
+        std::uint8_t* to = pixels + static_cast<std::size_t>(i) * picture.pixels.size();
+        for (std::size_t c = 0; c < channels; ++c) {
+            for (std::size_t at = 0; at < plane; ++at) {
+                *to++ = picture.pixels[at * channels + c];
+            }
+        }
+        return true;
+    }
+
+    const std::string name_;
+    const std::vector<fs::path>& files_;
+    const std::optional<ImageSize> resize_;
+    bool colour_ = false;
+    int height_ = 0, width_ = 0;
+};
+
+// Images [first, first + labels) of all.
+ImageSet part_of(const DecodedImages& all, std::size_t first, std::vector<std::int32_t> labels,
+                 const fs::path& directory) {
+    ImageSet set;
+    set.count = static_cast<std::int64_t>(labels.size());
+    set.channels = all.channels;
+    set.height = all.height;
+    set.width = all.width;
+    set.labels = std::move(labels);
+    const std::size_t image_bytes = static_cast<std::size_t>(set.channels) *
+                                    static_cast<std::size_t>(set.height) *
+                                    static_cast<std::size_t>(set.width);
+    set.pixels = all.pixels.part(first * image_bytes, set.labels.size() * image_bytes);
+    set.images_path = set.labels_path = directory.string();
+    return set;
+}
+
+fs::path test_folder(const fs::path& directory) {
+    for (const char* name : {"test", "val"}) {
+        std::error_code error;
+        if (fs::is_directory(directory / name, error)) {
+            return directory / name;
+        }
+    }
+    throw input_error(
+        fmt::format("{}: pictures in train, but no folder test or val beside it; expected "
+                    "test/CLASS/ for the same classes: move some of each class's pictures there",
+                    directory.string()));
+}
+
+}  // namespace
+
+Dataset load_pictures(const DatasetFiles& files, const DatasetOptions& options) {
+    const fs::path train = files.directory / "train", test = test_folder(files.directory);
+    Listing of_train = list_pictures(train, {});
+    Listing of_test = list_pictures(test, of_train.classes);
+    const std::size_t train_count = of_train.files.size();
+    std::vector<fs::path> all = std::move(of_train.files);
+    all.insert(all.end(), of_test.files.begin(), of_test.files.end());
+    if (all.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
+        throw input_error(fmt::format("{}: more than 2^31 - 1 pictures", files.directory.string()));
+    }
+
+    std::error_code error;
+    Key place;  // of a folder there is one file for each size
+    place.add(fs::weakly_canonical(files.directory, error).string());
+    place.add(size_text(options));
+    ImageCache cache(fmt::format("{}-{:016x}.images", files.name, place.value()),
+                     key_of(all, files.directory, options), options.tell);
+    PictureDecoder decoder(files.name, all, options.resize);
+    const DecodedImages images = cache.load(
+        {.images = static_cast<std::int64_t>(all.size()),
+         .shape = [&] { return decoder.shape(); },
+         .decode = [&](const auto& shape, std::uint8_t* pixels,
+                       const auto& progress) { return decoder.decode(shape, pixels, progress); }});
+    Dataset set;
+    set.class_names = of_train.classes;
+    set.train = part_of(images, 0, std::move(of_train.labels), train);
+    set.test = part_of(images, train_count, std::move(of_test.labels), test);
+    return set;
+}
+
+}  // namespace gyre::data
