@@ -3,9 +3,12 @@
 namespace gyre::comm {
 
 GradientTransport::GradientTransport(Communicator& comm, Device& device, float* gradients,
-                                     std::int64_t elems, DataType type, std::int64_t exact_from)
+                                     std::int64_t elems, DataType type, std::int64_t exact_from,
+                                     SumOrder order)
     : device_(device),
       rank_(comm.rank()),
+      ranks_(comm.size()),
+      order_(order),
       gradients_(gradients),
       type_(type),
       exact_from_(exact_from) {
@@ -15,18 +18,26 @@ GradientTransport::GradientTransport(Communicator& comm, Device& device, float* 
     if (type_ != DataType::float32) {
         narrow_ = {device, elems};
     }
+    if (order_ == SumOrder::tree) {
+        gathered_ = {device, ranks_ * elems};
+    }
     if (!comm.use_device(device)) {
-        staging_ = {device, elems};
+        staging_ = {device, rows() * elems};
         return;
     }
     registered_[0] =
-        comm.register_buffer(gradients_, static_cast<std::size_t>(elems) * sizeof(float));
+        order_ == SumOrder::tree
+            ? comm.register_buffer(gathered_.get(), gathered_.bytes())
+            : comm.register_buffer(gradients_, static_cast<std::size_t>(elems) * sizeof(float));
     if (narrow_.get() != nullptr) {
         registered_[1] = comm.register_buffer(narrow_.get(), narrow_.bytes());
     }
 }
 
 void* GradientTransport::on_device(const Bucket& bucket) const {
+    if (order_ == SumOrder::tree) {
+        return gathered_.get() + ranks_ * bucket.begin;
+    }
     if (narrow(bucket)) {
         return narrow_.get() + bucket.begin;
     }
@@ -34,6 +45,17 @@ void* GradientTransport::on_device(const Bucket& bucket) const {
 }
 
 Device::Event GradientTransport::pack(const Bucket& bucket) {
+    if (order_ == SumOrder::tree) {
+        const auto bytes = static_cast<std::size_t>(bucket.bytes());
+        const std::int64_t own = rank_ * bucket.elems();
+        const float* from = gradients_ + bucket.begin;
+        if (direct()) {
+            device_.copy(static_cast<float*>(on_device(bucket)) + own, from, bytes);
+            return 0;
+        }
+        return device_.download_async(Device::Stream::copy,
+                                      static_cast<float*>(on_host(bucket)) + own, from, bytes);
+    }
     if (narrow(bucket)) {
         device_.narrow(type_, bucket.elems(), gradients_ + bucket.begin,
                        narrow_.get() + bucket.begin);
@@ -45,6 +67,11 @@ Device::Event GradientTransport::pack(const Bucket& bucket) {
 }
 
 Collective GradientTransport::reduction(const Bucket& bucket) const {
+    if (order_ == SumOrder::tree) {
+        return {.kind = Collective::Kind::all_gather,
+                .data = direct() ? on_device(bucket) : on_host(bucket),
+                .count = bucket.elems()};
+    }
     return {
         .kind = bucket.shared() ? Collective::Kind::reduce_scatter : Collective::Kind::all_reduce,
         .data = direct() ? on_device(bucket) : on_host(bucket),
@@ -54,12 +81,35 @@ Collective GradientTransport::reduction(const Bucket& bucket) const {
 
 void GradientTransport::receive(const Bucket& bucket) {
     if (!direct()) {
-        device_.wait(device_.upload_async(Device::Stream::copy, on_device(bucket), on_host(bucket),
-                                          static_cast<std::size_t>(bytes_of(reduction(bucket)))));
+        device_.wait(
+            device_.upload_async(Device::Stream::copy, on_device(bucket), on_host(bucket),
+                                 static_cast<std::size_t>(rows() * bytes_of(reduction(bucket)))));
+    }
+}
+
+// The own gradients already lie where the sum is to be, so each level adds the sum of the
+// neighbouring subtree to them. Both neighbours then have the same bits, as a + b is b + a.
+void GradientTransport::add_tree(const Bucket& bucket) {
+    const std::int64_t elems = bucket.elems();
+    const auto row = [&](int rank) {
+        return static_cast<float*>(on_device(bucket)) + rank * elems;
+    };
+    for (int width = 1; width < ranks_; width *= 2) {
+        const int first = (rank_ / width ^ 1) * width;
+        for (int step = 1; step < width; step *= 2) {
+            for (int left = first; left < first + width; left += 2 * step) {
+                device_.add(elems, row(left + step), row(left));
+            }
+        }
+        device_.add(elems, row(first), gradients_ + bucket.begin);
     }
 }
 
 void GradientTransport::unpack(const Bucket& bucket) {
+    if (order_ == SumOrder::tree) {
+        add_tree(bucket);
+        return;
+    }
     if (narrow(bucket)) {
         const Bucket summed = bucket.shared() ? bucket.share(rank_) : bucket;
         device_.widen(type_, summed.elems(), narrow_.get() + summed.begin,

@@ -11,13 +11,18 @@
 
 namespace gyre::comm {
 
+// Who adds the ranks' gradients up: the library, in an order of its own; or each rank, which
+// gathers all of them, in the same binary tree: neighbours first, then pairs, and so on. Its cost:
+// (n-1) gradients arrive at a rank instead of 2 (n-1)/n, and there is memory for n.
+enum class SumOrder { library, tree };
+
 class GradientTransport {
  public:
     // Called by all ranks. gradients: [elems], the device's. With another type than float32,
     // gradients travel in it, except for those at and after `exact_from`, whose buckets begin
-    // there.
+    // there. A tree is for float32, a power of two of ranks, and buckets that are not shared out.
     GradientTransport(Communicator& comm, Device& device, float* gradients, std::int64_t elems,
-                      DataType type, std::int64_t exact_from);
+                      DataType type, std::int64_t exact_from, SumOrder order = SumOrder::library);
 
     // Whether the communicator works in the device's memory.
     bool direct() const { return staging_.get() == nullptr; }
@@ -37,16 +42,21 @@ class GradientTransport {
         return type_ != DataType::float32 && bucket.begin < exact_from_;
     }
     void* on_device(const Bucket& bucket) const;
-    void* on_host(const Bucket& bucket) const { return staging_.get() + bucket.begin; }
+    void* on_host(const Bucket& bucket) const { return staging_.get() + rows() * bucket.begin; }
+    // Of a bucket in the memory that travels.
+    std::int64_t rows() const { return order_ == SumOrder::tree ? ranks_ : 1; }
+    void add_tree(const Bucket& bucket);
 
     Device& device_;
-    const int rank_;
+    const int rank_, ranks_;
+    const SumOrder order_;
     float* const gradients_;
     const DataType type_;
     const std::int64_t exact_from_;
     DeviceBuffer<std::uint16_t> narrow_;   // [elems], where they travel in 16 bits
-    std::shared_ptr<void> registered_[2];  // gradients_ and narrow_
-    PinnedBuffer<float> staging_;          // [elems], where they travel through the host's memory
+    DeviceBuffer<float> gathered_;         // of each bucket [ranks][elems], for a tree
+    std::shared_ptr<void> registered_[2];  // what travels: gathered_ or gradients_, and narrow_
+    PinnedBuffer<float> staging_;  // [rows()][elems], where they travel through the host's memory
 };
 
 }  // namespace gyre::comm

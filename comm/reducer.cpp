@@ -30,11 +30,11 @@ class Passed final : public Request {
 }  // namespace
 
 Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
-                 DataType type, std::int64_t exact_from)
+                 DataType type, std::int64_t exact_from, SumOrder order)
     : comm_(comm),
       device_(device),
       buckets_(std::move(buckets)),
-      transport_(comm, device, gradients, buckets_.front().end, type, exact_from) {
+      transport_(comm, device, gradients, buckets_.front().end, type, exact_from, order) {
     if (!direct() && std::any_of(buckets_.begin(), buckets_.end(),
                                  [](const Bucket& bucket) { return bucket.shared(); })) {
         throw Error(ExitCode::internal,

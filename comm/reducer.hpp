@@ -26,10 +26,11 @@ class Reducer {
     // Steps, or launches of several, that may have begun and not been synchronized.
     static constexpr int kMostSteps = 3;
 
-    // gradients, type, exact_from: GradientTransport's. Buckets may be shared out only where the
-    // communicator works in the device's memory.
+    // gradients, type, exact_from, order: GradientTransport's. Buckets may be shared out only where
+    // the communicator works in the device's memory.
     Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
-            DataType type = DataType::float32, std::int64_t exact_from = 0);
+            DataType type = DataType::float32, std::int64_t exact_from = 0,
+            SumOrder order = SumOrder::library);
 
     // Before the calls for a step.
     void begin_step();

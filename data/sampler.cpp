@@ -42,8 +42,27 @@ Range Sharding::global(std::int64_t step) const {
 
 Range Sharding::local(std::int64_t step) const {
     const Range all = global(step);
-    const Range mine = rank_share(all.count, rank, ranks);
+    const Range mine = share(all.count);
     return {all.first + mine.first, mine.count};
+}
+
+Range Sharding::share(std::int64_t step_images, int of_rank) const {
+    if (shards == 0) {
+        return rank_share(step_images, of_rank, ranks);
+    }
+    const int own = shards / ranks;
+    const Range first = rank_share(step_images, of_rank * own, shards);
+    const Range last = rank_share(step_images, of_rank * own + own - 1, shards);
+    return {first.first, last.first + last.count - first.first};
+}
+
+Range Sharding::part(std::int64_t step_images, int part, int parts) const {
+    const Range mine = share(step_images);
+    if (shards == 0) {
+        return rank_share(mine.count, part, parts);
+    }
+    const Range shard = rank_share(step_images, rank * parts + part, shards);
+    return {shard.first - mine.first, shard.count};
 }
 
 std::int64_t Sharding::part_images(std::int64_t step_images, int part, int parts) const {
@@ -59,7 +78,7 @@ std::vector<int> Sharding::sizes(int parts) const {
     const std::int64_t whole = images / global_batch;
     const auto add = [&](std::int64_t step, std::int64_t times) {
         for (int part = 0; part < parts; ++part) {
-            passes[rank_share(local(step).count, part, parts).count] += times;
+            passes[this->part(global(step).count, part, parts).count] += times;
         }
     };
     add(0, whole);

@@ -69,8 +69,6 @@ class Backend : public Device, public OpFactory {
     // found_inf, and become 0.
     virtual void unscale(std::int64_t elems, LossScale* state, float* g) = 0;
     virtual void decide_step(const LossScaleArgs& args) = 0;
-    // y += x
-    virtual void add(std::int64_t elems, const float* x, float* y) = 0;
     // velocity may be null when momentum is 0; it starts as zeros.
     virtual void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
                           float* velocity) = 0;

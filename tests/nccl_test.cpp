@@ -51,6 +51,15 @@ TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
     }
 }
 
+TEST_CASE("shards over NCCL, in a graph or not, give the bits of MPI") {
+    const TempDir dir;
+    const std::string flags = "--shards 4 --optimizer adam --bucket-kib 16 ";
+    const std::vector<double> mpi = losses(dir, flags + "--comm mpi");
+    REQUIRE(mpi.size() == 20);
+    CHECK(losses(dir, flags + "--comm nccl --check-sync 7") == mpi);
+    CHECK(losses(dir, flags + "--comm nccl --nccl-register --graph on") == mpi);
+}
+
 TEST_CASE("updates shared out over NCCL, in a graph or not, give every rank's own bits") {
     const TempDir dir;
     const std::string flags = "--comm nccl --optimizer adam --check-sync 7 --bucket-kib 16";

@@ -230,6 +230,23 @@ TEST_CASE("the ranks' parts of a step together are the one rank's step") {
     }
 }
 
+TEST_CASE("a step's shards are the same on any number of ranks") {
+    for (const std::int64_t images : {1, 6, 23, 24}) {
+        const Sharding one{100, 24, 0, 1, 8};
+        for (const int ranks : {1, 2, 4, 8}) {
+            for (int shard = 0; shard < 8; ++shard) {
+                const int own = 8 / ranks;
+                const Sharding sharding{100, 24, shard / own, ranks, 8};
+                const Range part = sharding.part(images, shard % own, own);
+                const Range expected = one.part(images, shard, 8);
+                CHECK(sharding.share(images).first + part.first == expected.first);
+                CHECK(part.count == expected.count);
+                CHECK(sharding.share(images).count <= sharding.most_local());
+            }
+        }
+    }
+}
+
 TEST_CASE("sizes of passes: the largest, and those of at least every tenth pass") {
     using Sizes = std::vector<int>;
     CHECK(Sharding{60'000, 64, 0, 1}.sizes() == Sizes{64});  // 937 of 64, one of 32

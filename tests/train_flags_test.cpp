@@ -62,6 +62,7 @@ const std::vector<Row> kRows = {
     {"--batch-size", "7", [](O o) { return o.batch_size == 7; }, true},
     {"--global-batch", "7", [](O o) { return o.global_batch == 7; }, true},
     {"--accumulate", "7", [](O o) { return o.accumulate == 7; }, true},
+    {"--shards", "8", [](O o) { return o.shards == 8; }, true},
     {"--limit", "7", [](O o) { return o.limit == 7; }, true},
     {"--seed", "7", [](O o) { return o.seed == 7; }, true},
     {"--optimizer", "adamw", [](O o) { return o.optimizer.rule == UpdateRule::adamw; }, true},

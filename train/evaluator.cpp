@@ -2,35 +2,31 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "data/sampler.hpp"
 #include "train/interrupt.hpp"
 
 namespace gyre::train {
 
-int evaluation_batch(const Communicator& comm, std::int64_t images, int most) {
-    return static_cast<int>(std::min<std::int64_t>(most, rank_share(images, 0, comm.size()).count));
-}
+namespace {
+enum Total { kLoss, kCorrect, kImages, kStop, kTotalCount };
+using Totals = std::array<double, kTotalCount>;
 
-std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch) {
-    return Sharding{rank_share(images, comm.rank(), comm.size()).count, batch}.sizes();
-}
-
-Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
-                    int batch) {
-    const Range mine = rank_share(images.count(), comm.rank(), comm.size());
+// Of the images [first, first + count), as they stand in the set.
+Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, const Range& range,
+                      int batch) {
     DeviceBuffer<float> sums(backend, 2);
     DeviceBuffer<EpochPlace> place(backend, 1);
     DeviceBuffer<std::int32_t> samples(backend, batch);
     const NextSamplesArgs in_order = {.order = EpochOrder(0, images.count(), false),
                                       .place = place.get(),
                                       .step_images = batch,
-                                      .first = mine.first};
-    enum Total { kLoss, kCorrect, kImages, kStop, kTotalCount };
-    std::array<double, kTotalCount> totals{};
-    for (std::int64_t done = 0; done < mine.count && !interrupt_requested(); done += batch) {
+                                      .first = range.first};
+    Totals totals{};
+    for (std::int64_t done = 0; done < range.count && !interrupt_requested(); done += batch) {
         Batch pass;
-        pass.n = static_cast<int>(std::min<std::int64_t>(batch, mine.count - done));
+        pass.n = static_cast<int>(std::min<std::int64_t>(batch, range.count - done));
         images.gather_next(in_order, samples.get(), pass.n, net.input(), net.labels());
         net.forward(pass);
         net.loss(pass, 1.0f, sums.get());
@@ -41,7 +37,39 @@ Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const Device
         totals[kImages] += pass.n;
     }
     totals[kStop] = interrupt_requested() ? 1.0 : 0.0;
-    comm.allreduce_sum(totals);
+    return totals;
+}
+}  // namespace
+
+int evaluation_batch(const Communicator& comm, std::int64_t images, int most, int shards) {
+    return static_cast<int>(std::min<std::int64_t>(
+        most, rank_share(images, 0, shards > 0 ? shards : comm.size()).count));
+}
+
+std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch,
+                                  int shards) {
+    const Range range =
+        shards > 0 ? rank_share(images, 0, shards) : rank_share(images, comm.rank(), comm.size());
+    return Sharding{range.count, batch}.sizes();
+}
+
+Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
+                    int batch, int shards) {
+    // Of each shard, those of other ranks 0, so that their sum over the ranks is exact.
+    std::vector<double> rows(static_cast<std::size_t>(std::max(1, shards)) * kTotalCount);
+    const int own = shards > 0 ? shards / comm.size() : 1;
+    for (int i = 0; i < own; ++i) {
+        const int at = comm.rank() * own + i;
+        const Range range = rank_share(images.count(), at, own * comm.size());
+        const Totals totals = evaluate_range(backend, net, images, range, batch);
+        const int row = shards > 0 ? at : 0;
+        std::copy(totals.begin(), totals.end(), rows.begin() + row * kTotalCount);
+    }
+    comm.allreduce_sum(rows);
+    Totals totals{};
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        totals[i % kTotalCount] += rows[i];
+    }
     Evaluation result;
     result.correct = static_cast<std::int64_t>(totals[kCorrect]);
     result.images = static_cast<std::int64_t>(totals[kImages]);

@@ -15,13 +15,16 @@ struct Evaluation {
     bool stop = false;  // some rank was asked to stop; the figures are incomplete
 };
 
+// shards: what the set is cut into, as a step of a training (Sharding), so that the figures do not
+// depend on the number of ranks; 0: each rank has its share.
 // The most images in a pass of any rank, at most `most`; and those of this rank's passes, as
 // Sharding::sizes() has them.
-int evaluation_batch(const Communicator& comm, std::int64_t images, int most);
-std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch);
+int evaluation_batch(const Communicator& comm, std::int64_t images, int most, int shards = 0);
+std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch,
+                                  int shards = 0);
 
 // Collective. batch: images per pass, at most what the net was made for.
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
-                    int batch);
+                    int batch, int shards = 0);
 
 }  // namespace gyre::train

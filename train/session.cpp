@@ -1,6 +1,9 @@
 #include "train/session.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <variant>
 
 #include "train/bucket_table.hpp"
 
@@ -17,23 +20,23 @@ Session::Session(Communicator& comm, Backend& backend, const SessionSpec& spec, 
     : comm_(comm),
       backend_(backend),
       spec_(spec),
-      sharding_{images.count, spec.global_batch, comm.rank(), comm.size()},
-      train_batch_(
-          static_cast<int>(rank_share(rank_share(sharding_.global(0).count, 0, comm.size()).count,
-                                      0, spec.accumulate)
-                               .count)),
-      eval_batch_(evaluation_batch(comm, spec.eval_images, spec.eval_batch)),
+      sharding_{images.count, spec.global_batch, comm.rank(), comm.size(), spec.shards},
+      train_batch_(static_cast<int>(most_in_pass())),
+      eval_batch_(evaluation_batch(comm, spec.eval_images, spec.eval_batch, spec.shards)),
       reduces_on_gpu_(comm.use_device(backend) && !backend.host_memory()),
       shares_(choose_shares(reduces_on_gpu_ || backend.host_memory())) {
+    check_shards();
     agree(comm, [&] {
         check(spec.optimizer);
         check(spec.augment, {images.channels, images.height, images.width});
         make_net({images.channels, images.height, images.width});
         images_ = std::make_unique<DeviceImages>(backend, std::move(images), normalisation);
     });
+    check_norms();
     // Passes that a step adds up have no factors of the whole batch, and only what the communicator
     // works in can be gathered.
-    const bool can_gather = spec.accumulate == 1 && (reduces_on_gpu_ || backend.host_memory());
+    const bool can_gather =
+        spec.accumulate == 1 && spec.shards == 0 && (reduces_on_gpu_ || backend.host_memory());
     factored_ =
         choose_factored(*net_, comm, train_batch_,
                         can_gather ? spec.reduction.factors : FactorUse::off, reduces_on_gpu_);
@@ -50,8 +53,9 @@ void Session::make_net(const Shape& shape) {
         NetOptions{.train_batch = train_batch_,
                    .eval_batch = eval_batch_,
                    .dropout = spec_.dropout,
-                   .train_sizes = sharding_.sizes(spec_.accumulate),
-                   .eval_sizes = evaluates ? evaluation_sizes(comm_, spec_.eval_images, eval_batch_)
+                   .train_sizes = train_sizes(),
+                   .eval_sizes = evaluates ? evaluation_sizes(comm_, spec_.eval_images, eval_batch_,
+                                                              spec_.shards)
                                            : std::vector<int>(),
                    .init = spec_.init,
                    .type = spec_.type,
@@ -72,6 +76,61 @@ std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) cons
         net_->layer_begins(), net_->gradient_elems(), bytes,
         apart ? std::optional(net_->tail_offset()) : std::nullopt, ranges_of(factored_));
     return shares_ ? share_out(buckets, comm_.size(), kLeastSharedBytes) : buckets;
+}
+
+std::int64_t Session::most_in_pass() const {
+    const std::int64_t images = sharding_.global(0).count;
+    return spec_.shards > 0
+               ? rank_share(images, 0, spec_.shards).count
+               : rank_share(rank_share(images, 0, comm_.size()).count, 0, spec_.accumulate).count;
+}
+
+std::vector<int> Session::train_sizes() const {
+    if (spec_.shards == 0) {
+        return sharding_.sizes(spec_.accumulate);
+    }
+    // Of all shards, so that no choice of kernels follows from which of them are the rank's.
+    const Sharding all{sharding_.images, sharding_.global_batch, 0, 1, spec_.shards};
+    return all.sizes(spec_.shards);
+}
+
+void Session::check_shards() const {
+    const int shards = spec_.shards;
+    if (shards == 0) {
+        return;
+    }
+    const auto refuse = [](const std::string& why) { throw AgreedError(ExitCode::usage, why); };
+    if (shards < 0 || (shards & (shards - 1)) != 0 || shards % comm_.size() != 0) {
+        refuse(
+            fmt::format("`shards` {}: it must be a power of two, and a multiple of the number "
+                        "of ranks, which is {}",
+                        shards, comm_.size()));
+    }
+    const auto without = [&](bool asked, const char* what, const char* instead) {
+        if (asked) {
+            refuse(fmt::format("{} cannot be combined with `shards`; {}", what, instead));
+        }
+    };
+    without(spec_.accumulate > 1, "`accumulate`",
+            "leave it out: a rank already goes through its shards one after another, so more "
+            "shards are smaller passes");
+    without(spec_.reduction.type != DataType::float32, "`comm-dtype` of 16 bits",
+            "leave it at fp32");
+    without(spec_.shard_optimizer == ShardUse::on, "`shard-optimizer` on", "leave it at auto");
+    without(spec_.reduction.factors == FactorUse::on, "`factors` on", "leave it at auto");
+}
+
+void Session::check_norms() const {
+    for (const Node& node : net_->nodes()) {
+        const auto* norm = std::get_if<BatchNorm2dSpec>(&node.spec);
+        if (norm != nullptr && !norm->local && spec_.shards > 1) {
+            throw AgreedError(
+                ExitCode::usage,
+                "the model's `batchnorm` takes its statistics over the global batch, "
+                "which cannot be combined with `shards`; write `batchnorm local`, for "
+                "those of each shard");
+        }
+    }
 }
 
 bool Session::choose_shares(bool direct) const {
@@ -123,7 +182,8 @@ void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
                                                  &comm_, buckets);
     });
     reducer_ = std::make_unique<Reducer>(comm_, backend_, std::move(buckets), net_->gradient_data(),
-                                         spec_.reduction.type, net_->tail_offset());
+                                         spec_.reduction.type, net_->tail_offset(),
+                                         spec_.shards > 0 ? SumOrder::tree : SumOrder::library);
     factors_ =
         std::make_unique<Factors>(backend_, *net_, comm_, *reducer_, factored_, train_batch_);
     trainer_ = std::make_unique<Trainer>(StepParts{.backend = backend_,
@@ -167,7 +227,7 @@ void Session::share(float* data, std::int64_t elems) {
 
 Evaluation Session::evaluate(const DeviceImages& images) {
     share(net_->state_data(), net_->state_elems());
-    return train::evaluate(comm_, backend_, *net_, images, eval_batch_);
+    return train::evaluate(comm_, backend_, *net_, images, eval_batch_, spec_.shards);
 }
 
 }  // namespace gyre::train

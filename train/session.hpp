@@ -47,7 +47,10 @@ struct SessionSpec {
     int classes = 10;
     std::int64_t global_batch = 64;  // images of a step, over all ranks
     int accumulate = 1;              // passes that a rank divides its share of a step into
-    std::uint64_t seed = 1;          // of weights, order and dropout
+    // A step's batch is cut into so many parts, which are summed up in one order on any number of
+    // ranks; a power of two and a multiple of that. 0: weights depend on it by their rounding.
+    int shards = 0;
+    std::uint64_t seed = 1;  // of weights, order and dropout
     WeightInit init = WeightInit::automatic;
     bool shuffle = true;
     bool dropout = true;
@@ -68,8 +71,8 @@ class Session {
     // Collective; with settings that all ranks share. images: an epoch's, which are moved to the
     // device. Parameters are zeros: initialise() or share_parameters() comes next. Communicator and
     // backend must outlive the session.
-    // Throws AgreedError for a graph or shares that cannot be, and for what went wrong on some
-    // rank; Error(communication) where the ranks' buckets differ.
+    // Throws AgreedError for shards, a graph or shares that cannot be, and for what went wrong on
+    // some rank; Error(communication) where the ranks' buckets differ.
     Session(Communicator& comm, Backend& backend, const SessionSpec& spec, ImageSet&& images,
             const Normalisation& normalisation);
 
@@ -103,6 +106,10 @@ class Session {
  private:
     void make_net(const Shape& shape);
     void share(float* data, std::int64_t elems);
+    void check_shards() const;
+    void check_norms() const;
+    std::int64_t most_in_pass() const;  // of images, on any rank
+    std::vector<int> train_sizes() const;
     bool choose_graph() const;
     bool choose_shares(bool direct) const;
 

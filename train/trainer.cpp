@@ -17,14 +17,15 @@ void Trainer::begin_epoch(std::uint32_t epoch, std::int64_t first) {
     backend_.upload(place_.get(), &at_, sizeof at_);
 }
 
-void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int part,
-                      const PassUpdate* update) {
-    const Range range = rank_share(local_count, part, options_.accumulate);
-    const bool last = part + 1 == options_.accumulate;
+void Trainer::compute(std::int64_t global_count, int part, const PassUpdate* update) {
+    const Range range = sharding_.part(global_count, part, passes_);
+    const bool last = part + 1 == passes_;
     Batch pass;
     pass.n = static_cast<int>(range.count);
-    pass.global_n = sharding_.part_images(global_count, part, options_.accumulate);
-    pass.ranks = sharding_.ranks > 1 ? &sums_ : nullptr;
+    if (sharding_.shards == 0) {  // otherwise a shard's statistics are its own
+        pass.global_n = sharding_.part_images(global_count, part, passes_);
+        pass.ranks = sharding_.ranks > 1 ? &sums_ : nullptr;
+    }
     pass.samples = samples_.get() + range.first;
     pass.seed = options_.seed;
     pass.epoch = &place_.get()->epoch;
@@ -39,16 +40,16 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
         if (!last) {
             return;
         }
-        if (part > 0) {
-            backend_.add(end - begin, kept_.get() + begin, gradients + begin);
-            end = begin;
+        for (const DeviceBuffer<float>& kept : kept_) {
+            backend_.add(end - begin, kept.get() + begin, gradients + begin);
         }
+        end = begin;
         reducer_.ready(begin);
     };
     const auto updated = [&](std::int64_t from, std::int64_t to) { optimizer_.updated(from, to); };
     const InPass in_pass{update, updated};
     // What takes all of the rank's share finds its images itself.
-    const bool all = options_.accumulate == 1;
+    const bool all = passes_ == 1;
     const NextSamplesArgs next = next_samples(global_count);
     if (net_.has_pass()) {
         net_.run_pass(pass, images_.source(), scale, in_pass, all ? &next : nullptr);
@@ -68,8 +69,35 @@ void Trainer::compute(std::int64_t local_count, std::int64_t global_count, int p
         };
         net_.backward(pass, ready, take, in_pass);
     }
-    if (!last) {
-        backend_.add(net_.gradient_elems(), gradients, kept_.get());
+    keep(part);
+    keep_state(part);
+}
+
+void Trainer::keep(int part) {
+    if (part + 1 == passes_) {
+        return;
+    }
+    float* gradients = net_.gradient_data();
+    if (sharding_.shards == 0) {
+        backend_.add(net_.gradient_elems(), gradients, kept_[0].get());
+        return;
+    }
+    std::size_t level = 0;
+    for (; (part >> level & 1) != 0; ++level) {  // neighbours that wait: a carry, as in counting
+        backend_.add(net_.gradient_elems(), kept_[level].get(), gradients);
+    }
+    backend_.copy(kept_[level].get(), gradients, kept_[level].bytes());
+}
+
+// Running statistics are those of shard 0, which rank 0 has on any number of ranks.
+void Trainer::keep_state(int part) {
+    if (kept_state_.elems() == 0) {
+        return;
+    }
+    if (part == 0) {
+        backend_.copy(kept_state_.get(), net_.state_data(), kept_state_.bytes());
+    } else if (part + 1 == passes_) {
+        backend_.copy(net_.state_data(), kept_state_.get(), kept_state_.bytes());
     }
 }
 
@@ -77,26 +105,26 @@ NextSamplesArgs Trainer::next_samples(std::int64_t global_count) const {
     return {.order = order_,
             .place = place_.get(),
             .step_images = sharding_.global_batch,
-            .first = rank_share(global_count, sharding_.rank, sharding_.ranks).first};
+            .first = sharding_.share(global_count).first};
 }
 
 void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int index) {
     reducer_.begin_step();
-    if (options_.accumulate > 1) {
+    if (passes_ > 1) {
         backend_.next_samples(next_samples(global_count), static_cast<int>(local_count),
                               samples_.get());
     }
-    if (options_.accumulate > 1) {
-        backend_.fill_zero(kept_.get(), kept_.bytes());
+    if (passes_ > 1 && sharding_.shards == 0) {
+        backend_.fill_zero(kept_[0].get(), kept_[0].bytes());
     }
     const int rank = sharding_.rank;
     optimizer_.begin_step(found_.get() == nullptr ? &net_.tail()->not_finite : found_.get() + rank,
                           index);
     // On one rank nothing comes between gradients and update.
-    const bool alone = sharding_.ranks == 1 && options_.accumulate == 1;
+    const bool alone = sharding_.ranks == 1 && sharding_.shards == 0 && passes_ == 1;
     const PassUpdate* update = alone ? optimizer_.in_pass() : nullptr;
-    for (int part = 0; part < options_.accumulate; ++part) {
-        compute(local_count, global_count, part, update);
+    for (int part = 0; part < passes_; ++part) {
+        compute(global_count, part, update);
     }
     reducer_.finish_step(
         [&](const Bucket& bucket) {

@@ -65,8 +65,8 @@ class Trainer {
           sums_(reducer_, backend_),
           sharding_(sharding),
           options_(options),
-          kept_(options.accumulate > 1 ? DeviceBuffer<float>(backend_, net_.gradient_elems())
-                                       : DeviceBuffer<float>()),
+          passes_(sharding.shards > 0 ? sharding.shards / sharding.ranks : options.accumulate),
+          kept_state_(backend_, sharding.shards > 0 && passes_ > 1 ? net_.state_elems() : 0),
           order_(options.seed, images_.count(), options.shuffle),
           place_(backend_, 1),
           samples_(backend_, sharding.most_local()),
@@ -84,6 +84,10 @@ class Trainer {
           captured_(static_cast<std::size_t>(ahead_ + 1)),
           captured_several_(captured_.size()) {
         ready_.reserve(static_cast<std::size_t>((ahead_ + 1) * most_steps_));
+        // Levels of a binary tree, or one running sum.
+        for (int passes = passes_; passes > 1; passes = sharding.shards > 0 ? passes / 2 : 1) {
+            kept_.emplace_back(backend_, net_.gradient_elems());
+        }
         if (found_.get() != nullptr) {
             backend_.fill_zero(found_.get(), found_.bytes());
         }
@@ -124,11 +128,14 @@ class Trainer {
     void collect();
     // at: of the step among results_.
     void read(std::size_t at, std::int64_t step, StepResult& result);
+    // After each pass but the last: its gradients go to the sum so far. Of shards that is a binary
+    // tree, in which kept_[l] has the sum of 2^l of them that wait for their neighbours.
+    void keep(int part);
+    void keep_state(int part);
     NextSamplesArgs next_samples(std::int64_t global_count) const;
-    // Part `part` of the rank's share; the gradients of the last are all parts' and go to the
+    // Pass `part` over the rank's share; the gradients of the last are all passes' and go to the
     // reducer. update: of what the pass can update itself; may be null.
-    void compute(std::int64_t local_count, std::int64_t global_count, int part,
-                 const PassUpdate* update);
+    void compute(std::int64_t global_count, int part, const PassUpdate* update);
     void capture(Reducer::Captured& captured, std::int64_t local_count, std::int64_t global_count,
                  int steps);
     bool shared() const;  // whether some bucket is shared out
@@ -143,7 +150,9 @@ class Trainer {
     CommunicatorSums sums_;  // for statistics of the global batch
     const Sharding sharding_;
     const TrainerOptions options_;
-    DeviceBuffer<float> kept_;  // the sum of the gradients of the parts so far
+    const int passes_;                       // of a rank in a step
+    std::vector<DeviceBuffer<float>> kept_;  // sums of the gradients of the passes so far
+    DeviceBuffer<float> kept_state_;         // as the rank's first shard left it
     const EpochOrder order_;
     EpochPlace at_;                       // as the device has it when it has done what is submitted
     DeviceBuffer<EpochPlace> place_;      // [1]

@@ -47,6 +47,8 @@ class Device {
                         const float* factor = nullptr) = 0;
     virtual void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) = 0;
     virtual void round_to(DataType type, std::int64_t elems, const float* x, float* y) = 0;
+    // y += x
+    virtual void add(std::int64_t elems, const float* x, float* y) = 0;
     // Until all of both streams is done.
     virtual void synchronize() = 0;
 

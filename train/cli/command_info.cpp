@@ -5,6 +5,7 @@
 #include "comm/launch/rendezvous.hpp"
 #include "comm/nccl/nccl_library.hpp"
 #include "data/dataset_files.hpp"
+#include "kernels/cpu_kernels.hpp"
 #include "kernels/device_info.hpp"
 #include "model/spec.hpp"
 #include "train/cli/commands.hpp"
@@ -17,6 +18,10 @@ ExitCode run_info() {
     for (const InfoLine& line : device_info()) {
         fmt::print("{:<18} {}\n", line.name, line.value);
     }
+    fmt::print(
+        "{:<18} {}; the kind of device (cpu, emulated, the GPU's model) and its libraries; "
+        "--shards; without it the number of ranks\n",
+        "bits depend on", chosen_cpu_kernels().title);
     fmt::print("{:<18} compiled in: {}, found: {}\n", "MPI", mpi_compiled_version(),
                mpi_library_version());
     fmt::print("{:<18} {}\n", "NCCL", nccl::library_version());

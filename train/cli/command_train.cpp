@@ -152,8 +152,14 @@ int TrainCommand::graph_steps() const {
 }
 
 SessionSpec TrainCommand::session_spec(const Dataset& data) const {
-    const std::int64_t batches =
-        std::int64_t{options_.batch_size} * options_.accumulate * comm_.size();
+    if (options_.shards > 0 && options_.kernels == "auto") {
+        throw usage_error(
+            "`kernels` auto chooses by what is fast at the moment, and bits follow; "
+            "with `shards` say ours or cudnn");
+    }
+    const std::int64_t parts =
+        options_.shards > 0 ? options_.shards : std::int64_t{options_.accumulate} * comm_.size();
+    const std::int64_t batches = options_.batch_size * parts;
     const std::int64_t global_batch = options_.global_batch.value_or(batches);
     const std::int64_t epoch_steps = Sharding{data.train.count, global_batch}.steps();
     OptimizerSpec optimizer = options_.optimizer;
@@ -171,6 +177,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .classes = data.classes,
             .global_batch = global_batch,
             .accumulate = options_.accumulate,
+            .shards = options_.shards,
             .seed = options_.seed,
             .init = options_.init_weights,
             .shuffle = options_.shuffle,

@@ -228,7 +228,8 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
     app.add_option("--epochs", o.epochs, "Epochs to train")
         ->capture_default_str()
         ->check(at_least(1));
-    auto* batch = app.add_option("--batch-size", o.batch_size, "Images per rank in a step")
+    auto* batch = app.add_option("--batch-size", o.batch_size,
+                                 "Images per rank in a step; with --shards per shard")
                       ->capture_default_str()
                       ->check(at_least(1));
     app.add_option("--global-batch", o.global_batch,
@@ -238,6 +239,10 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
     app.add_option("--accumulate", o.accumulate,
                    "Passes of --batch-size images that a step adds up before it reduces, once")
         ->capture_default_str()
+        ->check(at_least(1));
+    app.add_option("--shards", o.shards,
+                   "Cut each batch into N parts that are summed up in one order: the same bits on "
+                   "any number of ranks that divides N, a power of two [0: not]")
         ->check(at_least(1));
     app.add_option("--seed", o.seed, "Seed of weights, order and dropout")->capture_default_str();
     add_choice(app, "--weight-init", o.init_weights, kWeightInits,

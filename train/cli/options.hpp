@@ -61,9 +61,10 @@ struct SaveEvery {
 struct TrainOptions : CommonOptions {
     std::string recipe;  // a name, or a file, whose flags stand among the others; empty: none
     int epochs = 10;
-    int batch_size = 64;              // per rank
+    int batch_size = 64;              // per rank, or per shard
     std::optional<int> global_batch;  // over all ranks, instead of batch_size
     int accumulate = 1;               // passes whose gradients a step adds up
+    int shards = 0;                   // of the global batch, whatever the ranks; 0: none
     std::optional<std::int64_t> limit;
     std::uint64_t seed = 1;
     WeightInit init_weights = WeightInit::automatic;
