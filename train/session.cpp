@@ -54,7 +54,8 @@ void Session::make_net(const Shape& shape) {
                                            : std::vector<int>(),
                    .init = spec_.init,
                    .type = spec_.type,
-                   .pass = spec_.pass});
+                   .pass = spec_.pass,
+                   .label_smoothing = spec_.label_smoothing});
 }
 
 std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) const {
