@@ -20,7 +20,7 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / "from-pytorch.md"]
+PAGES = [ROOT / "docs" / "from-pytorch.md", ROOT / "docs" / "looking-at-runs.md"]
 PROGRAMS = ("gyre", "scripts/launch.sh", "torchrun", "python", "accelerate")
 SHORTER = """#!/usr/bin/env python3
 import os, sys

@@ -84,6 +84,13 @@ class TrainCommand {
     // Trains for an epoch and evaluates it; sets stopped_ where it was interrupted.
     EpochFacts train_epoch(int epoch);
     void train_steps(EpochFacts& epoch);
+    // Of --max-seconds, by rank 0's clock: the others hear of it with the step's sums.
+    bool time_is_up() const {
+        return comm_.is_root() && options_.max_seconds &&
+               seconds_since(start_) >= *options_.max_seconds;
+    }
+    // Collective. Why the training has ended, the same on all ranks.
+    Ending ending(bool target_reached);
     void account(const StepResult& done, EpochFacts& epoch);
 
     Communicator& comm_;
@@ -108,6 +115,9 @@ class TrainCommand {
 Dataset TrainCommand::load() {
     Dataset data;
     agree(comm_, [&] {
+        if (options_.target_accuracy && !options_.evaluate) {
+            throw usage_error("--target-accuracy needs the evaluation that --no-eval leaves out");
+        }
         files_ = std::make_unique<WeightFiles>(options_, comm_.is_root());
         backend_ = make_backend(options_, comm_);
         WeightFacts& facts = weight_facts_;
@@ -162,6 +172,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .shuffle = options_.shuffle,
             .dropout = options_.dropout,
             .type = type_of(options_.precision),
+            .label_smoothing = options_.label_smoothing,
             .eval_images = options_.evaluate ? data.test.count : 0,
             .eval_batch = options_.test_batch_size,
             .optimizer = optimizer,
@@ -231,7 +242,7 @@ void TrainCommand::train_steps(EpochFacts& epoch) {
     Trainer& trainer = session_->trainer();
     trainer.begin_epoch(static_cast<std::uint32_t>(epoch.epoch));
     for (std::int64_t step = 0; step < session_->sharding().steps() && !stopped_; ++step) {
-        if (const auto done = trainer.step(step, interrupt_requested())) {
+        if (const auto done = trainer.step(step, interrupt_requested() || time_is_up())) {
             account(*done, epoch);
         }
         if (options_.check_sync > 0 && ++steps_done_ % options_.check_sync == 0) {
@@ -280,6 +291,15 @@ std::string graph_text(const Trainer& trainer) {
                : fmt::format("{} steps of a whole batch each", trainer.graph_steps());
 }
 
+Ending TrainCommand::ending(bool target_reached) {
+    if (!stopped_) {
+        return target_reached ? Ending::target : Ending::complete;
+    }
+    double interrupts = interrupt_requested() ? 1.0 : 0.0;
+    comm_.allreduce_sum({&interrupts, 1});
+    return interrupts > 0.0 ? Ending::interrupted : Ending::time;
+}
+
 ExitCode TrainCommand::run() {
     install_interrupt_handlers();
     report_->start(facts_);
@@ -290,14 +310,18 @@ ExitCode TrainCommand::run() {
             bucket_table(session_->reducer().buckets(), session_->net(), options_.reduction.type),
             session_->factors().summary(), backend_->choices());
     }
-    for (int number = 1; number <= options_.epochs && !stopped_; ++number) {
+    bool reached = false;  // by sums over all ranks
+    for (int number = 1; number <= options_.epochs && !stopped_ && !reached; ++number) {
         const EpochFacts epoch = train_epoch(number);
         if (!stopped_) {
             report_->epoch(epoch);
+            reached =
+                options_.target_accuracy && 100.0 * best_accuracy_ >= *options_.target_accuracy;
         }
     }
-    report_->end(seconds_since(start_), best_accuracy_, peak_memory_bytes(comm_), stopped_);
-    return stopped_ ? ExitCode::interrupted : ExitCode::success;
+    const Ending why = ending(reached);
+    report_->end(seconds_since(start_), best_accuracy_, peak_memory_bytes(comm_), why);
+    return why == Ending::interrupted ? ExitCode::interrupted : ExitCode::success;
 }
 
 }  // namespace

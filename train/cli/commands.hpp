@@ -12,6 +12,8 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options);
 ExitCode run_eval(Communicator& comm, const EvalOptions& options);
 // Collective: the ranks measure together, rank 0 reports.
 ExitCode run_plan(Communicator& comm, const PlanOptions& options);
-ExitCode run_info();
+// Of one process.
+ExitCode run_info(const InfoOptions& options);
+ExitCode run_plot(const PlotOptions& options);
 
 }  // namespace gyre::train

@@ -59,7 +59,9 @@ class Program {
     TrainOptions train_options_;
     EvalOptions eval_options_;
     PlanOptions plan_options_;
-    CLI::App *train_, *eval_, *plan_, *info_;
+    InfoOptions info_options_;
+    PlotOptions plot_options_;
+    CLI::App *train_, *eval_, *plan_, *info_, *plot_;
     std::exception_ptr refusal_;  // of the flags
     bool answered_ = false;       // --help or --version
     std::unique_ptr<Communicator> comm_;
@@ -77,10 +79,14 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
     train_ = app_.add_subcommand("train", "Train a net");
     eval_ = app_.add_subcommand("eval", "Loss and accuracy of saved weights");
     plan_ = app_.add_subcommand("plan", "Predict a step on many ranks");
-    info_ = app_.add_subcommand("info", "What this build and this machine have");
+    info_ =
+        app_.add_subcommand("info", "What this build and this machine have, or a net, or weights");
+    plot_ = app_.add_subcommand("plot", "Draw loss and accuracy of trainings");
     add_train_flags(*train_, train_options_);
     add_eval_flags(*eval_, eval_options_);
     add_plan_flags(*plan_, plan_options_);
+    add_info_flags(*info_, info_options_);
+    add_plot_flags(*plot_, plot_options_);
 }
 
 // What is wrong is kept: it is said after the ranks have met, if the environment tells where and
@@ -146,14 +152,17 @@ int Program::run() {
     // Before anything that depends on them: ranks that do different things do not meet.
     require_same_manifest(*comm_, command_manifest(app_, answered_));
     // What has its own bounds, or none, from here on.
-    if (answered_ || info_->parsed() || plan_->parsed()) {
+    if (answered_ || info_->parsed() || plot_->parsed() || plan_->parsed()) {
         alarm_->stop();
     }
     if (answered_) {
         return static_cast<int>(ExitCode::success);
     }
     if (info_->parsed()) {
-        return static_cast<int>(comm_->is_root() ? run_info() : ExitCode::success);
+        return static_cast<int>(comm_->is_root() ? run_info(info_options_) : ExitCode::success);
+    }
+    if (plot_->parsed()) {
+        return static_cast<int>(comm_->is_root() ? run_plot(plot_options_) : ExitCode::success);
     }
     if (plan_->parsed()) {
         return static_cast<int>(run_plan(*comm_, plan_options_));

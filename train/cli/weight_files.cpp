@@ -63,11 +63,12 @@ TensorFile weights_file(const Net& net, const WeightFacts& facts) {
 
 WeightFiles::WeightFiles(const TrainOptions& options, bool is_root)
     : options_(options), is_root_(is_root) {
-    const std::string* files[] = {&options.save, &options.save_last, &options.json};
+    const std::string* files[] = {&options.save, &options.save_last, &options.json, &options.csv};
     for (const std::string** a = std::begin(files); a != std::end(files); ++a) {
         for (const std::string** b = a + 1; b != std::end(files); ++b) {
             if (!(*a)->empty() && std::filesystem::path(**a) == std::filesystem::path(**b)) {
-                throw usage_error("--save, --save-last and --json write files: give each its own");
+                throw usage_error(
+                    "--save, --save-last, --json and --metrics write files: give each its own");
             }
         }
     }
@@ -81,10 +82,9 @@ WeightFiles::WeightFiles(const TrainOptions& options, bool is_root)
 
 void WeightFiles::meet(Communicator& comm) {
     const std::pair<const char*, const std::string*> files[] = {
-        {"--save", &options_.save},
-        {"--save-last", &options_.save_last},
-        {"--init", &options_.init},
-        {"--json", &options_.json}};
+        {"--save", &options_.save},   {"--save-last", &options_.save_last},
+        {"--init", &options_.init},   {"--json", &options_.json},
+        {"--metrics", &options_.csv}, {"--tensorboard", &options_.tensorboard}};
     std::array<double, 2 * std::size(files)> given{};  // on rank 0, on any
     for (std::size_t i = 0; i < std::size(files); ++i) {
         const double own = files[i].second->empty() ? 0.0 : 1.0;
