@@ -154,7 +154,9 @@ std::string script(const std::vector<Run>& runs, const std::string& output) {
             text += fmt::format("$d{}_{} << EOD\n{}EOD\n", r, i, runs[r].points[i]);
         }
     }
-    return text + "set multiplot layout 1,2\nset grid\nset xlabel 'epoch'\nset ylabel 'loss'\n" +
+    return text +
+           "set multiplot layout 1,2\nset grid\nset xrange [0:]\nset xlabel 'epoch'\nset ylabel "
+           "'loss'\n" +
            "set key below\n" + plot(runs, 0, 3) + "set ylabel 'accuracy in %'\n" +
            plot(runs, 3, 2) + "unset multiplot\n";
 }
