@@ -17,6 +17,7 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     : backend_(backend),
       input_shape_(input),
       classes_(classes),
+      label_smoothing_(options.label_smoothing),
       type_(options.type),
       wide_(backend),
       graph_(build_graph(model, input, classes, options.dropout)) {
@@ -27,7 +28,9 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     make_operations(options);
     make_head(options);
     place_parameters(options);
-    if (options.pass && options.train_batch > 0 && type_ == DataType::float32) {
+    // The pass and the head have the plain loss.
+    if (options.pass && options.train_batch > 0 && type_ == DataType::float32 &&
+        label_smoothing_ == 0.0f) {
         make_pass(fused, options);
     }
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
@@ -70,7 +73,7 @@ void Net::make_operations(const NetOptions& options) {
 // Of the last operation, where the backend has it with the loss.
 void Net::make_head(const NetOptions& options) {
     const auto* linear = std::get_if<LinearSpec>(&graph_.nodes.back().spec);
-    if (linear != nullptr && !linear->relu && options.train_batch > 0) {
+    if (linear != nullptr && !linear->relu && options.train_batch > 0 && label_smoothing_ == 0.0f) {
         head_ = backend_.make_loss_head(*linear, options.train_batch, type_);
     }
 }
@@ -201,7 +204,8 @@ void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_s
                                 .labels = labels(),
                                 .scale = scale,
                                 .gradient = batch.training ? gradient : nullptr,
-                                .sums = sums};
+                                .sums = sums,
+                                .label_smoothing = batch.training ? label_smoothing_ : 0.0f};
     backend_.cross_entropy(args, batch.n);
     if (!wide && batch.training) {
         backend_.narrow(type_, elems, gradient, logits_gradient_.narrow(), loss_scale);

@@ -31,6 +31,7 @@ struct NetOptions {
     DataType type = DataType::float32;
     bool fuse = true;  // operations that the backend offers as one
     bool pass = true;  // the whole training pass, where the backend offers it as one; in float32
+    float label_smoothing = 0.0f;  // of the training's loss, in [0, 1)
 };
 
 // Updates within a pass, where there is an update: of which parameters, in the flat buffers,
@@ -164,6 +165,7 @@ class Net {
     Backend& backend_;
     Shape input_shape_;
     int classes_;
+    float label_smoothing_;
     const DataType type_;
     WideMemory wide_;  // where type_ is a 16-bit one
     Graph graph_;

@@ -30,11 +30,13 @@ const int kBatches[] = {1, 15, 17, 64};
 }  // namespace
 
 TEST_CASE("cross entropy: loss, count and gradient match double precision") {
-    on_every_backend([](Bench& bench) {
+    const float smoothing = GENERATE(0.0f, 0.1f, 0.75f);
+    on_every_backend([&](Bench& bench) {
         for (const int classes : {2, 5, 10, 63}) {
             for (const int n : kBatches) {
                 for (const float spread : {1.0f, 200.0f}) {  // 200: exp would overflow unshifted
-                    INFO(classes << " classes, n = " << n << ", spread " << spread);
+                    INFO(classes << " classes, n = " << n << ", spread " << spread
+                                 << ", label smoothing " << smoothing);
                     const Shape shape{classes, 1, 1};
                     Floats logits = random_floats(n * classes, 16);
                     std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
@@ -55,9 +57,12 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision") {
                             sum += std::exp(double{row[k]} - double{row[best]});
                         }
                         loss += std::log(sum) + double{row[best]} - double{row[label]};
+                        const double each = double{smoothing} / classes;
                         for (int k = 0; k < classes; ++k) {
+                            loss += each * (double{row[label]} - double{row[k]});
+                            const double target = k == label ? 1.0 - double{smoothing} : 0.0;
                             const double p = std::exp(double{row[k]} - double{row[best]}) / sum;
-                            gradient.push_back(double{scale} * (p - (k == label ? 1.0 : 0.0)));
+                            gradient.push_back(double{scale} * (p - target - each));
                         }
                     }
                     const Guarded dev_logits = bench.activation(shape, n, logits);
@@ -65,7 +70,7 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision") {
                     const Guarded sums = bench.empty(2);
                     const auto dev_labels = bench.array(labels);
                     bench.backend.cross_entropy({classes, dev_logits.get(), dev_labels.get(), scale,
-                                                 dev_gradient.get(), sums.get()},
+                                                 dev_gradient.get(), sums.get(), smoothing},
                                                 n);
                     const Floats found = sums.download();
                     // A few roundings for exp, sum, log and their differences.
@@ -81,9 +86,9 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision") {
                     }
                     CHECK(worst <= eps * double{scale});
                     // Without a gradient, and lanes beyond the batch get none.
-                    bench.backend.cross_entropy(
-                        {classes, dev_logits.get(), dev_labels.get(), scale, nullptr, sums.get()},
-                        n);
+                    bench.backend.cross_entropy({classes, dev_logits.get(), dev_labels.get(), scale,
+                                                 nullptr, sums.get(), smoothing},
+                                                n);
                     CHECK(sums.download() == found);
                     double total = 0.0, inside = 0.0;
                     for (const float v : dev_gradient.download()) {

@@ -22,7 +22,7 @@ import tempfile
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / "from-pytorch.md", ROOT / "docs" / "own-data.md"]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("from-pytorch", "own-data", "looking-at-runs")]
 PROGRAMS = ("gyre", "scripts/launch.sh", "torchrun", "python", "accelerate")
 SHORTER = """#!/usr/bin/env python3
 import os, sys

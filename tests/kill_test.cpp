@@ -21,10 +21,10 @@ struct Job {
     Job() {
         make_dataset(dir.path() / "set", 120, 20, 1, 12, 12, 3);
         std::ofstream(file("model"))
-            << "conv 8 k3\nbatchnorm\nrelu\nmaxpool 2\ndropout 0.3\nlinear 64\nrelu\n"
+            << "conv 8 k3\nbatchnorm local\nrelu\nmaxpool 2\ndropout 0.3\nlinear 64\nrelu\n"
                "linear classes\n";
         base =
-            "train --threads 1 --global-batch 8 --optimizer adam --timeout 20 "
+            "train --threads 1 --shards 4 --global-batch 8 --optimizer adam --timeout 20 "
             "--log-interval 1 --data " +
             file("set") + " --model " + file("model") + " ";
     }
@@ -50,7 +50,7 @@ constexpr int kSteps = 45;  // of the whole training
 
 }  // namespace
 
-TEST_CASE("a training that was killed at any moment goes on to the same bytes") {
+TEST_CASE("a training that was killed at any moment goes on to the same bytes, on other ranks") {
     const Job job;
     REQUIRE(run_gyre(2, job.base + "--epochs 3 --save " + job.file("whole")).exit_code == 0);
     const std::string last = job.bytes("whole/last.safetensors");
@@ -75,9 +75,10 @@ TEST_CASE("a training that was killed at any moment goes on to the same bytes") 
         begun += fs::exists(job.file("run/last.safetensors")) ? 1 : 0;
         drafts += fs::exists(job.file("run/last.safetensors.gyre.tmp")) ? 1 : 0;
         const bool again = fs::exists(job.file("run/last.safetensors"));
-        const Outcome resumed =
-            run_gyre(2, job.base + "--epochs 3 --save " + job.file("run") +
-                            (again ? " --resume " + job.file("run") : std::string(" --overwrite")));
+        const int ranks = 1 << std::uniform_int_distribution(0, 2)(random);
+        const Outcome resumed = run_gyre(
+            ranks, job.base + "--epochs 3 --save " + job.file("run") +
+                       (again ? " --resume " + job.file("run") : std::string(" --overwrite")));
         INFO(resumed.output);
         REQUIRE(resumed.exit_code == 0);
         CHECK(job.bytes("run/last.safetensors") == last);

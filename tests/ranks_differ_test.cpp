@@ -55,7 +55,10 @@ const std::map<std::string, std::string> kOwnFlags = {
     {"--overwrite", "--overwrite"},
     {"--init", "--init FILE"},
     {"--json", "--json FILE"},
+    {"--metrics", "--metrics FILE.csv"},
+    {"--tensorboard", "--tensorboard FILE"},
     {"--recipe", "--recipe FILE"},
+    {"--config", "--config FILE"},
     {"--verbose", "-v"},
     {"--quiet", "-q"},
     {"--threads", "--threads 2"},
@@ -108,6 +111,9 @@ TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what
             if (name == "--recipe") {  // with flags that the other rank has, too
                 std::ofstream(path) << "--epochs 2\n--threads 1\n";
             }
+            if (name == "--config") {
+                std::ofstream(path) << "epochs = 2\nthreads = 1\n";
+            }
             std::string given = flags;
             if (const auto at = given.find("FILE"); at != given.npos) {
                 given.replace(at, 4, path);
@@ -130,12 +136,14 @@ TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what
                 continue;
             }
             CHECK(losses(outcome.output) == expected);
-            const bool writes = name == "--save" || name == "--json";
+            const bool events = name == "--tensorboard" || name == "--metrics";
+            const bool writes = name == "--save" || name == "--json" || events;
             const bool roots = writes || name == "--init" || name == "--resume";
             CHECK(count_of(outcome.output, name + " counts on rank 0 only") ==
                   (roots && rank == 1 ? 1 : 0));
             if (writes) {
-                CHECK(std::filesystem::exists(path) == (rank == 0));
+                CHECK(std::filesystem::exists(path + (name == "--metrics" ? ".csv" : "")) ==
+                      (rank == 0));
             }
         }
     }

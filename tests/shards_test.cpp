@@ -31,8 +31,8 @@ struct Bits {
 Bits trained(const Training& training, int ranks, const std::string& flags) {
     const std::string weights = training.file("weights");
     const auto result =
-        training.run(ranks, "--epochs 2 --seed 7 --save-last " + weights + " " + flags);
-    Bits bits{result.losses, {}, bytes_of_file(weights)};
+        training.run(ranks, "--epochs 2 --seed 7 --overwrite --save " + weights + " " + flags);
+    Bits bits{result.losses, {}, bytes_of_file(weights + "/last.safetensors")};
     for (const auto& epoch : result.epochs) {
         bits.test_losses.push_back(epoch.at("test_loss"));
     }
@@ -47,13 +47,13 @@ void write_model(const std::string& path) {
 // As processes; a command's environment and launcher are the same for all.
 Bits processes(const TempDir& dir, int ranks, const std::string& flags) {
     const std::string name = (dir.path() / ("ranks-" + std::to_string(ranks))).string();
-    const Outcome outcome =
-        run_gyre(ranks, "train --data " + (dir.path() / "set").string() + " --json " + name +
-                            " --save-last " + name + ".weights --log-interval 1 --seed 7 --model " +
-                            (dir.path() / "model").string() + " " + flags);
+    const Outcome outcome = run_gyre(ranks, "train --data " + (dir.path() / "set").string() +
+                                                " --json " + name + " --overwrite --save " + name +
+                                                ".run --log-interval 1 --seed 7 --model " +
+                                                (dir.path() / "model").string() + " " + flags);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    Bits bits{step_losses(name), {}, bytes_of_file(name + ".weights")};
+    Bits bits{step_losses(name), {}, bytes_of_file(name + ".run/last.safetensors")};
     for (const auto& epoch : read_events(name, "epoch")) {
         bits.test_losses.push_back(epoch.at("test_loss"));
     }

@@ -58,6 +58,12 @@ const std::vector<Row> kRows = {
     {"--flight-record", "x", [](O o) { return o.flight_record == "x"; }, false},
     {"--model", "x", [](O o) { return o.model == "x"; }, true},
     {"--recipe", "x", [](O o) { return o.recipe == "x"; }, false},  // its flags are
+    {"--config", "x", [](O o) { return o.config == "x"; }, false},  // likewise
+    {"--label-smoothing", "0.25", [](O o) { return o.label_smoothing == 0.25f; }, true},
+    {"--target-accuracy", "90", [](O o) { return o.target_accuracy == 90.0; }, true},
+    {"--max-seconds", "7", [](O o) { return o.max_seconds == 7.0; }, true},
+    {"--metrics", "x.csv", [](O o) { return o.csv == "x.csv"; }, false},
+    {"--tensorboard", "x", [](O o) { return o.tensorboard == "x"; }, false},
     {"--epochs", "3", [](O o) { return o.epochs == 3; }, true},
     {"--batch-size", "7", [](O o) { return o.batch_size == 7; }, true},
     {"--global-batch", "7", [](O o) { return o.global_batch == 7; }, true},

@@ -60,7 +60,8 @@ void Session::make_net(const Shape& shape) {
                    .init = spec_.init,
                    .type = spec_.type,
                    // which gathers its images itself, as they are
-                   .pass = spec_.pass && !spec_.augment.any()});
+                   .pass = spec_.pass && !spec_.augment.any(),
+                   .label_smoothing = spec_.label_smoothing});
 }
 
 std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) const {

@@ -57,6 +57,7 @@ struct SessionSpec {
     AugmentSpec augment = {};           // of training images
     DataType type = DataType::float32;  // of activations; float16 wants optimizer.loss_scaling
     bool pass = true;                   // the training pass as one operation, where there is one
+    float label_smoothing = 0.0f;       // in [0, 1), of the training's loss; evaluations have none
     std::int64_t eval_images = 0;  // of the set that evaluate() is for, over all ranks; 0: none
     int eval_batch = 1000;         // the most of them in a pass of a rank
     OptimizerSpec optimizer = {};

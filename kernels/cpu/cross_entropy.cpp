@@ -7,6 +7,8 @@
 namespace gyre::cpu {
 
 void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
+    const float spread = args.scale * args.label_smoothing / static_cast<float>(args.classes);
+    const float own = args.scale * (1.0f - args.label_smoothing);
     double loss = 0.0;
     int correct = 0;
     for (int block = 0; block < block_count(n); ++block) {
@@ -32,6 +34,14 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
             const int label = args.labels[block * kLanes + lane];
             loss += static_cast<double>(std::log(sum[lane]) + largest[lane] -
                                         logits[label * kLanes + lane]);
+            if (args.label_smoothing > 0.0f) {
+                double others = 0.0;  // how far below the label's the mean logit is
+                for (int k = 0; k < args.classes; ++k) {
+                    others += static_cast<double>(logits[label * kLanes + lane] -
+                                                  logits[k * kLanes + lane]);
+                }
+                loss += static_cast<double>(args.label_smoothing) * others / args.classes;
+            }
             correct += best[lane] == label;
         }
         if (args.gradient != nullptr) {
@@ -39,11 +49,11 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
             for (int k = 0; k < args.classes; ++k) {
                 for (int lane = 0; lane < kLanes; ++lane) {
                     const float p = std::exp(logits[k * kLanes + lane] - largest[lane]) / sum[lane];
-                    gradient[k * kLanes + lane] = lane < lanes ? args.scale * p : 0.0f;
+                    gradient[k * kLanes + lane] = lane < lanes ? args.scale * p - spread : 0.0f;
                 }
             }
             for (int lane = 0; lane < lanes; ++lane) {
-                gradient[args.labels[block * kLanes + lane] * kLanes + lane] -= args.scale;
+                gradient[args.labels[block * kLanes + lane] * kLanes + lane] -= own;
             }
         }
     }

@@ -1,6 +1,9 @@
 // Log-softmax with negative log-likelihood over logits [n][classes]:
 //   loss_i = log(sum over k of exp(logits[i][k] - max_i)) + max_i - logits[i][label_i]
 //   gradient[i][k] = scale * (exp(logits[i][k] - max_i) / sum - (k == label_i))
+// and with label smoothing E:
+//   loss_i += E * mean over k of (logits[i][label_i] - logits[i][k])
+//   gradient[i][k] = scale * (softmax - (1 - E) (k == label_i) - E / classes)
 //   sums = scale * sum of loss_i, number of images whose first largest logit is the label's
 //
 // 8 bytes an element, about 40 FLOPs (two exp); too small to fill a GPU for ten classes. One warp
@@ -18,7 +21,8 @@ namespace {
 constexpr int kWarps = kElementwiseBlock / 32;
 
 // partial: [2][blocks], losses and numbers of correct images
-__global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, double* partial) {
+// spread: the target of each class but the label's, label_smoothing / classes
+__global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, float spread, double* partial) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const std::int64_t warps = std::int64_t{gridDim.x} * kWarps;
     double loss = 0.0, correct = 0.0;  // the warp's, the same on every lane
@@ -43,12 +47,21 @@ __global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, double* parti
         sum = warp_sum(sum);
         const int label = args.labels[image];
         loss += static_cast<double>(logf(sum) + largest - logits[label]);
+        if (args.label_smoothing > 0.0f) {
+            float others = 0.0f;
+            for (int k = lane; k < args.classes; k += 32) {
+                others += logits[label] - logits[k];
+            }
+            loss += static_cast<double>(spread * warp_sum(others));
+        }
         correct += best == label ? 1.0 : 0.0;
         if (args.gradient != nullptr) {
             float* gradient = args.gradient + image * args.classes;
             const float factor = args.scale / sum;
+            const float own = 1.0f - args.label_smoothing + spread;
             for (int k = lane; k < args.classes; k += 32) {
-                gradient[k] = expf(logits[k] - largest) * factor - (k == label ? args.scale : 0.0f);
+                gradient[k] =
+                    expf(logits[k] - largest) * factor - args.scale * (k == label ? own : spread);
             }
         }
     }
@@ -85,7 +98,8 @@ void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n) 
     auto* partial = static_cast<double*>(
         context.workspace.bytes(2 * sizeof(double) * static_cast<std::size_t>(blocks)));
     launch("cross_entropy", cross_entropy_kernel, dim3(static_cast<unsigned>(blocks)),
-           dim3(kElementwiseBlock), context.stream, args, n, partial);
+           dim3(kElementwiseBlock), context.stream, args, n,
+           args.label_smoothing / static_cast<float>(args.classes), partial);
     launch("cross_entropy_sums", cross_entropy_sums_kernel, dim3(1), dim3(kElementwiseBlock),
            context.stream, blocks, args.scale, partial, args.sums);
 }

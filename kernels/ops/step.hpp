@@ -38,13 +38,16 @@ struct NextSamplesArgs {
 };
 
 // Log-softmax, negative log-likelihood and its gradient in one pass over the logits [n][classes].
+// With label smoothing E the target is (1 - E) onehot + E / classes, as PyTorch's CrossEntropyLoss
+// has it.
 struct CrossEntropyArgs {
     int classes = 0;
     const float* logits = nullptr;
     const std::int32_t* labels = nullptr;  // [n]
     float scale = 1.0f;                    // 1 / size of the global batch
-    float* gradient = nullptr;             // [n][classes]: scale * (softmax - onehot); may be null
+    float* gradient = nullptr;             // [n][classes]: scale * (softmax - target); may be null
     float* sums = nullptr;  // [2], overwritten: scale * sum of losses, number of correct images
+    float label_smoothing = 0.0f;  // in [0, 1); LossHead takes 0 alone
 };
 
 // Where a kernel that reads gradients reports those that are not finite: *word becomes at least

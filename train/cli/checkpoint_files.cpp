@@ -106,6 +106,9 @@ CheckpointFiles::CheckpointFiles(const TrainOptions& options, bool is_root)
     if (options.save.empty() && (options.keep > 0 || options.save_every.given)) {
         throw usage_error("--keep and --save-every say how --save does it: give that, too");
     }
+    if (!options.csv.empty() && std::filesystem::path(options.csv) == fs::path(options.json)) {
+        throw usage_error("--json and --metrics write files: give each its own");
+    }
     if (is_root && !options.save.empty()) {
         open_folder(options);
         writer_ = std::make_unique<CheckpointWriter>(options.save, options.keep);
@@ -113,10 +116,10 @@ CheckpointFiles::CheckpointFiles(const TrainOptions& options, bool is_root)
 }
 
 void CheckpointFiles::meet(Communicator& comm) {
-    const std::pair<const char*, const std::string*> files[] = {{"--save", &options_.save},
-                                                                {"--resume", &options_.resume},
-                                                                {"--init", &options_.init},
-                                                                {"--json", &options_.json}};
+    const std::pair<const char*, const std::string*> files[] = {
+        {"--save", &options_.save},   {"--resume", &options_.resume},
+        {"--init", &options_.init},   {"--json", &options_.json},
+        {"--metrics", &options_.csv}, {"--tensorboard", &options_.tensorboard}};
     std::array<double, 2 * std::size(files)> given{};  // on rank 0, on any
     for (std::size_t i = 0; i < std::size(files); ++i) {
         const double own = files[i].second->empty() ? 0.0 : 1.0;

@@ -1,19 +1,121 @@
 // gyre info: what this build and this machine have.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
+#include <variant>
+
+#include "comm/bucket_plan.hpp"
 #include "comm/communicator.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/nccl/nccl_library.hpp"
 #include "data/dataset_files.hpp"
+#include "kernels/base/printable.hpp"
 #include "kernels/cpu_kernels.hpp"
 #include "kernels/device_info.hpp"
+#include "model/graph.hpp"
+#include "model/net.hpp"
+#include "model/safetensors.hpp"
 #include "model/spec.hpp"
 #include "train/cli/commands.hpp"
 #include "train/cli/setup.hpp"
 
 namespace gyre::train {
 
-ExitCode run_info() {
+namespace {
+
+// Convolutions and linear layers: multiply-adds x 2 of the forward pass; what others do is little.
+std::int64_t flop_per_image(const OpSpec& spec) {
+    return std::visit(
+        [](const auto& each) -> std::int64_t {
+            if constexpr (requires { each.shape.flop_per_image(); }) {
+                return each.shape.flop_per_image();
+            } else {
+                return 0;
+            }
+        },
+        spec);
+}
+
+void print_model(const InfoOptions& options) {
+    const model::Graph graph =
+        model::build_graph(model::load_model(options.model), options.image, options.classes, true);
+    std::vector<std::int64_t> begins;  // as a net places them
+    std::int64_t elems = 0;
+    constexpr std::int64_t kAlign = model::Net::kAlignElems;
+    for (const model::Node& node : graph.nodes) {
+        if (!node.parameters.empty()) {
+            begins.push_back(elems);
+        }
+        for (const model::Parameter& parameter : node.parameters) {
+            elems += (parameter.elems + kAlign - 1) / kAlign * kAlign;
+        }
+    }
+    const std::int64_t with_tail = elems + model::Net::kTailElems;
+    const std::vector<Bucket> buckets =
+        plan_buckets(begins, with_tail, auto_bucket_bytes(with_tail, false));
+    fmt::print("{:<12} {:>16} {:>12} {:>14} {:>12}  {}\n", "layer", "output", "parameters", "FLOPs",
+               "bytes", "bucket");
+    std::int64_t parameters = 0, flop = 0, bytes = 0;
+    std::size_t layer = 0;
+    for (const model::Node& node : graph.nodes) {
+        std::int64_t own = 0;
+        for (const model::Parameter& parameter : node.parameters) {
+            own += parameter.elems;
+        }
+        std::string bucket;
+        if (!node.parameters.empty()) {
+            const std::int64_t begin = begins[layer++];
+            for (std::size_t b = 0; b < buckets.size(); ++b) {
+                if (buckets[b].begin <= begin && begin < buckets[b].end) {
+                    bucket = fmt::format("{}", b);
+                }
+            }
+        }
+        const std::int64_t out_bytes = node.out.elems() * std::int64_t{sizeof(float)};
+        fmt::print("{:<12} {:>16} {:>12} {:>14} {:>12}  {}\n", node.name, model::text_of(node.out),
+                   own, flop_per_image(node.spec), out_bytes, bucket);
+        parameters += own;
+        flop += flop_per_image(node.spec);
+        bytes += out_bytes;
+    }
+    fmt::print("{:<12} {:>16} {:>12} {:>14} {:>12}\n\n", "all", "", parameters, flop, bytes);
+    fmt::print(
+        "FLOPs: of one image's forward pass, 2 x weights x positions of each convolution and "
+        "linear\n"
+        "layer; a backward pass has twice as many. bytes: of one image's output in fp32. bucket:\n"
+        "where the layer's first gradient travels between CPU ranks, with --bucket-kib auto.\n");
+}
+
+void print_weights(const std::string& path) {
+    constexpr std::size_t kMostText = 60;
+    const model::TensorFile file = model::read_safetensors(path);
+    for (const auto& [key, value] : file.metadata) {
+        std::string text = value;
+        std::replace(text.begin(), text.end(), '\n', ';');
+        fmt::print("{:<18} {}{}\n", printable(key), printable(text.substr(0, kMostText)),
+                   text.size() > kMostText ? "..." : "");
+    }
+    std::size_t elems = 0;
+    for (const model::HostTensor& tensor : file.tensors) {
+        fmt::print("{:<18} {:<4} [{}]\n", printable(tensor.name), tensor.dtype,
+                   fmt::join(tensor.shape, ", "));
+        elems += tensor.values.size();
+    }
+    fmt::print("{:<18} {} in {} tensors\n", "values", elems, file.tensors.size());
+}
+
+}  // namespace
+
+ExitCode run_info(const InfoOptions& options) {
+    if (!options.model.empty()) {
+        print_model(options);
+        return ExitCode::success;
+    }
+    if (!options.weights.empty()) {
+        print_weights(options.weights);
+        return ExitCode::success;
+    }
     fmt::print("{}\n", version_text());
     for (const InfoLine& line : device_info()) {
         fmt::print("{:<18} {}\n", line.name, line.value);
@@ -37,6 +139,10 @@ ExitCode run_info() {
         places.append(places.empty() ? "" : ":").append(place.string());
     }
     fmt::print("{:<18} {}\n", "data search path", places);
+    fmt::print(
+        "{:<18} {}\n", "the last bits",
+        "of results depend on the vectors in use, the device, --kernels and --precision, not "
+        "on the number of threads");
     return ExitCode::success;
 }
 

@@ -224,7 +224,7 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
         }
         print(source, options, compute, plans);
         if (!options.json.empty()) {
-            std::ofstream file = open_json_file(options.json);
+            std::ofstream file = open_lines("--json", options.json);
             if (!(file << plan_json(options, compute, plans) << std::endl)) {
                 throw input_error(
                     fmt::format("--json {}: writing failed; is the disk full?", options.json));

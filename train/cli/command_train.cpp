@@ -86,6 +86,13 @@ class TrainCommand {
     // Trains for an epoch and evaluates it; sets stopped_ where it was interrupted.
     EpochFacts train_epoch(int epoch);
     void train_steps(EpochFacts& epoch);
+    // Of --max-seconds, by rank 0's clock: the others hear of it with the step's sums.
+    bool time_is_up() const {
+        return comm_.is_root() && options_.max_seconds &&
+               seconds_since(start_) >= *options_.max_seconds;
+    }
+    // Collective. Why the training has ended, the same on all ranks.
+    Ending ending(bool target_reached);
     void account(const StepResult& done, EpochFacts& epoch);
     // All that is submitted, so that the device is where cursor_ says.
     void finish_steps(EpochFacts& epoch);
@@ -113,6 +120,9 @@ class TrainCommand {
 Dataset TrainCommand::load() {
     Dataset data;
     agree(comm_, [&] {
+        if (options_.target_accuracy && !options_.evaluate) {
+            throw usage_error("--target-accuracy needs the evaluation that --no-eval leaves out");
+        }
         files_ = std::make_unique<CheckpointFiles>(options_, comm_.is_root());
         backend_ = make_backend(options_, comm_);
         if (const int gpus = backend_->host_memory() ? 0 : cuda_device_count();
@@ -184,6 +194,7 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
             .dropout = options_.dropout,
             .augment = options_.augment,
             .type = type_of(options_.precision),
+            .label_smoothing = options_.label_smoothing,
             .eval_images = options_.evaluate ? data.test.count : 0,
             .eval_batch = options_.test_batch_size,
             .optimizer = optimizer,
@@ -200,9 +211,11 @@ Settings TrainCommand::settings(const Dataset& data) const {
     all["the data set"] = hash_dataset(data);
     all["the global batch"] = fmt::format("{}", spec_.global_batch);
     all["the device"] = backend_->host_memory() ? "CPU" : device.emulated ? "emulated GPU" : "GPU";
-    // Sums over the ranks are rounded as their number and the library have it.
-    all["the number of ranks"] = fmt::format("{}", comm_.size());
-    if (comm_.size() > 1) {
+    // Without shards sums over the ranks are rounded as their number and the library have it.
+    if (options_.shards == 0) {
+        all["the number of ranks"] = fmt::format("{}", comm_.size());
+    }
+    if (options_.shards == 0 && comm_.size() > 1) {
         const std::string library = comm_.description();
         all["the communicator"] = library.substr(0, library.find(','));
     }
@@ -300,7 +313,7 @@ void TrainCommand::train_steps(EpochFacts& epoch) {
     trainer.begin_epoch(static_cast<std::uint32_t>(epoch.epoch), cursor_.step);
     for (std::int64_t step = cursor_.step; step < steps && !stopped_; ++step) {
         const bool asks = trainer.at_launch() && take_save_request();
-        if (const auto done = trainer.step(step, interrupt_requested(), asks)) {
+        if (const auto done = trainer.step(step, interrupt_requested() || time_is_up(), asks)) {
             account(*done, epoch);
         }
         if (options_.check_sync > 0 && (before + step + 1) % options_.check_sync == 0) {
@@ -360,6 +373,15 @@ std::string graph_text(const Trainer& trainer) {
                : fmt::format("{} steps of a whole batch each", trainer.graph_steps());
 }
 
+Ending TrainCommand::ending(bool target_reached) {
+    if (!stopped_) {
+        return target_reached ? Ending::target : Ending::complete;
+    }
+    double interrupts = interrupt_requested() ? 1.0 : 0.0;
+    comm_.allreduce_sum({&interrupts, 1});
+    return interrupts > 0.0 ? Ending::interrupted : Ending::time;
+}
+
 ExitCode TrainCommand::run() {
     install_interrupt_handlers();
     report_->start(facts_);
@@ -374,15 +396,22 @@ ExitCode TrainCommand::run() {
         fmt::print(stderr, "gyre: --resume {}: all {} epochs are done; --epochs asks for more\n",
                    options_.resume, cursor_.epoch - 1);
     }
-    for (int number = cursor_.epoch; number <= options_.epochs && !stopped_; ++number) {
+    // By sums over all ranks.
+    const auto reached = [&] {
+        return options_.target_accuracy &&
+               100.0 * cursor_.best_accuracy >= *options_.target_accuracy;
+    };
+    for (int number = cursor_.epoch; number <= options_.epochs && !stopped_ && !reached();
+         ++number) {
         const EpochFacts epoch = train_epoch(number);
         if (!stopped_) {
             report_->epoch(epoch);
         }
     }
     files_->finish(comm_);
-    report_->end(seconds_since(start_), cursor_.best_accuracy, peak_memory_bytes(comm_), stopped_);
-    return stopped_ ? ExitCode::interrupted : ExitCode::success;
+    const Ending why = ending(reached());
+    report_->end(seconds_since(start_), cursor_.best_accuracy, peak_memory_bytes(comm_), why);
+    return why == Ending::interrupted ? ExitCode::interrupted : ExitCode::success;
 }
 
 }  // namespace

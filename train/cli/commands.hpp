@@ -12,8 +12,10 @@ ExitCode run_train(Communicator& comm, const TrainOptions& options);
 ExitCode run_eval(Communicator& comm, const EvalOptions& options);
 // Collective: the ranks measure together, rank 0 reports.
 ExitCode run_plan(Communicator& comm, const PlanOptions& options);
-ExitCode run_info();
 // Starts ranks on this host, each with these words; returns the exit code of the first that failed.
 int run_launch(const LaunchCommandOptions& options, const std::vector<std::string>& command);
+// Of one process.
+ExitCode run_info(const InfoOptions& options);
+ExitCode run_plot(const PlotOptions& options);
 
 }  // namespace gyre::train

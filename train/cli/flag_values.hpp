@@ -7,10 +7,12 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cstdio>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "kernels/ops/shapes.hpp"
 #include "train/cli/nearest.hpp"
 
 namespace gyre::train {
@@ -84,9 +86,29 @@ CLI::Option* add_choice(CLI::App& app, const std::string& name, T& value, const 
     return option;
 }
 
+// Of images, as 3x32x32.
+inline void add_image(CLI::App& app, Shape& image) {
+    app.add_option_function<std::string>(
+           "--image",
+           [&image](const std::string& text) {
+               char end = 0;
+               if (std::sscanf(text.c_str(), "%dx%dx%d%c", &image.channels, &image.height,
+                               &image.width, &end) != 3 ||
+                   std::min({image.channels, image.height, image.width}) < 1 ||
+                   std::max({image.channels, image.height, image.width}) > 1 << 14) {
+                   throw CLI::ValidationError(
+                       "--image",
+                       fmt::format("'{}' must be channels, rows and columns such as 3x32x32",
+                                   text));
+               }
+           },
+           "Channels, rows and columns of the images")
+        ->default_str("1x28x28");
+}
+
 // Not empty: as "$FILE" is where FILE is not set.
-inline void path(CLI::Option* option, const char* type = "FILE") {
-    option->type_name(type)->check(CLI::Validator(
+inline CLI::Option* path(CLI::Option* option, const char* type = "FILE") {
+    return option->type_name(type)->check(CLI::Validator(
         [](const std::string& text) {
             return text.empty() ? std::string("the path is empty; give one, or leave the flag out")
                                 : std::string{};

@@ -4,7 +4,6 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <cstdio>
 #include <string_view>
 
 #include "train/cli/augment_flag.hpp"
@@ -22,17 +21,18 @@ constexpr std::string_view kOwnFlags[] = {
     "--data",          "--recipe",                           // what is there is compared
     "--flight-record",                                       // each rank's own file
     "--init",          "--save",          "--resume",        // rank 0's count
-    "--overwrite",     "--json",                             // likewise
+    "--overwrite",     "--json",          "--metrics",       // likewise
+    "--tensorboard",   "--config",                           // what is in there is compared
     "--verbose",       "--quiet",         "--help",
 };
 
 // What else a training may have otherwise when it is resumed; of some, what they come to is
 // compared: the global batch, the device, the ranks and the length of a schedule.
 constexpr std::string_view kNewFlags[] = {
-    "--epochs",        "--batch-size", "--global-batch", "--device",       "--no-cuda",
-    "--comm",          "--world-size", "--job-id",       "--timeout",      "--share-gpu",
-    "--nccl-register", "--graph",      "--graph-steps",  "--tune-buckets", "--check-sync",
-    "--log-interval",  "--save-every", "--keep",
+    "--epochs",        "--batch-size", "--global-batch", "--device",          "--no-cuda",
+    "--comm",          "--world-size", "--job-id",       "--timeout",         "--share-gpu",
+    "--nccl-register", "--graph",      "--graph-steps",  "--tune-buckets",    "--check-sync",
+    "--log-interval",  "--save-every", "--keep",         "--target-accuracy", "--max-seconds",
 };
 
 // The flags added from now on stand under this heading in --help.
@@ -225,9 +225,20 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
                                     "a line; flags given here override them",
                                     fmt::join(recipe_names(), ", "))),
          "NAME|FILE");
+    path(app.add_option("--config", o.config,
+                        "Flags from a TOML or INI file, such as `lr = 0.1`; flags given here "
+                        "override them, and they a recipe's"));
     app.add_option("--epochs", o.epochs, "Epochs to train")
         ->capture_default_str()
         ->check(at_least(1));
+    app.add_option("--target-accuracy", o.target_accuracy,
+                   "Stop after the epoch that reaches this percentage of the test images")
+        ->type_name("PERCENT")
+        ->check(between(1.0, 100.0));
+    app.add_option("--max-seconds", o.max_seconds,
+                   "Stop after the step in which the run, with its set-up, gets this old by rank "
+                   "0's clock")
+        ->check(at_least(0.0));
     auto* batch = app.add_option("--batch-size", o.batch_size,
                                  "Images per rank in a step; with --shards per shard")
                       ->capture_default_str()
@@ -272,6 +283,10 @@ void add_training_flags(CLI::App& app, TrainOptions& o) {
     app.add_option("--max-grad-norm", optimizer.max_grad_norm,
                    "Scale the gradients down to this norm where theirs is larger")
         ->check(at_least(0.0f));
+    app.add_option("--label-smoothing", o.label_smoothing,
+                   "Share of the training's targets that is spread over all classes")
+        ->capture_default_str()
+        ->check(between(0.0f, 0.9999999f));
     app.add_flag_callback(
         "--no-shuffle", [&o] { o.shuffle = false; }, "Keep the file's order in every epoch");
     app.add_flag_callback(
@@ -341,7 +356,24 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
                         "of --save, or a file in it"),
          "DIR|FILE");
     app.add_flag("--overwrite", o.overwrite, "--save may write over another training's files");
-    path(app.add_option("--json", o.json, "Write the progress to this file as JSON lines"));
+    auto* json =
+        path(app.add_option("--json", o.json, "Write the progress to this file as JSON lines"));
+    app.add_option_function<std::string>(
+           "--metrics",
+           [&o](const std::string& file) { (file.ends_with(".csv") ? o.csv : o.json) = file; },
+           "The same by the file's ending: .csv, a row for each step and epoch, or .jsonl")
+        ->type_name("FILE.csv|FILE.jsonl")
+        ->check(CLI::Validator(
+            [](const std::string& file) {
+                return file.ends_with(".csv") || file.ends_with(".jsonl")
+                           ? std::string{}
+                           : fmt::format("'{}' must end in .csv or .jsonl", file);
+            },
+            ""))
+        ->excludes(json);
+    path(app.add_option("--tensorboard", o.tensorboard,
+                        "The same for TensorBoard, in a new event file in this folder"),
+         "DIR");
     app.add_option("--log-interval", o.log_interval, "Steps between two lines of progress")
         ->capture_default_str()
         ->check(at_least(1));
@@ -430,23 +462,7 @@ void add_plan_flags(CLI::App& app, PlanOptions& o) {
            [&o](const std::string& text) { o.link.latency_seconds = parse_latency(text); },
            "Time of an empty message between two ranks, such as 5us")
         ->required();
-    app.add_option_function<std::string>(
-           "--image",
-           [&o](const std::string& text) {
-               Shape& image = o.image;
-               char end = 0;
-               if (std::sscanf(text.c_str(), "%dx%dx%d%c", &image.channels, &image.height,
-                               &image.width, &end) != 3 ||
-                   std::min({image.channels, image.height, image.width}) < 1 ||
-                   std::max({image.channels, image.height, image.width}) > 1 << 14) {
-                   throw CLI::ValidationError(
-                       "--image",
-                       fmt::format("'{}' must be channels, rows and columns such as 3x32x32",
-                                   text));
-               }
-           },
-           "Channels, rows and columns of the images")
-        ->default_str("1x28x28");
+    add_image(app, o.image);
     app.add_option("--classes", o.classes, "Number of classes")
         ->default_str("10")
         ->check(at_least(2));

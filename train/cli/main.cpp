@@ -61,7 +61,9 @@ class Program {
     EvalOptions eval_options_;
     PlanOptions plan_options_;
     LaunchCommandOptions launch_options_;
-    CLI::App *train_, *eval_, *plan_, *info_, *launch_;
+    InfoOptions info_options_;
+    PlotOptions plot_options_;
+    CLI::App *train_, *eval_, *plan_, *info_, *plot_, *launch_;
     std::exception_ptr refusal_;  // of the flags
     bool answered_ = false;       // --help or --version
     std::unique_ptr<Communicator> comm_;
@@ -80,12 +82,16 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
     train_ = app_.add_subcommand("train", "Train a net");
     eval_ = app_.add_subcommand("eval", "Loss and accuracy of saved weights");
     plan_ = app_.add_subcommand("plan", "Predict a step on many ranks");
-    info_ = app_.add_subcommand("info", "What this build and this machine have");
+    info_ =
+        app_.add_subcommand("info", "What this build and this machine have, or a net, or weights");
+    plot_ = app_.add_subcommand("plot", "Draw loss and accuracy of trainings");
     launch_ = app_.add_subcommand("launch", "Start ranks on this host, as torchrun does");
     add_launch_flags(*launch_, launch_options_);
     add_train_flags(*train_, train_options_);
     add_eval_flags(*eval_, eval_options_);
     add_plan_flags(*plan_, plan_options_);
+    add_info_flags(*info_, info_options_);
+    add_plot_flags(*plot_, plot_options_);
 }
 
 // What is wrong is kept: it is said after the ranks have met, if the environment tells where and
@@ -167,14 +173,17 @@ int Program::run() {
     require_same_manifest(*comm_, command_manifest(app_, answered_));
     train_options_.flags = resumed_flags(*train_);
     // What has its own bounds, or none, from here on.
-    if (answered_ || info_->parsed() || plan_->parsed()) {
+    if (answered_ || info_->parsed() || plot_->parsed() || plan_->parsed()) {
         alarm_->stop();
     }
     if (answered_) {
         return static_cast<int>(ExitCode::success);
     }
     if (info_->parsed()) {
-        return static_cast<int>(comm_->is_root() ? run_info() : ExitCode::success);
+        return static_cast<int>(comm_->is_root() ? run_info(info_options_) : ExitCode::success);
+    }
+    if (plot_->parsed()) {
+        return static_cast<int>(comm_->is_root() ? run_plot(plot_options_) : ExitCode::success);
     }
     if (plan_->parsed()) {
         return static_cast<int>(run_plan(*comm_, plan_options_));

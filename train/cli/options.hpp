@@ -59,7 +59,8 @@ struct SaveEvery {
 };
 
 struct TrainOptions : CommonOptions {
-    std::string recipe;  // a name, or a file, whose flags stand among the others; empty: none
+    // A name or a file, and a file, whose flags stand among the others; empty: none.
+    std::string recipe, config;
     int epochs = 10;
     int batch_size = 64;              // per rank, or per shard
     std::optional<int> global_batch;  // over all ranks, instead of batch_size
@@ -71,6 +72,9 @@ struct TrainOptions : CommonOptions {
     OptimizerSpec optimizer;          // its schedule's lengths as far as they are given in steps,
     std::optional<int> lr_step_size;  // and these two in epochs
     std::optional<int> warmup_epochs;
+    float label_smoothing = 0.0f;
+    std::optional<double> target_accuracy;  // in percent, of the test images
+    std::optional<double> max_seconds;      // of rank 0's clock
     bool shuffle = true;
     bool dropout = true;
     AugmentSpec augment;  // of training images
@@ -82,8 +86,9 @@ struct TrainOptions : CommonOptions {
     std::optional<int> graph_steps;  // empty: as many as are good for the device
     std::int64_t check_sync = 0;     // steps between comparisons of parameters; 0: none
     int log_interval = 100;          // steps
-    std::string init, json;          // paths; empty: none
-    std::string save, resume;        // folder; folder or file; empty: none
+    std::string init, json, csv;     // paths; empty: none
+    std::string tensorboard, save;   // folders; likewise
+    std::string resume;              // folder or file; likewise
     bool overwrite = false;          // of --save: loses another training's
     SaveEvery save_every;
     int keep = 0;    // numbered checkpoints
@@ -112,6 +117,17 @@ struct PlanOptions : CommonOptions {
     UpdateRule optimizer = UpdateRule::sgd;
     std::optional<std::int64_t> bucket_bytes;  // empty: auto
     std::string json;                          // path; empty: none
+};
+
+struct InfoOptions {
+    std::string model, weights;  // what to show in place of this machine; empty: none
+    Shape image = {1, 28, 28};
+    int classes = 10;
+};
+
+struct PlotOptions {
+    std::vector<std::string> runs;  // files of metrics
+    std::string output;
 };
 
 }  // namespace gyre::train

@@ -80,45 +80,107 @@ std::vector<std::string> recipe_names() {
     return names;
 }
 
-std::vector<std::string> with_recipe(const CLI::App& app, const std::vector<std::string>& words) {
-    std::set<std::string> given;
-    std::string recipe;
+namespace {
+
+// The value of a flag among the words; empty where it is not there, or without a value, which the
+// parser refuses.
+std::string value_of(const std::string& flag, const std::vector<std::string>& words) {
     for (std::size_t i = 0; i < words.size(); ++i) {
-        const std::string flag = flag_of(words[i]);
-        given.insert(meaning(flag));
-        if (flag == "--recipe") {
+        if (flag_of(words[i]) == flag) {
             const bool joined = words[i].size() > flag.size();
-            recipe = joined                 ? words[i].substr(flag.size() + 1)
-                     : i + 1 < words.size() ? words[i + 1]
-                                            : std::string{};
+            return joined                 ? words[i].substr(flag.size() + 1)
+                   : i + 1 < words.size() ? words[i + 1]
+                                          : std::string{};
         }
     }
-    std::vector<std::string> all = words;
-    if (recipe.empty()) {  // or --recipe without a value, which the parser refuses
-        return all;
-    }
+    return {};
+}
+
+// A flag from a file, as words, with where it stands there.
+struct FileFlag {
+    std::vector<std::string> words;
+    std::string where;
+};
+
+std::vector<FileFlag> flags_of_recipe(const std::string& recipe) {
+    std::vector<FileFlag> flags;
     std::istringstream text(text_of(recipe));
     int number = 0;
     for (std::string line; std::getline(text, line);) {
         ++number;
-        std::vector<std::string> added = words_of(line);
-        if (added.empty()) {
-            continue;
+        if (std::vector<std::string> words = words_of(line); !words.empty()) {
+            const std::string where = fmt::format("recipe {}, line {}", recipe, number);
+            if (flag_of(words.front()).empty() || flag_of(words.front()) == "--recipe") {
+                throw usage_error(
+                    fmt::format("{}: '{}' is not a flag of `gyre train` such as --lr 0.1", where,
+                                words.front()));
+            }
+            flags.push_back({std::move(words), where});
         }
-        const std::string where = fmt::format("recipe {}, line {}", recipe, number);
-        if (flag_of(added.front()).empty() || flag_of(added.front()) == "--recipe") {
-            throw usage_error(fmt::format("{}: '{}' is not a flag of `gyre train` such as --lr 0.1",
-                                          where, added.front()));
+    }
+    return flags;
+}
+
+std::vector<FileFlag> flags_of_config(const std::string& path) {
+    std::ifstream file(path);
+    std::stringstream text;
+    if (!file || !(text << file.rdbuf())) {
+        throw usage_error(fmt::format("--config: {} is no file that can be read", path));
+    }
+    std::vector<FileFlag> flags;
+    try {
+        for (const CLI::ConfigItem& item : CLI::ConfigBase().from_config(text)) {
+            const std::string where = fmt::format("config {}, {}", path, item.fullname());
+            const bool section = item.name == "++" || item.name == "--";
+            if (!item.parents.empty() && item.parents != std::vector<std::string>{"train"}) {
+                throw usage_error(fmt::format("{}: the only section is [train]", where));
+            }
+            if (item.name == "config") {
+                throw usage_error(fmt::format("{}: a file cannot name another", where));
+            }
+            if (!section) {
+                flags.push_back(
+                    {{fmt::format("--{}={}", item.name, fmt::join(item.inputs, ","))}, where});
+            }
         }
-        added.insert(added.begin(), words.front());
+    } catch (const CLI::Error& error) {
+        throw usage_error(fmt::format("config {}: {}", path, error.what()));
+    }
+    return flags;
+}
+
+// The words with those of the flags that are not given yet.
+std::vector<std::string> with_flags(const CLI::App& app, const std::vector<std::string>& words,
+                                    const std::vector<FileFlag>& flags) {
+    std::set<std::string> given;
+    for (const std::string& word : words) {
+        given.insert(meaning(flag_of(word)));
+    }
+    std::vector<std::string> all = words;
+    for (const FileFlag& flag : flags) {
+        std::vector<std::string> added = {words.front()};
+        added.insert(added.end(), flag.words.begin(), flag.words.end());
         try {
             added = translate_arguments(app, added);
         } catch (const Error& error) {
-            throw usage_error(fmt::format("{}: {}", where, error.what()));
+            throw usage_error(fmt::format("{}: {}", flag.where, error.what()));
         }
-        if (!given.contains(meaning(flag_of(added.at(1))))) {
+        if (added.size() > 1 && !given.contains(meaning(flag_of(added.at(1))))) {
             all.insert(all.end(), added.begin() + 1, added.end());
         }
+    }
+    return all;
+}
+
+}  // namespace
+
+std::vector<std::string> with_recipe(const CLI::App& app, const std::vector<std::string>& words) {
+    std::vector<std::string> all = words;
+    if (const std::string config = value_of("--config", all); !config.empty()) {
+        all = with_flags(app, all, flags_of_config(config));
+    }
+    if (const std::string recipe = value_of("--recipe", all); !recipe.empty()) {
+        all = with_flags(app, all, flags_of_recipe(recipe));
     }
     return all;
 }

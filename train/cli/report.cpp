@@ -1,60 +1,28 @@
 #include "train/cli/report.hpp"
 
-#include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
-#include <cerrno>
-#include <cstring>
 #include <nlohmann/json.hpp>
 
 #include "kernels/base/clock.hpp"
-#include "kernels/base/error.hpp"
 #include "train/cli/terminal.hpp"
 
 namespace gyre::train {
 namespace {
 
 constexpr const char* kClearLine = "\r\033[K";
+constexpr const char* kEndings[] = {"complete", "interrupted", "max-seconds", "target-accuracy"};
 constexpr double kBarInterval = 0.1;  // seconds between two drawings of the bar
 
-// A path that does not exist yet does, too.
-bool takes_lines(const std::string& path) {
-    struct stat found = {};
-    if (stat(path.c_str(), &found) != 0 || S_ISREG(found.st_mode) || S_ISFIFO(found.st_mode)) {
-        return true;
-    }
-    const int device = open(path.c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
-    const bool terminal = isatty(device) != 0;
-    if (device >= 0) {
-        close(device);
-    }
-    return terminal;
-}
-
 }  // namespace
-
-std::ofstream open_json_file(const std::string& path, bool add) {
-    if (!takes_lines(path)) {
-        throw input_error(fmt::format(
-            "--json {}: that is no file, pipe or terminal; give the path of a file", path));
-    }
-    std::ofstream file(path, add ? std::ios::app : std::ios::trunc);
-    if (!file) {
-        throw input_error(fmt::format("--json {}: the file cannot be written: {}; check the path",
-                                      path, std::strerror(errno)));
-    }
-    return file;
-}
 
 Report::Report(const TrainOptions& options, bool reports)
     : options_(options),
       reports_(reports),
       columns_(reports && !options.quiet ? terminal_columns() : 0),
       run_start_(Clock::now()) {
-    if (reports && !options.json.empty()) {
-        json_ = open_json_file(options.json, !options.resume.empty());
+    if (reports) {
+        files_ = MetricsFiles(options);
     }
 }
 
@@ -62,16 +30,6 @@ void Report::say(const std::vector<std::string>& items, const std::string& separ
     if (!options_.quiet) {
         fmt::print("{}{}\n", columns_ > 0 ? kClearLine : "", wrap(items, separator, columns_));
         std::fflush(stdout);
-    }
-}
-
-void Report::write_json(const std::string& line) {
-    if (json_.is_open()) {
-        json_ << line << std::endl;
-        if (!json_) {
-            throw input_error(
-                fmt::format("--json {}: writing failed; is the disk full?", options_.json));
-        }
     }
 }
 
@@ -112,7 +70,7 @@ void Report::start(const RunFacts& facts) {
                          facts.begin.epoch, facts.begin.step)});
         json["resumed"] = {{"epoch", facts.begin.epoch}, {"step", facts.begin.step}};
     }
-    write_json(json.dump());
+    files_.write(json);
 }
 
 void Report::step(int epoch, const StepResult& done, std::int64_t images_done, double mean_loss) {
@@ -121,7 +79,7 @@ void Report::step(int epoch, const StepResult& done, std::int64_t images_done, d
     }
     const std::int64_t step = done.step + 1;
     const bool logged = step % options_.log_interval == 0 || step == facts_.steps_per_epoch;
-    if (logged && json_.is_open()) {
+    if (logged && files_.any()) {
         nlohmann::ordered_json json = {{"event", "step"},
                                        {"epoch", epoch},
                                        {"step", (epoch - 1) * facts_.steps_per_epoch + step},
@@ -131,7 +89,7 @@ void Report::step(int epoch, const StepResult& done, std::int64_t images_done, d
             json["loss_scale"] = done.loss_scale;
             json["skipped"] = done.skipped;
         }
-        write_json(json.dump());
+        files_.write(json);
     }
     if (columns_ > 0) {
         if (seconds_since(bar_drawn_) >= kBarInterval) {
@@ -178,6 +136,7 @@ void Report::epoch(const EpochFacts& facts) {
         fmt::format("train accuracy {:.2f} %", 100.0 * facts.train_accuracy)};
     nlohmann::ordered_json json = {{"event", "epoch"},
                                    {"epoch", facts.epoch},
+                                   {"step", facts.epoch * facts_.steps_per_epoch},
                                    {"train_loss", facts.train_loss},
                                    {"train_accuracy", facts.train_accuracy}};
     if (facts.test.images > 0) {
@@ -199,16 +158,23 @@ void Report::epoch(const EpochFacts& facts) {
     json["train_seconds"] = facts.train_seconds;
     json["images_per_second"] = facts.images_per_second();
     json["exposed_comm_seconds"] = facts.exposed_comm_seconds;
-    write_json(json.dump());
+    files_.write(json);
 }
 
 void Report::end(double seconds, double best_accuracy, std::int64_t peak_memory_bytes,
-                 bool interrupted) {
+                 Ending ending) {
     if (!reports_) {
         return;
     }
-    if (interrupted) {
-        std::vector<std::string> items = {"interrupted: all ranks stopped after the same step"};
+    const bool early = ending == Ending::interrupted || ending == Ending::time;
+    if (ending == Ending::target) {
+        say({fmt::format("--target-accuracy {}: reached", *options_.target_accuracy)});
+    }
+    if (early) {
+        std::vector<std::string> items = {fmt::format(
+            "{}: all ranks stopped after the same step",
+            ending == Ending::time ? fmt::format("--max-seconds {} are over", *options_.max_seconds)
+                                   : "interrupted")};
         if (!options_.save.empty()) {
             items.push_back(fmt::format("--resume {} goes on from here", options_.save));
         }
@@ -222,12 +188,13 @@ void Report::end(double seconds, double best_accuracy, std::int64_t peak_memory_
     say(items, ", ");
     nlohmann::ordered_json json = {{"event", "end"},
                                    {"seconds", seconds},
-                                   {"interrupted", interrupted},
+                                   {"interrupted", early},
+                                   {"ending", kEndings[static_cast<std::size_t>(ending)]},
                                    {"peak_memory_bytes", peak_memory_bytes}};
     if (evaluated) {
         json["best_test_accuracy"] = best_accuracy;
     }
-    write_json(json.dump());
+    files_.write(json);
 }
 
 }  // namespace gyre::train

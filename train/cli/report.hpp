@@ -5,11 +5,11 @@
 #include <chrono>
 #include <cstdint>
 #include <cstdio>
-#include <fstream>
 #include <string>
 #include <vector>
 
 #include "kernels/base/clock.hpp"
+#include "train/cli/metrics.hpp"
 #include "train/cli/options.hpp"
 #include "train/evaluator.hpp"
 #include "train/trainer.hpp"
@@ -36,9 +36,8 @@ struct EpochFacts {
     double images_per_second() const { return static_cast<double>(images) / train_seconds; }
 };
 
-// The file of --json: a new one, or an old one, emptied unless lines are added; a pipe or a
-// terminal will do. Throws Error(bad_input) for other devices, and where it cannot be written.
-std::ofstream open_json_file(const std::string& path, bool add = false);
+// Why a training ended.
+enum class Ending { complete, interrupted, time, target };
 
 class Report {
  public:
@@ -50,11 +49,9 @@ class Report {
     // After a step of this epoch.
     void step(int epoch, const StepResult& done, std::int64_t images_done, double mean_loss);
     void epoch(const EpochFacts& facts);
-    void end(double seconds, double best_accuracy, std::int64_t peak_memory_bytes,
-             bool interrupted);
+    void end(double seconds, double best_accuracy, std::int64_t peak_memory_bytes, Ending ending);
 
  private:
-    void write_json(const std::string& line);
     void say(const std::vector<std::string>& items, const std::string& separator = "  ") const;
     void draw_bar(int epoch, std::int64_t images_done, double mean_loss);
 
@@ -62,7 +59,7 @@ class Report {
     const bool reports_;
     int columns_;  // of the terminal that is watched; 0: none
     RunFacts facts_;
-    std::ofstream json_;
+    MetricsFiles files_;
     Clock::time_point run_start_, bar_drawn_;
     double done_seconds_ = 0.0;  // of finished epochs
 };

@@ -1,0 +1,200 @@
+// gyre plot: loss and accuracy of one or several trainings as a picture, drawn by gnuplot.
+#include <fmt/format.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "kernels/base/error.hpp"
+#include "train/cli/commands.hpp"
+
+namespace gyre::train {
+namespace {
+
+using Row = std::map<std::string, double>;  // a step's or an epoch's figures, by column
+
+constexpr int kCurves = 5;
+constexpr std::array<const char*, kCurves> kColumns = {"loss", "train_loss", "test_loss",
+                                                       "train_accuracy", "test_accuracy"};
+
+struct Run {
+    std::string name;
+    std::array<std::string, kCurves> points;  // lines of epoch and value, by column
+};
+
+Row from_json(const std::string& line) {
+    Row row;
+    const auto json = nlohmann::json::parse(line);
+    for (const auto& [name, value] : json.items()) {
+        if (value.is_number()) {
+            row[name] = value.get<double>();
+        }
+    }
+    return row;
+}
+
+std::vector<std::string> cells(const std::string& line) {
+    std::vector<std::string> all;
+    std::istringstream in(line);
+    for (std::string cell; std::getline(in, cell, ',');) {
+        all.push_back(cell);
+    }
+    return all;
+}
+
+Row from_csv(const std::vector<std::string>& columns, const std::string& line) {
+    Row row;
+    const std::vector<std::string> values = cells(line);
+    for (std::size_t i = 1; i < values.size(); ++i) {  // the first is the event's name
+        if (!values[i].empty() && values[i] != "true" && values[i] != "false") {
+            row[columns.at(i)] = std::stod(values[i]);
+        }
+    }
+    return row;
+}
+
+std::vector<Row> read_rows(const std::string& path) {
+    std::ifstream file(path);
+    std::vector<Row> rows;
+    std::vector<std::string> columns;
+    int number = 0;
+    for (std::string line; std::getline(file, line);) {
+        ++number;
+        try {
+            if (line.starts_with("event,")) {
+                columns = cells(line);
+            } else if (line.starts_with("{") || !columns.empty()) {
+                rows.push_back(columns.empty() ? from_json(line) : from_csv(columns, line));
+            } else {
+                throw std::invalid_argument(line);
+            }
+        } catch (const std::exception&) {
+            throw input_error(fmt::format(
+                "{}, line {}: that is no line of gyre train --metrics; give such a file", path,
+                number));
+        }
+    }
+    if (number == 0) {
+        throw input_error(fmt::format(
+            "{}: no file with lines that can be read; give one of gyre train --metrics", path));
+    }
+    return rows;
+}
+
+Run read_run(const std::string& path) {
+    const std::vector<Row> rows = read_rows(path);
+    Run run{std::filesystem::path(path).filename().string(), {}};
+    double last_step = 0.0;
+    std::map<int, double> steps;  // the greatest of each epoch
+    for (const Row& row : rows) {
+        if (row.contains("epoch") && row.contains("step")) {
+            last_step = std::max(last_step, row.at("step"));
+            steps[static_cast<int>(row.at("epoch"))] = last_step;
+        }
+    }
+    if (steps.empty()) {
+        throw input_error(fmt::format("{}: no step and no epoch to draw", path));
+    }
+    // Of a whole epoch; of the only one, as much as there is.
+    const double of_epoch = steps.begin()->second / steps.begin()->first;
+    for (const Row& row : rows) {
+        for (std::size_t i = 0; i < kCurves && row.contains("step"); ++i) {
+            if (const auto value = row.find(kColumns[i]); value != row.end()) {
+                run.points[i] += fmt::format("{} {}\n", row.at("step") / of_epoch,
+                                             (i >= 3 ? 100.0 : 1.0) * value->second);
+            }
+        }
+    }
+    return run;
+}
+
+// For gnuplot, in single quotes.
+std::string quoted(const std::string& text) {
+    std::string result(1, '\'');
+    for (const char c : text) {
+        result += c == '\'' ? "''" : std::string(1, static_cast<unsigned char>(c) < ' ' ? '?' : c);
+    }
+    return result + "'";
+}
+
+// One of the two pictures: these curves of all runs.
+std::string plot(const std::vector<Run>& runs, std::size_t first, std::size_t count) {
+    constexpr const char* kStyles[] = {"lines lw 0.5", "linespoints pt 7 ps 0.3 dt 2",
+                                       "linespoints pt 7 ps 0.4 lw 2"};
+    constexpr const char* kTitles[] = {"each step", "train", "test"};
+    std::string all;
+    for (std::size_t r = 0; r < runs.size(); ++r) {
+        for (std::size_t i = first; i < first + count; ++i) {
+            if (!runs[r].points[i].empty()) {
+                const std::size_t style = i < 3 ? i : i - 2;
+                all += fmt::format(
+                    "{}$d{}_{} using 1:2 with {} lc {} title {}", all.empty() ? "plot " : ", ", r,
+                    i, kStyles[style], r + 1,
+                    quoted(fmt::format("{}{}", runs.size() > 1 ? runs[r].name + ": " : "",
+                                       kTitles[style])));
+            }
+        }
+    }
+    return all.empty() ? "set multiplot next\n" : all + "\n";
+}
+
+std::string script(const std::vector<Run>& runs, const std::string& output) {
+    std::string text = fmt::format(
+        "set terminal {} size 1000,420 noenhanced background '#ffffff'\nset output {}\n",
+        output.ends_with(".png") ? "pngcairo" : "svg", quoted(output));
+    for (std::size_t r = 0; r < runs.size(); ++r) {
+        for (std::size_t i = 0; i < kCurves; ++i) {
+            text += fmt::format("$d{}_{} << EOD\n{}EOD\n", r, i, runs[r].points[i]);
+        }
+    }
+    return text +
+           "set multiplot layout 1,2\nset grid\nset xrange [0:]\nset xlabel 'epoch'\nset ylabel "
+           "'loss'\n" +
+           "set key below\n" + plot(runs, 0, 3) + "set ylabel 'accuracy in %'\n" +
+           plot(runs, 3, 2) + "unset multiplot\n";
+}
+
+void draw(const std::string& text, const std::string& output) {
+    std::signal(SIGPIPE, SIG_IGN);  // of a gnuplot that ends early
+    constexpr int kMissing = 127;   // as the shell has it
+    std::FILE* gnuplot = popen("command -v gnuplot > /dev/null || exit 127; exec gnuplot", "w");
+    if (gnuplot == nullptr) {
+        throw Error(ExitCode::internal, "gyre plot: no process could be started for gnuplot");
+    }
+    std::fwrite(text.data(), 1, text.size(), gnuplot);
+    const int status = pclose(gnuplot);
+    if (WIFEXITED(status) && WEXITSTATUS(status) == kMissing) {
+        throw input_error(
+            "gyre plot draws with gnuplot, which is not found; install it (Debian, Ubuntu: "
+            "apt-get install gnuplot-nox)");
+    }
+    if (status != 0) {
+        throw input_error(fmt::format("-o {}: gnuplot failed, as it says above", output));
+    }
+}
+
+}  // namespace
+
+ExitCode run_plot(const PlotOptions& options) {
+    const auto folder = std::filesystem::absolute(options.output).parent_path();
+    if (!std::filesystem::is_directory(folder)) {
+        throw input_error(fmt::format("-o {}: there is no folder {}; check the path",
+                                      options.output, folder.string()));
+    }
+    std::vector<Run> runs;
+    for (const std::string& path : options.runs) {
+        runs.push_back(read_run(path));
+    }
+    draw(script(runs, options.output), options.output);
+    fmt::print("{}\n", options.output);
+    return ExitCode::success;
+}
+
+}  // namespace gyre::train
