@@ -80,7 +80,7 @@ TEST_CASE("two ranks that come to a folder of pictures at once", "[own-data]") {
     CHECK(losses(again) == losses(two));
     const Outcome eval =
         pictures.run(2, "eval --data " + pictures.set.string() + " --resize 28x28 --weights " +
-                            pictures.set.string() + ".st");
+                            pictures.set.string() + ".st/best.safetensors");
     INFO(eval.output);
     CHECK(eval.exit_code == 0);
     CHECK(eval.output.find("100.00 %") != std::string::npos);

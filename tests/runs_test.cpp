@@ -292,8 +292,8 @@ TEST_CASE("gyre plot draws what --metrics wrote, and names a line that is none")
 
 TEST_CASE("gyre info shows a net and a file of weights") {
     const Set set;
-    const std::string weights = set.file("w");
-    REQUIRE(run_gyre(0, set.base + "--epochs 1 --no-eval --save " + weights).exit_code == 0);
+    const std::string weights = set.file("w") + "/best.safetensors";
+    REQUIRE(run_gyre(0, set.base + "--epochs 1 --no-eval --save " + set.file("w")).exit_code == 0);
     const auto info = [&](const std::string& flags) {
         const Outcome outcome = run_gyre(0, "info " + flags);
         INFO(outcome.output);

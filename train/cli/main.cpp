@@ -55,7 +55,8 @@ class Program {
     std::vector<std::string> typed_;
     CLI::App app_{
         "gyre: a data-parallel trainer for convolutional nets. For several ranks, run it\n"
-        "gyre launch, mpirun, torchrun or srun, or give --init-method, --rank and --world-size.",
+        "with gyre launch, mpirun, torchrun or srun, or give --init-method, --rank and\n"
+        "--world-size.",
         "gyre"};
     TrainOptions train_options_;
     EvalOptions eval_options_;
