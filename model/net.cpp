@@ -186,6 +186,14 @@ void Net::forward(const Batch& batch) {
     }
 }
 
+std::vector<float> Net::export_logits(int n) const {
+    std::vector<float> logits(static_cast<std::size_t>(n) * static_cast<std::size_t>(classes_));
+    backend_.export_activation(graph_.nodes.back().out, n,
+                               type_ == DataType::float32 ? logits_[0].f32() : wide_.get(),
+                               logits.data());
+    return logits;
+}
+
 void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_scale) {
     if (batch.training && head_ != nullptr) {
         const CrossEntropyArgs args{

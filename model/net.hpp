@@ -107,6 +107,8 @@ class Net {
     // loss_scale, on the device: a further factor of the gradient of a net in 16 bits; null: 1.
     void loss(const Batch& batch, float scale, float* sums, const float* loss_scale = nullptr);
     void loss(const Batch& batch, float scale) { loss(batch, scale, &tail()->loss); }
+    // After loss() in an evaluation pass: [n][classes], on the host.
+    std::vector<float> export_logits(int n) const;
     // After loss() in a training pass. Calls ready(offset) when all gradients at and after offset
     // are final. take (may be empty) is offered each node with parameters, x [n][in] and dy
     // [n][out] first, and returns whether it sees to their gradients itself.

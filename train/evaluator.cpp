@@ -15,7 +15,7 @@ using Totals = std::array<double, kTotalCount>;
 
 // Of the images [first, first + count), as they stand in the set.
 Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, const Range& range,
-                      int batch) {
+                      int batch, const Look& look) {
     DeviceBuffer<float> sums(backend, 2);
     DeviceBuffer<EpochPlace> place(backend, 1);
     DeviceBuffer<std::int32_t> samples(backend, batch);
@@ -32,6 +32,9 @@ Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, co
         net.loss(pass, 1.0f, sums.get());
         std::array<float, 2> batch_sums{};
         backend.download(batch_sums.data(), sums.get(), sums.bytes());
+        if (look) {
+            look(range.first + done, pass.n, net.export_logits(pass.n));
+        }
         totals[kLoss] += double{batch_sums[0]};
         totals[kCorrect] += double{batch_sums[1]};
         totals[kImages] += pass.n;
@@ -54,14 +57,14 @@ std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images,
 }
 
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
-                    int batch, int shards) {
+                    int batch, int shards, const Look& look) {
     // Of each shard, those of other ranks 0, so that their sum over the ranks is exact.
     std::vector<double> rows(static_cast<std::size_t>(std::max(1, shards)) * kTotalCount);
     const int own = shards > 0 ? shards / comm.size() : 1;
     for (int i = 0; i < own; ++i) {
         const int at = comm.rank() * own + i;
         const Range range = rank_share(images.count(), at, own * comm.size());
-        const Totals totals = evaluate_range(backend, net, images, range, batch);
+        const Totals totals = evaluate_range(backend, net, images, range, batch, look);
         const int row = shards > 0 ? at : 0;
         std::copy(totals.begin(), totals.end(), rows.begin() + row * kTotalCount);
     }

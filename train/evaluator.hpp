@@ -1,6 +1,9 @@
 // Loss and accuracy over a whole set of images, each counted exactly once over all ranks.
 #pragma once
 
+#include <functional>
+#include <vector>
+
 #include "comm/communicator.hpp"
 #include "model/net.hpp"
 #include "train/images.hpp"
@@ -23,8 +26,11 @@ int evaluation_batch(const Communicator& comm, std::int64_t images, int most, in
 std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images, int batch,
                                   int shards = 0);
 
+// Looks at a pass: the logits [n][classes] of the images [first, first + n) of the set.
+using Look = std::function<void(std::int64_t first, int n, const std::vector<float>& logits)>;
+
 // Collective. batch: images per pass, at most what the net was made for.
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
-                    int batch, int shards = 0);
+                    int batch, int shards = 0, const Look& look = {});
 
 }  // namespace gyre::train

@@ -7,6 +7,7 @@
 #include <array>
 #include <cctype>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 
 #include "kernels/base/error.hpp"
 #include "train/session.hpp"
@@ -64,15 +65,20 @@ TensorFile weights_file(const Net& net, const WeightFacts& facts) {
         return text;
     };
     const Shape& shape = net.input_shape();
-    return {net.export_parameters(),
-            {{"gyre.version", GYRE_VERSION},
-             {"gyre.model", facts.model.source},
-             {"gyre.mean", list(facts.normalisation.mean)},
-             {"gyre.std", list(facts.normalisation.stddev)},
-             {"gyre.data.mean", list(facts.measured.mean)},
-             {"gyre.data.std", list(facts.measured.stddev)},
-             {"gyre.shape", fmt::format("{}x{}x{}", shape.channels, shape.height, shape.width)},
-             {"gyre.classes", fmt::format("{}", facts.classes)}}};
+    TensorFile file = {
+        net.export_parameters(),
+        {{"gyre.version", GYRE_VERSION},
+         {"gyre.model", facts.model.source},
+         {"gyre.mean", list(facts.normalisation.mean)},
+         {"gyre.std", list(facts.normalisation.stddev)},
+         {"gyre.data.mean", list(facts.measured.mean)},
+         {"gyre.data.std", list(facts.measured.stddev)},
+         {"gyre.shape", fmt::format("{}x{}x{}", shape.channels, shape.height, shape.width)},
+         {"gyre.classes", fmt::format("{}", facts.classes)}}};
+    if (!facts.class_names.empty()) {
+        file.metadata["gyre.class_names"] = nlohmann::json(facts.class_names).dump();
+    }
+    return file;
 }
 
 // The optimiser takes the state that rank 0 has read.

@@ -17,6 +17,7 @@ struct WeightFacts {
     Normalisation normalisation;  // how pixels were normalised
     Normalisation measured;       // the data set's own
     int classes = 0;
+    std::vector<std::string> class_names;  // [classes], or none
 };
 
 class CheckpointFiles {

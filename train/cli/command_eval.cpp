@@ -11,92 +11,16 @@
 
 #include "kernels/base/printable.hpp"
 #include "train/checkpoint.hpp"
+#include "train/cli/class_report.hpp"
 #include "train/cli/commands.hpp"
 #include "train/cli/setup.hpp"
+#include "train/cli/stored.hpp"
 #include "train/evaluator.hpp"
 #include "train/hash.hpp"
 #include "train/interrupt.hpp"
 
 namespace gyre::train {
 namespace {
-
-// What gyre train stored beside the weights; an empty text where there is nothing.
-class Stored {
- public:
-    Stored(const TensorFile& weights, const std::string& path) : weights_(weights), path_(path) {}
-
-    std::string text(const std::string& key) const {
-        const auto entry = weights_.metadata.find(key);
-        return entry == weights_.metadata.end() ? std::string{} : entry->second;
-    }
-
-    // Empty where the metadata have none, or none that makes sense.
-    std::optional<Normalisation> normalisation(const std::string& prefix) const {
-        Normalisation result{list(text(prefix + "mean")), list(text(prefix + "std"))};
-        const auto finite = [](float value) { return std::isfinite(value); };
-        if (result.mean.empty() || result.mean.size() != result.stddev.size() ||
-            !std::all_of(result.mean.begin(), result.mean.end(), finite) ||
-            !std::all_of(result.stddev.begin(), result.stddev.end(),
-                         [&](float value) { return finite(value) && value > 0.0f; })) {
-            return std::nullopt;
-        }
-        return result;
-    }
-
-    std::optional<int> classes() const {
-        const std::string value = text("gyre.classes");
-        if (value.empty()) {
-            return std::nullopt;
-        }
-        constexpr int kMostUnseen = 65536;  // one wrong digit must not make a layer of gigabytes
-        int classes = 0;
-        const char* end = value.data() + value.size();
-        const auto result = std::from_chars(value.data(), end, classes);
-        if (result.ec != std::errc{} || result.ptr != end || classes < 2 ||
-            (classes > kMostUnseen && std::none_of(weights_.tensors.begin(), weights_.tensors.end(),
-                                                   [&](const HostTensor& t) {
-                                                       return !t.shape.empty() &&
-                                                              t.shape[0] == classes;
-                                                   }))) {
-            refuse("gyre.classes", "the number of classes that its last layer has; give --classes");
-        }
-        return classes;
-    }
-
-    std::optional<Shape> shape() const {
-        Shape shape;
-        char end = 0;
-        return std::sscanf(text("gyre.shape").c_str(), "%dx%dx%d%c", &shape.channels, &shape.height,
-                           &shape.width, &end) == 3
-                   ? std::optional(shape)
-                   : std::nullopt;
-    }
-
-    [[noreturn]] void refuse(const std::string& key, const std::string& expected) const {
-        throw input_error(fmt::format("{}: its metadata say {} '{}'; expected {}", path_, key,
-                                      printable(text(key).substr(0, 60)), expected));
-    }
-
- private:
-    // Of numbers separated by commas; empty for anything else.
-    static std::vector<float> list(const std::string& text) {
-        std::vector<float> values;
-        std::istringstream in(text);
-        for (std::string item; std::getline(in, item, ',');) {
-            float value = 0.0f;
-            const char* end = item.data() + item.size();
-            const auto result = std::from_chars(item.data(), end, value);
-            if (result.ec != std::errc{} || result.ptr != end) {
-                return {};
-            }
-            values.push_back(value);
-        }
-        return values;
-    }
-
-    const TensorFile& weights_;
-    const std::string path_;
-};
 
 std::string text_of(const Normalisation& normalisation) {
     return fmt::format("mean {:.4g}, standard deviation {:.4g}", fmt::join(normalisation.mean, " "),
@@ -178,6 +102,9 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
     std::unique_ptr<DeviceImages> images;
     int batch = 0;
     std::string data_hash, weights_hash;
+    std::vector<std::int32_t> labels;
+    std::vector<std::string> names;
+    int classes = 0;
     agree(comm, [&] {
         backend = make_backend(options, comm);
         const TensorFile weights = read_weights(options.weights);
@@ -202,6 +129,16 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         const Shape shape{data.test.channels, data.test.height, data.test.width};
         const Normalisation normalisation = stored_normalisation(options, stored, data, tell);
         data.train = {};
+        labels = data.test.labels;
+        names = class_labels(data.class_names.empty() ? stored.class_names() : data.class_names,
+                             data.classes);
+        classes = data.classes;
+        if (options.confusion && classes > kMostConfused) {
+            throw usage_error(
+                fmt::format("--confusion: {} classes are more than the {} that fit a "
+                            "table; --per-class has a line for each",
+                            classes, kMostConfused));
+        }
         batch = evaluation_batch(comm, data.test.count, options.test_batch_size);
         net = std::make_unique<Net>(
             *backend, model, shape, data.classes,
@@ -217,13 +154,28 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
     });
     require_same_manifest(comm, {{"the data set", data_hash}, {"the weights file", weights_hash}});
     install_interrupt_handlers();
-    const Evaluation result = evaluate(comm, *backend, *net, *images, batch);
+    ClassCounts counts(classes, options.confusion);
+    const Look look = [&](std::int64_t first, int n, const std::vector<float>& logits) {
+        counts.add(logits, labels.data() + first, n);
+    };
+    const bool by_class = options.per_class || options.confusion;
+    const Evaluation result =
+        evaluate(comm, *backend, *net, *images, batch, 0, by_class ? look : Look{});
+    if (by_class && !result.stop) {
+        counts.add_up(comm);
+    }
     if (result.stop) {
         return ExitCode::interrupted;
     }
     if (comm.is_root()) {
         fmt::print("test loss {:.6f}  test accuracy {:.2f} % ({}/{})\n", result.loss,
                    100.0 * result.accuracy, result.correct, result.images);
+        if (options.per_class) {
+            fmt::print("\n{}", counts.table(names));
+        }
+        if (options.confusion) {
+            fmt::print("\n{}", counts.confusion(names));
+        }
     }
     return ExitCode::success;
 }

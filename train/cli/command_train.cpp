@@ -137,6 +137,7 @@ Dataset TrainCommand::load() {
         data = load_dataset({options_.data, options_.limit, options_.classes, options_.resize,
                              tell_of_data(comm_, options_.quiet)});
         facts.classes = data.classes;
+        facts.class_names = data.class_names;
         spec_ = session_spec(data);
         check(spec_.optimizer);
         facts.normalisation = choose_normalisation(options_, data.train);

@@ -15,6 +15,7 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options);
 // Starts ranks on this host, each with these words; returns the exit code of the first that failed.
 int run_launch(const LaunchCommandOptions& options, const std::vector<std::string>& command);
 // Of one process.
+ExitCode run_predict(Communicator& comm, const PredictOptions& options);
 ExitCode run_info(const InfoOptions& options);
 ExitCode run_plot(const PlotOptions& options);
 

@@ -405,12 +405,30 @@ void add_eval_flags(CLI::App& app, EvalOptions& o) {
     add_rank_flags(app, o);
     add_threads_flag(app, o.threads);
     add_gpu_flags(app, o);
+    heading(app, "Output");
+    app.add_flag("--per-class", o.per_class, "Images, recall and precision of each class");
+    app.add_flag("--confusion", o.confusion, "Which class was taken for which, and how often");
     add_diagnosis_flags(app, o);
     add_help(app);
     app.footer(
         "Examples:\n"
         "  gyre eval --data mnist --weights best.safetensors\n"
         "  mpirun -np 4 gyre eval --data mnist --weights best.safetensors");
+}
+
+void add_predict_flags(CLI::App& app, PredictOptions& o) {
+    path(app.add_option("--weights", o.weights, "Weights that gyre train --save has written")
+             ->required());
+    path(app.add_option("image", o.images, "PNG and JPEG files, and IDX files of images")
+             ->required());
+    app.add_option("--top", o.top, "Classes to name for each image, the likeliest first")
+        ->capture_default_str()
+        ->check(at_least(1));
+    app.add_flag("--csv", o.csv, "Print rows of image, place, class, name and probability");
+    add_device_flag(app, o.device, "Where to compute");
+    add_precision_flag(app, o);
+    add_threads_flag(app, o.threads);
+    app.footer("Example:\n  gyre predict --weights run/best.safetensors cat.jpg dog.png");
 }
 
 void add_plan_flags(CLI::App& app, PlanOptions& o) {

@@ -64,7 +64,8 @@ class Program {
     LaunchCommandOptions launch_options_;
     InfoOptions info_options_;
     PlotOptions plot_options_;
-    CLI::App *train_, *eval_, *plan_, *info_, *plot_, *launch_;
+    PredictOptions predict_options_;
+    CLI::App *train_, *eval_, *plan_, *info_, *plot_, *predict_, *launch_;
     std::exception_ptr refusal_;  // of the flags
     bool answered_ = false;       // --help or --version
     std::unique_ptr<Communicator> comm_;
@@ -85,6 +86,8 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
     plan_ = app_.add_subcommand("plan", "Predict a step on many ranks");
     info_ =
         app_.add_subcommand("info", "What this build and this machine have, or a net, or weights");
+    predict_ = app_.add_subcommand("predict", "What saved weights take images for");
+    add_predict_flags(*predict_, predict_options_);
     plot_ = app_.add_subcommand("plot", "Draw loss and accuracy of trainings");
     launch_ = app_.add_subcommand("launch", "Start ranks on this host, as torchrun does");
     add_launch_flags(*launch_, launch_options_);
@@ -174,7 +177,7 @@ int Program::run() {
     require_same_manifest(*comm_, command_manifest(app_, answered_));
     train_options_.flags = resumed_flags(*train_);
     // What has its own bounds, or none, from here on.
-    if (answered_ || info_->parsed() || plot_->parsed() || plan_->parsed()) {
+    if (answered_ || info_->parsed() || plot_->parsed() || predict_->parsed() || plan_->parsed()) {
         alarm_->stop();
     }
     if (answered_) {
@@ -182,6 +185,10 @@ int Program::run() {
     }
     if (info_->parsed()) {
         return static_cast<int>(comm_->is_root() ? run_info(info_options_) : ExitCode::success);
+    }
+    if (predict_->parsed()) {
+        return static_cast<int>(comm_->is_root() ? run_predict(*comm_, predict_options_)
+                                                 : ExitCode::success);
     }
     if (plot_->parsed()) {
         return static_cast<int>(comm_->is_root() ? run_plot(plot_options_) : ExitCode::success);

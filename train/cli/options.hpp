@@ -104,6 +104,14 @@ struct LaunchCommandOptions {
 struct EvalOptions : CommonOptions {
     std::string weights;
     bool model_given = false;  // otherwise the model that the weights file names
+    bool per_class = false, confusion = false;
+};
+
+struct PredictOptions : CommonOptions {
+    std::string weights;
+    std::vector<std::string> images;  // files
+    int top = 3;                      // classes of an image
+    bool csv = false;
 };
 
 struct PlanOptions : CommonOptions {

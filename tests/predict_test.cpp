@@ -1,0 +1,193 @@
+// Tables of gyre eval, and gyre predict.
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "data/idx.hpp"
+#include "tests/catch.hpp"
+#include "tests/gyre_process.hpp"
+#include "tests/picture_files.hpp"
+#include "tests/temp_dir.hpp"
+#include "train/cli/class_report.hpp"
+
+using namespace gyre::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Trained {
+    TempDir dir;
+    std::string data = file("set"), weights = file("run/last.safetensors");
+    Trained() {
+        make_dataset(data, 200, 60, 1, 28, 28, 4);
+        const Outcome outcome =
+            run_gyre(0, "train --threads 1 --epochs 1 --lr 0.03 --batch-size 20 --data " + data +
+                            " --save " + file("run"));
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+    }
+    std::string file(const std::string& name) const { return (dir.path() / name).string(); }
+};
+
+// The numbers of the lines after the one that begins so.
+std::vector<std::vector<double>> rows_after(const std::string& text, const std::string& head) {
+    std::vector<std::vector<double>> rows;
+    std::istringstream in(text);
+    bool found = false;
+    for (std::string line; std::getline(in, line);) {
+        if (found && line.empty()) {
+            break;
+        }
+        if (found) {
+            line.erase(std::remove(line.begin(), line.end(), '%'), line.end());
+            std::istringstream cells(line);
+            rows.emplace_back();
+            for (double value; cells >> value;) {
+                rows.back().push_back(value);
+            }
+        }
+        found = found || line.starts_with(head);
+    }
+    return rows;
+}
+
+}  // namespace
+
+TEST_CASE("gyre eval's tables add up, on any number of ranks") {
+    const Trained trained;
+    std::string first;
+    for (const int ranks : {0, 1, 3}) {
+        const Outcome outcome =
+            run_gyre(ranks, "eval --threads 1 --test-batch-size 7 --per-class --confusion --data " +
+                                trained.data + " --weights " + trained.weights);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        const auto classes = rows_after(outcome.output, "class ");
+        const auto pairs = rows_after(outcome.output, "is \\ taken");
+        REQUIRE(classes.size() == 4);
+        REQUIRE(pairs.size() == 4);
+        double all = 0.0, hits = 0.0;
+        for (std::size_t k = 0; k < 4; ++k) {
+            REQUIRE(pairs[k].size() == 5);  // the class itself, and four predictions
+            double images = 0.0, taken = 0.0;
+            for (std::size_t p = 0; p < 4; ++p) {
+                images += pairs[k][1 + p];
+                taken += pairs[p][1 + k];
+            }
+            CHECK(classes[k][1] == images);
+            if (images > 0) {
+                CHECK(classes[k][2] == Approx(100 * pairs[k][1 + k] / images).margin(0.0051));
+            }
+            if (taken > 0) {
+                CHECK(classes[k].back() == Approx(100 * pairs[k][1 + k] / taken).margin(0.0051));
+            }
+            all += images;
+            hits += pairs[k][1 + k];
+        }
+        CHECK(count_of(outcome.output, "(" + std::to_string(int(hits)) + "/" +
+                                           std::to_string(int(all)) + ")") == 1);
+        const std::string tables = outcome.output.substr(outcome.output.find("class "));
+        first = first.empty() ? tables : first;
+        CHECK(tables == first);
+    }
+}
+
+TEST_CASE("gyre predict takes the images of a test set for what its accuracy counts") {
+    const Trained trained;
+    const std::string images = trained.data + "/test-images-idx4-ubyte";
+    const std::string predict = "predict --threads 1 --weights " + trained.weights + " ";
+    REQUIRE(fs::exists(images));
+    const gyre::data::IdxArray labels =
+        gyre::data::read_idx(trained.data + "/test-labels-idx1-ubyte");
+    const Outcome outcome = run_gyre(0, predict + images + " --csv --top 9");
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    std::istringstream in(outcome.output);
+    std::string line;
+    std::getline(in, line);
+    CHECK(line == "image,place,class,name,probability");
+    int hits = 0;
+    double sum = 0.0;
+    for (int i = 0; i < 60 * 4; ++i) {  // of all classes
+        REQUIRE(std::getline(in, line));
+        std::istringstream cells(line);
+        std::string image, place, number, name, probability;
+        for (std::string* cell : {&image, &place, &number, &name, &probability}) {
+            std::getline(cells, *cell, ',');
+        }
+        CHECK(image == images + "[" + std::to_string(i / 4) + "]");
+        CHECK(place == std::to_string(i % 4 + 1));
+        sum += std::stod(probability);
+        const int label = static_cast<int>(labels.payload[static_cast<std::size_t>(i / 4)]);
+        hits += place == "1" && number == std::to_string(label) ? 1 : 0;
+    }
+    CHECK(!std::getline(in, line));
+    CHECK(sum == Approx(60.0).margin(60 * 4 * 5e-7));  // of six digits each
+    const Outcome eval =
+        run_gyre(0, "eval --threads 1 --data " + trained.data + " --weights " + trained.weights);
+    CHECK(count_of(eval.output, "(" + std::to_string(hits) + "/60)") == 1);
+
+    const auto refuse = [&](const std::string& flags, const std::string& part) {
+        const Outcome refused = run_gyre(0, flags);
+        INFO(refused.output);
+        CHECK(refused.exit_code == 3);
+        CHECK(count_of(refused.output, part) == 1);
+    };
+    refuse(predict + "none.png", "none.png");
+    refuse(predict + trained.data + "/test-labels-idx1-ubyte", "not images");
+    refuse(predict + "cat.gif", "only PNG and JPEG pictures are read");
+    refuse("predict --weights " + images + " " + images, "test-images");
+}
+
+#if GYRE_HAVE_PNG
+TEST_CASE("gyre predict reads pictures, of any size, and knows their classes' names") {
+    TempDir dir;
+    const std::string set = (dir.path() / "set").string();
+    const auto path = [&](const char* part, const char* name, int i) {
+        return fs::path(set) / part / name / (std::to_string(i) + ".png");
+    };
+    for (int i = 0; i < 60; ++i) {
+        for (const char* name : {"dark", "light, very"}) {
+            const auto level = static_cast<std::uint8_t>((name[0] == 'd' ? 20 : 200) + i % 30);
+            write_png(path(i < 50 ? "train" : "test", name, i), 1, 28, 28, Bytes(28 * 28, level));
+        }
+    }
+    const std::string environment =
+        "export XDG_CACHE_HOME=" + (dir.path() / "cache").string() + "; ";
+    const std::string run = (dir.path() / "run").string();
+    const Outcome trained = run_shell(
+        environment + gyre_command(0, "train --threads 1 --epochs 3 --batch-size 10 --data " + set +
+                                          " --save " + run));
+    INFO(trained.output);
+    REQUIRE(trained.exit_code == 0);
+    const fs::path large = dir.path() / "large.png", coloured = dir.path() / "coloured.png";
+    write_png(large, 1, 70, 50, Bytes(70 * 50, 220));
+    write_png(coloured, 3, 28, 28, Bytes(28 * 28 * 3, 220));
+    const std::string predict = "predict --weights " + run + "/last.safetensors --top 1 ";
+    const Outcome outcome =
+        run_gyre(0, predict + path("test", "dark", 55).string() + " " + large.string());
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(count_of(outcome.output, "55.png  dark ") == 1);
+    CHECK(count_of(outcome.output, "large.png  light, very ") == 1);
+    CHECK(count_of(run_gyre(0, predict + "--csv " + large.string()).output,
+                   ",1,1,\"light, very\",") == 1);
+    const Outcome refused = run_gyre(0, predict + coloured.string());
+    INFO(refused.output);
+    CHECK((refused.exit_code == 3 || count_of(refused.output, "coloured.png  ") == 1));
+}
+#endif
+
+TEST_CASE("of equal logits the first is the prediction, and a class without images has no share") {
+    const std::vector<float> logits = {1, 2, 2, 0, 0, 0};
+    CHECK(gyre::train::predicted_class(logits.data(), 3) == 1);
+    CHECK(gyre::train::predicted_class(logits.data() + 3, 3) == 0);
+    gyre::train::ClassCounts counts(3, false);
+    const std::int32_t labels[] = {1, 1};
+    counts.add(logits, labels, 2);
+    const std::string table = counts.table(gyre::train::class_labels({"first", "second"}, 3));
+    INFO(table);
+    CHECK(count_of(table, "second         2    50.00 %   100.00 %") == 1);
+    CHECK(count_of(table, "2              0          -          -") == 1);
+}

@@ -1,0 +1,34 @@
+// What gyre train stored beside weights, in their file's metadata.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "data/dataset.hpp"
+#include "kernels/ops/shapes.hpp"
+#include "model/safetensors.hpp"
+#include "train/rooms.hpp"
+
+namespace gyre::train {
+
+// An empty text where there is nothing.
+class Stored {
+ public:
+    Stored(const TensorFile& weights, const std::string& path) : weights_(weights), path_(path) {}
+
+    std::string text(const std::string& key) const;
+    // Empty where the metadata have none, or none that makes sense.
+    std::optional<Normalisation> normalisation(const std::string& prefix) const;
+    std::optional<int> classes() const;
+    std::optional<Shape> shape() const;
+    std::vector<std::string> class_names() const;
+
+    [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
+
+ private:
+    const TensorFile& weights_;
+    const std::string path_;
+};
+
+}  // namespace gyre::train
