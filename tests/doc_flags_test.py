@@ -20,7 +20,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 # Of other programs that the pages call.
 THEIRS = {
     "torchrun, accelerate": "--no-python --no_python --nproc-per-node --use-env --multi_gpu --num_processes --standalone --nnodes",
-    "mpirun, srun": "--host --map-by --bind-to --mca --mpi --oversubscribe",
+    "mpirun, Slurm": "--host --map-by --bind-to --mca --mpi --oversubscribe --ntasks --signal --requeue",
     "git, cmake, ctest, apt, nvcc": "--preset --target --build --rm --gpus --depth --fmad --stat",
 }
 
