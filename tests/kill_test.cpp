@@ -48,6 +48,13 @@ struct Job {
 
 constexpr int kSteps = 45;  // of the whole training
 
+// Under a sanitizer, which makes all of it slow, a few.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr int kKills = 5;
+#else
+constexpr int kKills = 20;
+#endif
+
 }  // namespace
 
 TEST_CASE("a training that was killed at any moment goes on to the same bytes, on other ranks") {
@@ -58,7 +65,7 @@ TEST_CASE("a training that was killed at any moment goes on to the same bytes, o
     REQUIRE(!last.empty());
     std::mt19937 random(20261123);
     int begun = 0, drafts = 0;
-    for (int i = 0; i < 20; ++i) {
+    for (int i = 0; i < kKills; ++i) {
         fs::remove_all(job.file("run"));
         const int lines = std::uniform_int_distribution(1, kSteps - 5)(random);
         const int wait_ms = std::uniform_int_distribution(0, 30)(random);
@@ -84,8 +91,8 @@ TEST_CASE("a training that was killed at any moment goes on to the same bytes, o
         CHECK(job.bytes("run/last.safetensors") == last);
         CHECK(job.bytes("run/best.safetensors") == best);
     }
-    CHECK(begun >= 5);
-    CHECK(drafts >= 1);  // some were killed as they wrote
+    CHECK(begun >= kKills / 4);
+    CHECK((drafts >= 1 || kKills < 20));  // some were killed as they wrote
 }
 
 TEST_CASE("SIGTERM saves and ends; SIGUSR1 saves, and the training goes on; on any rank") {
