@@ -74,7 +74,7 @@ TEST_CASE("a training that was killed at any moment goes on to the same bytes, o
                                   "steps ";
         // Writing takes longer than a step.
         const Outcome killed =
-            run_shell("export GYRE_TEST_WRITE_PAUSE_MS=10; " + job.started(2, flags, lines) +
+            run_shell("export GYRE_TEST_WRITE_PAUSE_MS=2; " + job.started(2, flags, lines) +
                       "sleep 0.0" + (wait_ms < 10 ? "0" : "") + std::to_string(wait_ms) +
                       "; kill -KILL $(cat pid.*); wait $job");
         INFO("killed after " << lines << " lines\n" << killed.output);
