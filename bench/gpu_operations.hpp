@@ -85,7 +85,7 @@ struct Operation {
     std::optional<OpSpec> spec;
     std::optional<OpSpec> timed_spec;  // where it is another one
     std::function<void(const Gpu&, const Args&)> set_up, ours,
-        library;  // set_up, library: may be empty
+        vendor;  // the library's; it and set_up may be empty
     std::function<void(const Cpu&, const Args&)> cpu_set_up, reference;
     bool is_product = false;  // may round to TF32
 };
@@ -112,7 +112,7 @@ inline void do_with(Operation& operation, Function function) {
 template <typename Function>
 inline void compare_with(Operation& operation, Function function) {
     do_with(operation, function);
-    operation.library = function;
+    operation.vendor = function;
 }
 
 // Makes the operations of a layer.
@@ -298,10 +298,10 @@ class Operations {
             k.cross_entropy({classes, a.f(0), a.i32(1), kScale, a.f(2), a.f(3)}, a.n);
         });
 #if defined(GYRE_EMULATED)
-        op.library = op.ours;
+        op.vendor = op.ours;
 #else
-        op.library = [=, softmax = std::shared_ptr<LogSoftmax>()](const Gpu& k,
-                                                                  const Args& a) mutable {
+        op.vendor = [=, softmax = std::shared_ptr<LogSoftmax>()](const Gpu& k,
+                                                                 const Args& a) mutable {
             if (!softmax) {
                 softmax = std::make_shared<LogSoftmax>(k.context);
             }

@@ -135,7 +135,7 @@ class Suite {
         named.direction = op.direction;
         named.n = the_case->n;
         for (const bool ours : {true, false}) {
-            if (!ours && (!op.library || !library_ || options_.profile)) {
+            if (!ours && (!op.vendor || !library_ || options_.profile)) {
                 continue;
             }
             benchmark::RegisterBenchmark(
@@ -150,7 +150,7 @@ class Suite {
     void measure(benchmark::State& state, const std::shared_ptr<Case>& the_case, bool ours) {
         const Operation& op = the_case->operation;
         Row& row = report_.row(op.net, op.layer, op.direction, the_case->n);
-        row.has_library = static_cast<bool>(op.library);
+        row.has_library = static_cast<bool>(op.vendor);
         set_floor(op, ceilings_, options_.tf32, row);
         try {
             if (operands_of_ != the_case.get()) {
@@ -236,16 +236,16 @@ class Suite {
                 continue;
             }
             ops_[timed].ours = make(*ours_, c.operation, n, timed);
-            ops_[timed].library = library_ ? make(*library_, c.operation, n, timed) : nullptr;
+            ops_[timed].vendor = library_ ? make(*library_, c.operation, n, timed) : nullptr;
         }
     }
 
     Gpu gpu(bool ours, const Args& args) {
         const Ops& ops = ops_[args.timed];
-        return {context_, (ours ? ops.ours : ops.library).get()};
+        return {context_, (ours ? ops.ours : ops.vendor).get()};
     }
     void call(const Operation& op, bool ours, const Args& args) {
-        (ours ? op.ours : op.library)(gpu(ours, args), args);
+        (ours ? op.ours : op.vendor)(gpu(ours, args), args);
     }
     void set_up(const Operation& op, bool ours, const Args& args) {
         if (op.set_up) {
@@ -345,7 +345,7 @@ class Suite {
         }
         op.reference(cpu, expected.args());
         for (const bool ours : {true, false}) {
-            if (!ours && (!op.library || !library_)) {
+            if (!ours && (!op.vendor || !library_)) {
                 continue;
             }
             run_once(op, ours, args);
@@ -392,7 +392,7 @@ class Suite {
                 }
             }
         }
-        if (!op.library || !library_) {
+        if (!op.vendor || !library_) {
             return {};
         }
         run_once(op, false, args);
@@ -455,7 +455,7 @@ class Suite {
     ValuePool pool_;
     Ceilings ceilings_;
     struct Ops {
-        std::shared_ptr<Op> ours, library;
+        std::shared_ptr<Op> ours, vendor;
     };
     Ops ops_[2];  // of the case: what is verified, what is timed
     const Case* operands_of_ = nullptr;

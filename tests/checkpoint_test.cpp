@@ -1,7 +1,6 @@
 // Checkpoints: a training goes on from each of them to the last bit, and from nothing else.
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -9,6 +8,7 @@
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/small_training.hpp"
+#include "tests/temp_dir.hpp"
 #include "train/checkpoint.hpp"
 
 using namespace gyre;
@@ -17,12 +17,6 @@ using namespace gyre::test;
 namespace fs = std::filesystem;
 
 namespace {
-
-std::string bytes_of(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    REQUIRE(in.good());
-    return {std::istreambuf_iterator<char>(in), {}};
-}
 
 void put(const fs::path& path, const std::string& bytes) {
     std::ofstream(path, std::ios::binary) << bytes;
@@ -74,7 +68,7 @@ TEST_CASE("a training goes on from any of its checkpoints, and ends with the sam
                 ranks, flags + " --save " + part.string() + " --resume " + part.string());
             CHECK(rest.losses == std::vector(uninterrupted.losses.begin() + std::ptrdiff_t(step),
                                              uninterrupted.losses.end()));
-            CHECK(bytes_of(part / "last.safetensors") == bytes_of(whole / "last.safetensors"));
+            CHECK(file_bytes(part / "last.safetensors") == file_bytes(whole / "last.safetensors"));
             CHECK(rest.end.value("best_test_accuracy", -1.0) ==
                   uninterrupted.end.value("best_test_accuracy", -1.0));
             if (!rest.epochs.empty()) {
@@ -96,8 +90,8 @@ TEST_CASE("a longer training goes on from a shorter one's end") {
     training.run(2, flags + both.string() + " --epochs 1");
     training.run(2, flags + both.string() + " --epochs 3 --resume " + both.string());
     training.run(2, flags + once.string() + " --epochs 3");
-    CHECK(bytes_of(both / "last.safetensors") == bytes_of(once / "last.safetensors"));
-    CHECK(bytes_of(both / "best.safetensors") == bytes_of(once / "best.safetensors"));
+    CHECK(file_bytes(both / "last.safetensors") == file_bytes(once / "last.safetensors"));
+    CHECK(file_bytes(both / "best.safetensors") == file_bytes(once / "best.safetensors"));
 }
 
 TEST_CASE("--keep and --save-every say which checkpoints there are") {
@@ -129,7 +123,7 @@ TEST_CASE("what is not this training's checkpoint is refused, and says what diff
     const fs::path run = training.file("run"), last = run / "last.safetensors";
     const std::string flags = "--epochs 2 --global-batch 10 ";
     training.run(2, flags + "--save " + run.string());
-    const std::string good = bytes_of(last);
+    const std::string good = file_bytes(last);
     const auto refuse = [&](int ranks, const std::string& more, const std::string& part) {
         INFO(more);
         expect_error(ExitCode::bad_input, {part},

@@ -2,7 +2,6 @@
 #include "kernels/cuda/choices.hpp"
 
 #include <fstream>
-#include <iterator>
 #include <sstream>
 
 #include "tests/catch.hpp"
@@ -11,6 +10,7 @@
 
 using namespace gyre;
 using gyre::test::expect_error;
+using gyre::test::file_bytes;
 using gyre::test::TempDir;
 namespace fs = std::filesystem;
 
@@ -18,11 +18,6 @@ namespace {
 
 const Operation kConv{"conv2d forward", "1x28x28 -> 10x24x24, kernel 5", 64};
 const Operation kLinear{"linear backward data", "320 -> 50", 64};
-
-std::string contents(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
 
 void write(const fs::path& path, const std::string& text) {
     std::ofstream(path, std::ios::binary) << text;
@@ -123,7 +118,7 @@ TEST_CASE("choices: a file that is something else is named and left alone") {
         write(file, text);
         expect_error(ExitCode::bad_input, {file.string(), part, "delete it"},
                      [&] { Choices("G", file); });
-        CHECK(contents(file) == text);
+        CHECK(file_bytes(file) == text);
     };
     expect_refused("", "parse error");
     expect_refused("{\"format\": \"gyre kernel tim", "parse error");

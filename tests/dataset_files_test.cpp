@@ -63,8 +63,7 @@ class ScopedWorkingDirectory {
 };
 
 void compress_gzip(const fs::path& from, const fs::path& to) {
-    std::ifstream in(from, std::ios::binary);
-    const std::string data{std::istreambuf_iterator<char>(in), {}};
+    const std::string data = file_bytes(from);
     gzFile out = gzopen(to.c_str(), "wb");
     REQUIRE(out != nullptr);
     REQUIRE(gzwrite(out, data.data(), static_cast<unsigned>(data.size())) ==

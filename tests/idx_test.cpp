@@ -8,7 +8,6 @@
 #include <bit>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <string>
 #include <utility>
@@ -22,6 +21,7 @@ using namespace gyre;
 using namespace gyre::data;
 using gyre::test::array_of;
 using gyre::test::expect_error;
+using gyre::test::file_bytes;
 using gyre::test::TempDir;
 namespace fs = std::filesystem;
 
@@ -70,11 +70,6 @@ void write_file(const fs::path& path, const std::string& data) {
     std::ofstream(path, std::ios::binary) << data;
 }
 
-std::string read_file(const fs::path& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
-
 std::string header(unsigned type, const std::vector<std::uint32_t>& dims) {
     std::string out{'\0', '\0', static_cast<char>(type), static_cast<char>(dims.size())};
     for (const std::uint32_t dim : dims) {
@@ -90,7 +85,7 @@ void require_round_trip(const IdxArray& array) {
     const TempDir dir;
     const fs::path path = dir.path() / "a";
     write_idx(path, array);
-    const std::string plain = read_file(path);
+    const std::string plain = file_bytes(path);
     CHECK(plain.size() == static_cast<std::size_t>(array.header_bytes()) + array.payload.size());
     for (const Compression compression : all_compressions) {
         INFO("compression " << static_cast<int>(compression));
@@ -173,7 +168,7 @@ TEST_CASE("IDX: elements are big-endian in the file", "[data][idx]") {
     CHECK(one == 1.0F);
 
     write_idx(path, array);
-    CHECK(read_file(path) == header(0x0B, {2}) + std::string("\x01\x02\xff\xfe", 4));
+    CHECK(file_bytes(path) == header(0x0B, {2}) + std::string("\x01\x02\xff\xfe", 4));
 }
 
 TEST_CASE("IDX: a dimension of 0 is legal", "[data][idx]") {

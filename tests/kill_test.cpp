@@ -1,7 +1,6 @@
 // Trainings that are killed, told to stop or run out of disk, and go on.
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <random>
 #include <string>
 
@@ -28,11 +27,8 @@ struct Job {
             "--log-interval 1 --data " +
             file("set") + " --model " + file("model") + " ";
     }
-    std::string file(const std::string& name) const { return (dir.path() / name).string(); }
-    std::string bytes(const std::string& name) const {
-        std::ifstream in(file(name), std::ios::binary);
-        return {std::istreambuf_iterator<char>(in), {}};
-    }
+    std::string file(const std::string& name) const { return dir.file(name); }
+    std::string bytes(const std::string& name) const { return file_bytes(file(name)); }
     // A shell's words that run two ranks, each of which leaves its process's number, and wait in
     // the background until rank 0 has written so many lines of JSON.
     std::string started(int ranks, const std::string& flags, int lines) const {

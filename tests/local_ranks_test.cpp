@@ -2,7 +2,6 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
@@ -20,11 +19,8 @@ struct Job {
         make_dataset(dir.path() / "set", 60, 12, 1, 28, 28, 3);
         base = "train --threads 1 --log-interval 1 --batch-size 5 --data " + file("set") + " ";
     }
-    std::string file(const std::string& name) const { return (dir.path() / name).string(); }
-    std::string bytes(const std::string& name) const {
-        std::ifstream in(file(name), std::ios::binary);
-        return {std::istreambuf_iterator<char>(in), {}};
-    }
+    std::string file(const std::string& name) const { return dir.file(name); }
+    std::string bytes(const std::string& name) const { return file_bytes(file(name)); }
     // In the background, until the second epoch has begun; `then` is a shell's, and knows the
     // launcher as $job.
     Outcome launched(int ranks, const std::string& flags, const std::string& then) const {

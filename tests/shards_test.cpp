@@ -1,24 +1,19 @@
 // gyre train --shards: the same bits of losses, evaluation and saved weights on any number of
 // ranks.
 #include <fstream>
-#include <iterator>
 
 #include "comm/launch/rendezvous.hpp"
 #include "tests/catch.hpp"
 #include "tests/expect_error.hpp"
 #include "tests/losses.hpp"
 #include "tests/small_training.hpp"
+#include "tests/temp_dir.hpp"
 
 using namespace gyre;
 using namespace gyre::train;
 using namespace gyre::test;
 
 namespace {
-
-std::string bytes_of_file(const std::string& path) {
-    std::ifstream in(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // What must be equal.
 struct Bits {
@@ -59,7 +54,7 @@ Bits processes(const TempDir& dir, int ranks, const std::string& flags) {
                                                 (dir.path() / "model").string() + " " + flags);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    Bits bits{step_losses(name), {}, bytes_of_file(name + ".run/last.safetensors")};
+    Bits bits{step_losses(name), {}, file_bytes(name + ".run/last.safetensors")};
     for (const auto& epoch : read_events(name, "epoch")) {
         bits.test_losses.push_back(epoch.at("test_loss"));
     }

@@ -1,9 +1,11 @@
-// A temporary directory that is removed with everything in it.
+// A temporary directory that is removed with everything in it, and the bytes of a file.
 #pragma once
 
 #include <stdlib.h>  // mkdtemp
 
 #include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -27,9 +29,18 @@ class TempDir {
     TempDir& operator=(const TempDir&) = delete;
 
     const std::filesystem::path& path() const { return path_; }
+    std::string file(const std::string& name) const { return (path_ / name).string(); }
 
  private:
     std::filesystem::path path_;
 };
+
+inline std::string file_bytes(const std::filesystem::path& path) {
+    std::ifstream in(path, std::ios::binary);
+    if (!in) {
+        throw std::runtime_error("cannot read " + path.string());
+    }
+    return {std::istreambuf_iterator<char>(in), {}};
+}
 
 }  // namespace gyre::test

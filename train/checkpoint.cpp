@@ -37,10 +37,8 @@ Cursor to_cursor(const nlohmann::json& json) {
 }
 
 // Without what writing adds.
-std::string content_hash(TensorFile file) {
-    file.metadata.erase(kHash);
-    file.metadata.erase("format");
-    return hash_tensors(file);
+std::string content_hash(const TensorFile& file) {
+    return hash_tensors(file, {kHash, "format"});
 }
 
 TensorFile read_whole(const std::filesystem::path& path) {

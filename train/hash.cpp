@@ -47,7 +47,7 @@ std::string hash_dataset(const Dataset& dataset) {
     return hash.text();
 }
 
-std::string hash_tensors(const TensorFile& file) {
+std::string hash_tensors(const TensorFile& file, const std::set<std::string>& without) {
     std::map<std::string, std::uint64_t> tensors;
     for (const HostTensor& tensor : file.tensors) {
         tensors[tensor.name] =
@@ -55,7 +55,9 @@ std::string hash_tensors(const TensorFile& file) {
     }
     std::string text;
     for (const auto& [key, value] : file.metadata) {
-        text += fmt::format("{}={} ", key, value);
+        if (without.count(key) == 0) {
+            text += fmt::format("{}={} ", key, value);
+        }
     }
     for (const auto& [name, hash] : tensors) {
         text += fmt::format("{} {:x} ", name, hash);

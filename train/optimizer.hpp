@@ -72,6 +72,7 @@ class Optimizer {
     // state, `scaler.scale` and `scaler._growth_tracker`, and `scaler.skipped`. Collective where
     // updates are shared out: all ranks get all.
     std::vector<HostTensor> export_state() const;
+    bool shared_out() const { return !shared_.empty(); }
     // Of each moment, that this rank has memory for.
     std::int64_t moment_elems() const { return first_.elems(); }
     // Goes on from such a state, which all ranks must be given alike. Throws Error(bad_input)

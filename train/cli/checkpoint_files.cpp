@@ -174,7 +174,10 @@ void CheckpointFiles::save(Session& session, const WeightFacts& facts, const Set
     if (!saves_ || !(last || best)) {
         return;
     }
-    std::vector<HostTensor> optimizer = session.optimizer().export_state();
+    std::vector<HostTensor> optimizer;
+    if (is_root_ || session.optimizer().shared_out()) {
+        optimizer = session.optimizer().export_state();
+    }
     agree(session.communicator(), [&] {
         if (is_root_) {
             writer_->write({.weights = weights_file(session.net(), facts),

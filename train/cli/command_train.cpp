@@ -21,6 +21,9 @@
 namespace gyre::train {
 namespace {
 
+constexpr const char* kTheModel = "the model";
+constexpr const char* kTheDataSet = "the data set";
+
 // The largest resident set of any rank, in bytes.
 std::int64_t peak_memory_bytes(Communicator& comm) {
     struct rusage usage = {};
@@ -147,8 +150,8 @@ Dataset TrainCommand::load() {
         }
     });
     settings_ = settings(data);
-    require_same_manifest(comm_, {{"the model", hash_text(weight_facts_.model.source)},
-                                  {"the data set", hash_dataset(data)}});
+    require_same_manifest(
+        comm_, {{kTheModel, settings_[kTheModel]}, {kTheDataSet, settings_[kTheDataSet]}});
     return data;
 }
 
@@ -208,8 +211,8 @@ SessionSpec TrainCommand::session_spec(const Dataset& data) const {
 Settings TrainCommand::settings(const Dataset& data) const {
     const DeviceIdentity device = backend_->device_identity();
     Settings all = options_.flags;
-    all["the model"] = hash_text(weight_facts_.model.source);
-    all["the data set"] = hash_dataset(data);
+    all[kTheModel] = hash_text(weight_facts_.model.source);
+    all[kTheDataSet] = hash_dataset(data);
     all["the global batch"] = fmt::format("{}", spec_.global_batch);
     all["the device"] = backend_->host_memory() ? "CPU" : device.emulated ? "emulated GPU" : "GPU";
     // Without shards sums over the ranks are rounded as their number and the library have it.

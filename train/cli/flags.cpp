@@ -123,25 +123,6 @@ void add_rank_flags(CLI::App& app, CommonOptions& common) {
         ->check(at_least(1.0));
 }
 
-void add_threads_flag(CLI::App& app, int& threads) {
-    app.add_option("--threads", threads, "Threads per rank; 0: this rank's share of the processors")
-        ->capture_default_str()
-        ->check(between(0, 1024));
-}
-
-void add_device_flag(CLI::App& app, std::string& device, const char* description) {
-    one_of(app.add_option("--device", device, description)->capture_default_str(),
-           {"auto", "cpu", "cuda", "emulated"});
-}
-
-void add_precision_flag(CLI::App& app, CommonOptions& o) {
-    add_choice(
-        app, "--precision", o.precision, kPrecisions,
-        "What is computed in: fp32; tf32: on GPUs, operands of convolutions and linear layers "
-        "are rounded for tensor cores; bf16, fp16: activations and their gradients in 16 "
-        "bits, sums, weights and updates in fp32, the loss scaled for fp16");
-}
-
 void add_gpu_flags(CLI::App& app, CommonOptions& o) {
     heading(app, "GPU");
     add_device_flag(app, o.device,
@@ -353,6 +334,25 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
 
 }  // namespace
 
+void add_threads_flag(CLI::App& app, int& threads) {
+    app.add_option("--threads", threads, "Threads per rank; 0: this rank's share of the processors")
+        ->capture_default_str()
+        ->check(between(0, 1024));
+}
+
+void add_device_flag(CLI::App& app, std::string& device, const char* description) {
+    one_of(app.add_option("--device", device, description)->capture_default_str(),
+           {"auto", "cpu", "cuda", "emulated"});
+}
+
+void add_precision_flag(CLI::App& app, CommonOptions& o) {
+    add_choice(
+        app, "--precision", o.precision, kPrecisions,
+        "What is computed in: fp32; tf32: on GPUs, operands of convolutions and linear layers "
+        "are rounded for tensor cores; bf16, fp16: activations and their gradients in 16 "
+        "bits, sums, weights and updates in fp32, the loss scaled for fp16");
+}
+
 void add_train_flags(CLI::App& app, TrainOptions& o) {
     add_data_flags(app, o);
     app.add_option("--limit", o.limit, "Train on the first N images only")
@@ -414,21 +414,6 @@ void add_eval_flags(CLI::App& app, EvalOptions& o) {
         "Examples:\n"
         "  gyre eval --data mnist --weights best.safetensors\n"
         "  mpirun -np 4 gyre eval --data mnist --weights best.safetensors");
-}
-
-void add_predict_flags(CLI::App& app, PredictOptions& o) {
-    path(app.add_option("--weights", o.weights, "Weights that gyre train --save has written")
-             ->required());
-    path(app.add_option("image", o.images, "PNG and JPEG files, and IDX files of images")
-             ->required());
-    app.add_option("--top", o.top, "Classes to name for each image, the likeliest first")
-        ->capture_default_str()
-        ->check(at_least(1));
-    app.add_flag("--csv", o.csv, "Print rows of image, place, class, name and probability");
-    add_device_flag(app, o.device, "Where to compute");
-    add_precision_flag(app, o);
-    add_threads_flag(app, o.threads);
-    app.footer("Example:\n  gyre predict --weights run/best.safetensors cat.jpg dog.png");
 }
 
 void add_plan_flags(CLI::App& app, PlanOptions& o) {

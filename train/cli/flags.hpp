@@ -17,6 +17,11 @@ void add_plan_flags(CLI::App& app, PlanOptions& options);
 void add_info_flags(CLI::App& app, InfoOptions& options);
 void add_plot_flags(CLI::App& app, PlotOptions& options);
 
+// Of several subcommands.
+void add_threads_flag(CLI::App& app, int& threads);
+void add_device_flag(CLI::App& app, std::string& device, const char* description);
+void add_precision_flag(CLI::App& app, CommonOptions& options);
+
 // The flags as they were given, for comparing the ranks; without those that concern one rank only.
 std::vector<ManifestEntry> flag_manifest(const CLI::App& app);
 // Of them, those that a training must have again where it is resumed.

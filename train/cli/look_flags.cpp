@@ -1,4 +1,4 @@
-// The flags of the subcommands that show something: gyre info, gyre plot.
+// The flags of the subcommands that show something: gyre info, gyre predict, gyre plot.
 #include "train/cli/flag_values.hpp"
 #include "train/cli/flags.hpp"
 
@@ -15,6 +15,21 @@ void add_info_flags(CLI::App& app, InfoOptions& o) {
         ->check(at_least(2));
     path(app.add_option("--weights", o.weights, "Show what is in this safetensors file"))
         ->excludes(model);
+}
+
+void add_predict_flags(CLI::App& app, PredictOptions& o) {
+    path(app.add_option("--weights", o.weights, "Weights that gyre train --save has written")
+             ->required());
+    path(app.add_option("image", o.images, "PNG and JPEG files, and IDX files of images")
+             ->required());
+    app.add_option("--top", o.top, "Classes to name for each image, the likeliest first")
+        ->capture_default_str()
+        ->check(at_least(1));
+    app.add_flag("--csv", o.csv, "Print rows of image, place, class, name and probability");
+    add_device_flag(app, o.device, "Where to compute");
+    add_precision_flag(app, o);
+    add_threads_flag(app, o.threads);
+    app.footer("Example:\n  gyre predict --weights run/best.safetensors cat.jpg dog.png");
 }
 
 void add_plot_flags(CLI::App& app, PlotOptions& o) {
