@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::size_t image_bytes = std::size_t{3} * 32 * 32;
+constexpr std::size_t kImageBytes = std::size_t{3} * 32 * 32;
 
 struct Kind {
     std::size_t label_bytes = 1;  // the last of them is the label
@@ -43,7 +43,7 @@ std::vector<std::uint8_t> read_all(const fs::path& path) {
 
 ImageSet read_records(const fs::path& directory, const std::vector<const char*>& files,
                       const Kind& kind) {
-    const std::size_t record_bytes = kind.label_bytes + image_bytes;
+    const std::size_t record_bytes = kind.label_bytes + kImageBytes;
     ImageSet set;
     set.channels = 3;
     set.height = set.width = 32;
@@ -69,7 +69,7 @@ ImageSet read_records(const fs::path& directory, const std::vector<const char*>&
                     path.string(), at + kind.label_bytes - 1, kind.classes - 1, label));
             }
             set.labels.push_back(label);
-            pixels.insert(pixels.end(), image, image + image_bytes);
+            pixels.insert(pixels.end(), image, image + kImageBytes);
         }
     }
     set.count = static_cast<std::int64_t>(set.labels.size());

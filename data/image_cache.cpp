@@ -93,17 +93,10 @@ const char* variable(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-}  // namespace
-
-fs::path cache_folder() {
-    const fs::path cache = variable("XDG_CACHE_HOME"), home = variable("HOME");
-    return cache.is_absolute() ? cache / "gyre" : home.empty() ? "" : home / ".cache" / "gyre";
-}
-
 // Held by the process that decodes. Where the file system knows no locks, nobody waits.
-class ImageCache::Lock {
+class Lock {
  public:
-    Lock(const fs::path& path, const Tell& tell) : file_(path, O_RDWR | O_CREAT) {
+    Lock(const fs::path& path, const ImageCache::Tell& tell) : file_(path, O_RDWR | O_CREAT) {
         constexpr double most_silent_seconds = 10.0;
         Clock::time_point changed = Clock::now(), told = changed;
         std::string text;
@@ -141,6 +134,13 @@ class ImageCache::Lock {
     const File file_;
     std::int64_t count_ = getpid() * std::int64_t{1000000};
 };
+
+}  // namespace
+
+fs::path cache_folder() {
+    const fs::path cache = variable("XDG_CACHE_HOME"), home = variable("HOME");
+    return cache.is_absolute() ? cache / "gyre" : home.empty() ? "" : home / ".cache" / "gyre";
+}
 
 ImageCache::ImageCache(std::string name, std::uint64_t key, Tell tell)
     : file_(cache_folder().empty() ? fs::path() : cache_folder() / name),

@@ -42,7 +42,6 @@ class ImageCache {
     DecodedImages load(const Decoder& decoder);
 
  private:
-    class Lock;
     DecodedImages open_file() const;
     DecodedImages decode(const Decoder& decoder, const Progress& progress);
     std::optional<DecodedImages> decode_to_file(DecodedImages shape, std::size_t bytes,

@@ -32,22 +32,22 @@ using Bytes = std::vector<unsigned char>;
 
 [[maybe_unused]] constexpr std::int64_t kMostPixels = std::int64_t{1} << 28;
 
-[[noreturn]] void fail(const fs::path& path, std::string_view what) {
+[[noreturn]] void refuse(const fs::path& path, std::string_view what) {
     throw input_error(fmt::format("{}: {}", path.string(), what));
 }
 
 [[noreturn, maybe_unused]] void fail_damaged(const fs::path& path, std::string_view kind,
                                              std::string_view what) {
-    fail(path,
-         fmt::format("expected an intact {} picture, found damage: {}; copy the file again, or "
-                     "remove it",
-                     kind, what));
+    refuse(path,
+           fmt::format("expected an intact {} picture, found damage: {}; copy the file again, or "
+                       "remove it",
+                       kind, what));
 }
 
 [[maybe_unused]] void check_size(const fs::path& path, std::int64_t width, std::int64_t height) {
     if (width < 1 || height < 1 || width > kMostPixels / height) {
-        fail(path, fmt::format("expected 1 to {} pixels, found {}x{} (height x width)", kMostPixels,
-                               height, width));
+        refuse(path, fmt::format("expected 1 to {} pixels, found {}x{} (height x width)",
+                                 kMostPixels, height, width));
     }
 }
 
@@ -161,9 +161,9 @@ Picture decode_jpeg(const fs::path& path, const Bytes& bytes, bool colour) {
     }
     const auto& info = reader.info();
     if (info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK) {
-        fail(path,
-             "a JPEG picture in CMYK, for printing; convert it to RGB, as `convert FILE "
-             "-colorspace sRGB FILE` does");
+        refuse(path,
+               "a JPEG picture in CMYK, for printing; convert it to RGB, as `convert FILE "
+               "-colorspace sRGB FILE` does");
     }
     check_size(path, info.image_width, info.image_height);
     Picture picture;
@@ -181,10 +181,10 @@ Picture decode_jpeg(const fs::path& path, const Bytes& bytes, bool colour) {
 
 #if !GYRE_HAVE_PNG || !GYRE_HAVE_JPEG
 [[noreturn]] void fail_missing(const fs::path& path, const char* kind, const char* package) {
-    fail(path,
-         fmt::format("this build cannot read {} pictures; install {} (scripts/setup.sh does) and "
-                     "build again",
-                     kind, package));
+    refuse(path,
+           fmt::format("this build cannot read {} pictures; install {} (scripts/setup.sh does) and "
+                       "build again",
+                       kind, package));
 }
 #endif
 #if !GYRE_HAVE_PNG
@@ -203,12 +203,12 @@ Bytes read_file(const fs::path& path) {
     std::error_code error;
     const std::uintmax_t bytes = file ? fs::file_size(path, error) : 0;
     if (!file || error) {
-        fail(path, fmt::format("cannot read: {}", file ? error.message() : errno_text(errno)));
+        refuse(path, fmt::format("cannot read: {}", file ? error.message() : errno_text(errno)));
     }
     Bytes all(bytes);
     all.resize(std::fread(all.data(), 1, all.size(), file.get()));
     if (std::ferror(file.get()) != 0) {
-        fail(path, fmt::format("cannot read: {}", errno_text(errno)));
+        refuse(path, fmt::format("cannot read: {}", errno_text(errno)));
     }
     return all;
 }
@@ -241,9 +241,10 @@ Picture decode_picture(const fs::path& path, bool colour) {
     if (start.starts_with("\xff\xd8")) {
         return decode_jpeg(path, bytes, colour);
     }
-    fail(path, bytes.empty() ? "expected a PNG or JPEG picture, found an empty file; remove it"
-                             : "expected a PNG or JPEG picture, found something else; convert it, "
-                               "or remove it");
+    refuse(path, bytes.empty()
+                     ? "expected a PNG or JPEG picture, found an empty file; remove it"
+                     : "expected a PNG or JPEG picture, found something else; convert it, "
+                       "or remove it");
 }
 
 }  // namespace gyre::data

@@ -55,6 +55,17 @@ std::vector<const CpuKernels*> available_cpu_kernels() {
 
 const CpuKernels& chosen_cpu_kernels() {
     const std::vector<const CpuKernels*> sets = available_cpu_kernels();
+    if (sets.empty()) {  // GYRE_NATIVE, on another machine
+        std::string built;
+#define X(set) \
+    built += built.empty() ? gyre_cpu_##set.title : std::string(", ") + gyre_cpu_##set.title;
+        GYRE_CPU_SETS
+#undef X
+        throw input_error(
+            fmt::format("this build is for processors with {}, which this one has not; build it "
+                        "for all, as scripts/test.sh does",
+                        built));
+    }
     const char* const wanted = std::getenv("GYRE_CPU");
     if (wanted == nullptr || *wanted == '\0') {
         return *sets.front();
@@ -65,7 +76,8 @@ const CpuKernels& chosen_cpu_kernels() {
         }
     }
     throw usage_error(
-        fmt::format("GYRE_CPU={}: this processor has no such set of instructions; unset it, or "
+        fmt::format("GYRE_CPU={}: this processor has no such set of instructions, or this build no "
+                    "kernels for it; unset it, or "
                     "choose one of {}",
                     wanted, names(sets)));
 }

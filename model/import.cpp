@@ -15,14 +15,14 @@
 namespace gyre::model {
 namespace {
 
-using Extents = std::vector<std::int64_t>;
+using Dims = std::vector<std::int64_t>;
 
 struct Entry {
     std::string name;
-    Extents shape;
+    Dims shape;
 };
 
-std::string text_of(const Extents& shape) {
+std::string text_of_dims(const Dims& shape) {
     return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
@@ -31,8 +31,8 @@ std::string list_of(const std::vector<Entry>& entries) {
     constexpr std::size_t kMostListed = 40;
     std::string text;
     for (std::size_t i = 0; i < std::min(entries.size(), kMostListed); ++i) {
-        text +=
-            fmt::format("{}{} {}", i == 0 ? "" : ", ", entries[i].name, text_of(entries[i].shape));
+        text += fmt::format("{}{} {}", i == 0 ? "" : ", ", entries[i].name,
+                            text_of_dims(entries[i].shape));
     }
     if (entries.size() > kMostListed) {
         text += fmt::format(" and {} more", entries.size() - kMostListed);
@@ -43,7 +43,7 @@ std::string list_of(const std::vector<Entry>& entries) {
 // A module of PyTorch, and its entries by the last part of their names (weight, bias).
 struct Module {
     std::string name;
-    std::map<std::string, Extents> shapes;
+    std::map<std::string, Dims> shapes;
     std::map<std::string, std::size_t> entries;
 };
 
@@ -212,12 +212,12 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
             source, problem, list_of(file), list_of(net)));
     }
     for (std::size_t i = 0; i < net.size(); ++i) {
-        const Extents& shape = file[match.tensors[i]].shape;
+        const Dims& shape = file[match.tensors[i]].shape;
         if (shape != net[i].shape) {
             throw input_error(fmt::format(
                 "{}: '{}' has shape {}, but the net needs {}; were these weights made for another "
                 "model or data set?",
-                source, net[i].name, text_of(shape), text_of(net[i].shape)));
+                source, net[i].name, text_of_dims(shape), text_of_dims(net[i].shape)));
         }
     }
     return match;

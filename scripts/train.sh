@@ -9,12 +9,15 @@ ranks=${GYRE_RANKS:-2}
 "$root/scripts/setup.sh"
 log=$root/build/build.log
 mkdir -p "$root/build"
-# Without a GPU its kernels, which take minutes to compile, are left to scripts/test.sh.
-cuda=AUTO
-if ! compgen -G "/dev/nvidia[0-9]*" >/dev/null && [ ! -e /dev/dxg ] && [ ! -e /dev/nvhost-gpu ]; then
-    cuda=OFF
+# What only tests need is left to scripts/test.sh, and so are, without a GPU, its kernels; unless that has
+# run: its build has all.
+configure=(--preset train)
+if grep -qs '^GYRE_TESTS:[A-Z]*=ON' "$root/build/CMakeCache.txt"; then
+    configure=(--preset release)
+elif ! compgen -G "/dev/nvidia[0-9]*" >/dev/null && [ ! -e /dev/dxg ] && [ ! -e /dev/nvhost-gpu ]; then
+    configure+=(-DGYRE_CUDA=OFF)
 fi
-if ! (cd "$root" && cmake --preset release -DGYRE_CUDA=$cuda && cmake --build --preset release --target gyre) >"$log" 2>&1; then
+if ! (cd "$root" && cmake "${configure[@]}" && cmake --build --preset release --target gyre) >"$log" 2>&1; then
     tail -n 40 "$log" >&2
     echo "gyre: the build failed; the whole log is in $log" >&2
     exit 1

@@ -57,12 +57,12 @@ std::vector<std::vector<Bucket>> different_plans(const Session& session) {
 
 // Of a step, on this rank.
 double seconds_with(Session& session, const std::vector<Bucket>& buckets) {
-    constexpr int kSteps = 20, kWarmUps = 6;  // in which the step is captured, too
-    session.restart(buckets, 1);              // the same step again and again
+    constexpr int kSteps = 20, kFirstSteps = 6;  // in which the step is captured, too
+    session.restart(buckets, 1);                 // the same step again and again
     Trainer& trainer = session.trainer();
     trainer.begin_epoch(1);
     Clock::time_point begin;
-    for (int step = -kWarmUps; step < kSteps; ++step) {
+    for (int step = -kFirstSteps; step < kSteps; ++step) {
         if (step == 0) {
             session.backend().synchronize();
             session.communicator().barrier();

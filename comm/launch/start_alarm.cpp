@@ -21,7 +21,7 @@
 namespace gyre::comm {
 namespace {
 
-constexpr std::chrono::milliseconds kAskInterval{200};
+constexpr std::chrono::milliseconds kAlarmInterval{200};
 constexpr double kExplainSeconds = 1.0;
 constexpr double kTurnSeconds = 1.0;  // that a rank lets each lower one speak and end the job
 constexpr int kMostTurns = 3;
@@ -151,7 +151,7 @@ void StartAlarm::run() {
             return;
         }
         const auto before = Clock::now();
-        std::this_thread::sleep_for(kAskInterval / 10);
+        std::this_thread::sleep_for(kAlarmInterval / 10);
         stood_still = std::max(stood_still, seconds_since(before));
         if (seconds_since(begin_) >= limit_) {
             const StartNews::News last = others_->news(true);
@@ -165,7 +165,7 @@ void StartAlarm::run() {
                     reason += part.empty() ? "" : "; " + part;
                 }
             }
-        } else if (Clock::now() - asked >= kAskInterval) {
+        } else if (Clock::now() - asked >= kAlarmInterval) {
             reason = others_->news(false).gone;
             asked = Clock::now();
         }
@@ -176,7 +176,7 @@ void StartAlarm::run() {
             if (stopping_) {
                 return;
             }
-            std::this_thread::sleep_for(kAskInterval / 10);
+            std::this_thread::sleep_for(kAlarmInterval / 10);
         }
     }
     fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank_,
@@ -214,7 +214,7 @@ std::string StartAlarm::explain(std::string message) {
         if (!news.gone.empty() || seconds_since(begin) >= kExplainSeconds) {
             break;
         }
-        std::this_thread::sleep_for(kAskInterval / 4);
+        std::this_thread::sleep_for(kAlarmInterval / 4);
     }
     if (news.gone.empty()) {
         news = others_->news(true);

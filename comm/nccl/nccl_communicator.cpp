@@ -23,11 +23,11 @@
 namespace gyre::comm {
 namespace {
 
-constexpr double kAbortSeconds = 2.0;      // that NCCL's abort gets
+constexpr double kNcclAbortSeconds = 2.0;  // that NCCL's abort gets
 constexpr double kFinalizeSeconds = 10.0;  // that the last reductions get at the end
 // NCCL's thread mostly needs some 20 us for a call; who sleeps at once is late for each bucket.
 constexpr double kYieldSeconds = 200e-6;
-constexpr std::chrono::microseconds kPollInterval{50};
+constexpr std::chrono::microseconds kNcclPollInterval{50};
 
 nccl::Type nccl_type(DataType type) {
     return type == DataType::float32    ? nccl::float32
@@ -117,7 +117,7 @@ NcclCommunicator::~NcclCommunicator() {
     const Clock::time_point begin = Clock::now();
     nccl::Result state = library_->comm_finalize(comm_);
     while (state == nccl::in_progress && seconds_since(begin) < kFinalizeSeconds) {
-        std::this_thread::sleep_for(kPollInterval);
+        std::this_thread::sleep_for(kNcclPollInterval);
         if (library_->comm_get_async_error(comm_, &state) != nccl::success) {
             break;
         }
@@ -322,7 +322,7 @@ void NcclCommunicator::finish(const std::unique_lock<std::mutex>& lock, nccl::Re
             if (seconds_since(begin) < kYieldSeconds) {
                 std::this_thread::yield();
             } else {
-                std::this_thread::sleep_for(kPollInterval);
+                std::this_thread::sleep_for(kNcclPollInterval);
             }
         }
     }
@@ -426,7 +426,7 @@ void NcclCommunicator::abort_nccl(const std::unique_lock<std::mutex>&) noexcept 
             abort(comm);
             *done = true;
         }).detach();
-        while (!*done && seconds_since(begin) < kAbortSeconds) {
+        while (!*done && seconds_since(begin) < kNcclAbortSeconds) {
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     } catch (const std::exception&) {

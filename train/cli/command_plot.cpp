@@ -21,8 +21,8 @@ namespace {
 using Row = std::map<std::string, double>;  // a step's or an epoch's figures, by column
 
 constexpr int kCurves = 5;
-constexpr std::array<const char*, kCurves> kColumns = {"loss", "train_loss", "test_loss",
-                                                       "train_accuracy", "test_accuracy"};
+constexpr std::array<const char*, kCurves> kCurveColumns = {"loss", "train_loss", "test_loss",
+                                                            "train_accuracy", "test_accuracy"};
 
 struct Run {
     std::string name;
@@ -106,7 +106,7 @@ Run read_run(const std::string& path) {
     const double of_epoch = steps.begin()->second / steps.begin()->first;
     for (const Row& row : rows) {
         for (std::size_t i = 0; i < kCurves && row.contains("step"); ++i) {
-            if (const auto value = row.find(kColumns[i]); value != row.end()) {
+            if (const auto value = row.find(kCurveColumns[i]); value != row.end()) {
                 run.points[i] += fmt::format("{} {}\n", row.at("step") / of_epoch,
                                              (i >= 3 ? 100.0 : 1.0) * value->second);
             }

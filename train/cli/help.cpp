@@ -9,7 +9,7 @@
 namespace gyre::train {
 namespace {
 
-constexpr int kColumns = 80, kIndent = 28;
+constexpr int kHelpColumns = 80, kIndent = 28;
 
 // The text in lines that begin at the column kIndent, after what stands before it.
 std::string beside(const std::string& head, const std::string& text) {
@@ -18,7 +18,7 @@ std::string beside(const std::string& head, const std::string& text) {
     for (std::string word; in >> word;) {
         words.push_back(word);
     }
-    std::istringstream lines(wrap(words, " ", kColumns - kIndent));
+    std::istringstream lines(wrap(words, " ", kHelpColumns - kIndent));
     std::string result = head;
     int used = columns_of(head);
     if (used > kIndent - 2) {
