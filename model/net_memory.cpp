@@ -255,7 +255,9 @@ void Net::bind(const Plan& plan) {
         }
         inputs_and_output(step.train, plan.value_at);
         inputs_and_output(step.eval, plan.value_in_evaluation_at);
-        step.copy_input = plan.needs[i].in_place && step.train.x.data != step.train.y.data;
+        // By their storages: the addresses of a net without training are all the same.
+        step.copy_input = plan.needs[i].in_place && plan.storage_of(node.inputs.front()) !=
+                                                        plan.storage_of(static_cast<int>(i));
         step.train.saved = arena_.get() + plan.saved_at[i];
         if (!step.backward) {
             continue;
