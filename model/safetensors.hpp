@@ -26,10 +26,7 @@ struct TensorFile {
 // expected and found; for a file of torch.save or pickle, with the Python that converts it.
 TensorFile read_safetensors(const std::filesystem::path& path);
 
-// Writes F32, once for all names, which are in one folder. Written beside them, synchronised with
-// the disk and renamed, one name after another, so that a reader finds the old file or the new one
-// whole, also after a loss of power. Throws Error(bad_input); names that have not been reached then
-// are untouched.
+// Writes F32, once for all names, as write_whole_file() does (model/whole_file.hpp).
 void write_safetensors(const std::vector<std::filesystem::path>& names, const TensorFile& file);
 inline void write_safetensors(const std::filesystem::path& path, const TensorFile& file) {
     write_safetensors(std::vector{path}, file);

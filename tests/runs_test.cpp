@@ -5,10 +5,10 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <sstream>
 
 #include "tests/catch.hpp"
 #include "tests/gyre_process.hpp"
+#include "tests/protobuf_reader.hpp"
 #include "tests/temp_dir.hpp"
 #include "train/cli/metrics.hpp"
 
@@ -37,12 +37,6 @@ std::string write(const std::string& path, const std::string& text) {
     return path;
 }
 
-std::string read(const std::string& path) {
-    std::ostringstream text;
-    text << std::ifstream(path, std::ios::binary).rdbuf();
-    return text.str();
-}
-
 // The scalars of TensorBoard's event file in a folder, as tag -> step -> value; checks that every
 // record is whole.
 std::map<std::string, std::map<std::uint64_t, float>> scalars(const std::string& folder) {
@@ -50,19 +44,9 @@ std::map<std::string, std::map<std::uint64_t, float>> scalars(const std::string&
     std::string data;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
         REQUIRE(data.empty());
-        data = read(entry.path().string());
+        data = file_bytes(entry.path().string());
     }
     std::size_t at = 0;
-    const auto varint = [](const std::string& text, std::size_t& i) {
-        std::uint64_t value = 0;
-        for (int shift = 0;; shift += 7) {
-            const auto byte = static_cast<unsigned char>(text.at(i++));
-            value |= std::uint64_t{byte & 0x7fu} << shift;
-            if (byte < 0x80) {
-                return value;
-            }
-        }
-    };
     std::map<std::string, std::map<std::uint64_t, float>> found;
     while (at < data.size()) {
         std::uint64_t length = 0;
@@ -70,28 +54,21 @@ std::map<std::string, std::map<std::uint64_t, float>> scalars(const std::string&
         const std::string message = data.substr(at + 12, length);
         REQUIRE(gyre::train::tensorboard_record(message) == data.substr(at, length + 16));
         at += length + 16;
-        REQUIRE(message.at(0) == 0x09);  // wall_time, a double
-        std::size_t i = 9;
-        REQUIRE(message.at(i++) == 0x10);
-        const std::uint64_t step = varint(message, i);
-        const char field = message.at(i++);
-        const std::size_t end = varint(message, i) + i;
-        REQUIRE(end == message.size());
-        if (field == 0x1a) {
-            CHECK(message.substr(i) == "brain.Event:2");
+        const auto event = read_proto(message);
+        REQUIRE(event.size() == 3);
+        REQUIRE(event[0].number == 1);  // wall_time, a double
+        REQUIRE(event[1].number == 2);
+        if (event[2].number == 3) {
+            CHECK(event[2].bytes == "brain.Event:2");
             continue;
         }
-        REQUIRE(field == 0x2a);
-        while (i < end) {
-            REQUIRE(message.at(i++) == 0x0a);
-            varint(message, i);
-            REQUIRE(message.at(i++) == 0x0a);
-            const std::size_t letters = varint(message, i);
-            const std::string tag = message.substr(i, letters);
-            i += letters;
-            REQUIRE(message.at(i++) == 0x15);
-            std::memcpy(&found[tag][step], message.data() + i, sizeof(float));
-            i += sizeof(float);
+        REQUIRE(event[2].number == 5);
+        for (const std::string& value : texts_of(read_proto(event[2].bytes), 1)) {
+            const auto fields = read_proto(value);
+            REQUIRE(fields.size() == 2);
+            REQUIRE(fields[1].number == 2);
+            std::memcpy(&found[fields[0].bytes][event[1].value], fields[1].bytes.data(),
+                        sizeof(float));
         }
     }
     return found;
@@ -213,7 +190,7 @@ TEST_CASE("--metrics and --tensorboard have the figures of --json") {
         expected.insert(expected.begin() + epoch.at("epoch").get<int>() * 4 - 1, epoch);
     }
     const auto found = scalars(folder);
-    std::istringstream rows(read(csv));
+    std::istringstream rows(file_bytes(csv));
     std::string row;
     std::getline(rows, row);
     CHECK(row ==
@@ -282,12 +259,12 @@ TEST_CASE("gyre plot draws what --metrics wrote, and names a line that is none")
         return;
     }
     plot("\"" + csv + "\" " + jsonl + " -o " + set.file("x.svg"), 0, set.file("x.svg"));
-    const std::string picture = read(set.file("x.svg"));
+    const std::string picture = file_bytes(set.file("x.svg"));
     CHECK(count_of(picture, "b.jsonl: test") == 0);
     CHECK(count_of(picture, "b.jsonl: train") == 2);
     CHECK(count_of(picture, ".csv: test") == 2);
     plot(jsonl + " -o " + set.file("x.png"), 0, "x.png");
-    CHECK(read(set.file("x.png")).starts_with("\x89PNG"));
+    CHECK(file_bytes(set.file("x.png")).starts_with("\x89PNG"));
 }
 
 TEST_CASE("gyre info shows a net and a file of weights") {

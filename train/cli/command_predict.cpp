@@ -146,21 +146,13 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options) {
     const std::unique_ptr<Backend> backend = make_backend(options, comm);
     const TensorFile weights = read_weights(options.weights);
     const Stored stored(weights, options.weights);
-    const auto shape = stored.shape();
-    const auto classes = options.classes ? options.classes : stored.classes();
-    const auto normalisation = stored.normalisation("gyre.");
-    const std::string model = stored.text("gyre.model");
-    if (!shape || !classes || !normalisation || model.empty()) {
-        throw input_error(
-            fmt::format("{}: its metadata do not say what images the net was trained on; predict "
-                        "takes weights that gyre train --save has written",
-                        options.weights));
-    }
-    Images images = load_images(options.images, *shape);
+    const Stored::Trained trained = stored.trained();
+    const Shape& shape = trained.shape;
+    Images images = load_images(options.images, shape);
     ImageSet set{.count = static_cast<std::int64_t>(images.names.size()),
-                 .channels = shape->channels,
-                 .height = shape->height,
-                 .width = shape->width,
+                 .channels = shape.channels,
+                 .height = shape.height,
+                 .width = shape.width,
                  .pixels = std::move(images.pixels),
                  .labels = std::vector<std::int32_t>(images.names.size()),
                  .images_path = {},
@@ -169,15 +161,15 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options) {
         throw input_error(fmt::format("{}: there is no image in it", options.images.front()));
     }
     const int batch = static_cast<int>(std::min<std::int64_t>(options.test_batch_size, set.count));
-    Net net(*backend, parse_model(model, options.weights), *shape, *classes,
+    Net net(*backend, parse_model(trained.model, options.weights), shape, trained.classes,
             {.train_batch = 0,
              .eval_batch = batch,
              .dropout = false,
              .eval_sizes = Sharding{set.count, batch}.sizes(),
              .type = type_of(options.precision)});
     net.import_parameters(weights.tensors, options.weights);
-    const std::vector<std::string> names = class_labels(stored.class_names(), *classes);
-    const DeviceImages device_images(*backend, std::move(set), *normalisation);
+    const std::vector<std::string> names = class_labels(stored.class_names(), trained.classes);
+    const DeviceImages device_images(*backend, std::move(set), trained.normalisation);
     if (options.csv) {
         fmt::print("image,place,class,name,probability\n");
     }

@@ -16,6 +16,7 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options);
 int run_launch(const LaunchCommandOptions& options, const std::vector<std::string>& command);
 // Of one process.
 ExitCode run_predict(Communicator& comm, const PredictOptions& options);
+ExitCode run_export(const ExportOptions& options);
 ExitCode run_info(const InfoOptions& options);
 ExitCode run_plot(const PlotOptions& options);
 

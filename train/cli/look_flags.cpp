@@ -1,4 +1,5 @@
-// The flags of the subcommands that show something: gyre info, gyre predict, gyre plot.
+// The flags of the subcommands that show something: gyre info, gyre predict, gyre plot;
+// and of gyre export.
 #include "train/cli/flag_values.hpp"
 #include "train/cli/flags.hpp"
 
@@ -30,6 +31,14 @@ void add_predict_flags(CLI::App& app, PredictOptions& o) {
     add_precision_flag(app, o);
     add_threads_flag(app, o.threads);
     app.footer("Example:\n  gyre predict --weights run/best.safetensors cat.jpg dog.png");
+}
+
+void add_export_flags(CLI::App& app, ExportOptions& o) {
+    path(app.add_option("--weights", o.weights, "Weights that gyre train --save has written")
+             ->required());
+    path(app.add_option("--onnx", o.onnx, "The ONNX model to write: the net as it evaluates")
+             ->required());
+    app.footer("Example:\n  gyre export --weights run/best.safetensors --onnx net.onnx");
 }
 
 void add_plot_flags(CLI::App& app, PlotOptions& o) {

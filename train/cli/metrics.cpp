@@ -16,9 +16,12 @@
 
 #include "kernels/base/error.hpp"
 #include "kernels/base/host_name.hpp"
+#include "model/protobuf.hpp"
 
 namespace gyre::train {
 namespace {
+
+using namespace model::protobuf;
 
 // Of the CSV file, in this order for ever: new ones come at the end.
 constexpr const char* kColumns[] = {"event",
@@ -62,54 +65,20 @@ std::uint32_t crc32c(const std::string& data) {
     return ~crc;
 }
 
-template <typename T>
-std::string little_endian(T value) {
-    std::string bytes;
-    for (std::size_t i = 0; i < sizeof(T); ++i) {
-        bytes.push_back(static_cast<char>(value >> (8 * i) & 0xff));
-    }
-    return bytes;
-}
-
 std::string masked_crc(const std::string& data) {
     return little_endian(std::rotr(crc32c(data), 15) + 0xa282ead8u);
-}
-
-// Fields of a protocol buffer: https://protobuf.dev/programming-guides/encoding
-std::string varint(std::uint64_t value) {
-    std::string bytes;
-    for (; value >= 0x80; value >>= 7) {
-        bytes.push_back(static_cast<char>(value | 0x80));
-    }
-    bytes.push_back(static_cast<char>(value));
-    return bytes;
-}
-std::string text_field(int number, const std::string& text) {
-    std::string field = varint(static_cast<std::uint64_t>(number) << 3 | 2);
-    field += varint(text.size());
-    field += text;
-    return field;
 }
 
 // tensorboard.Event: wall_time = 1, step = 2, file_version = 3, summary = 5.
 std::string event_message(std::int64_t step, const std::string& content) {
     const double now =
         std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-    std::string message = "\x09";
-    message += little_endian(std::bit_cast<std::uint64_t>(now));
-    message += "\x10";
-    message += varint(static_cast<std::uint64_t>(step));
-    message += content;
-    return message;
+    return double_field(1, now) + int_field(2, step) + content;
 }
 
 // tensorboard.Summary: value = 1 of tag = 1 and simple_value = 2.
 std::string scalar(const std::string& tag, double value) {
-    const auto bits = std::bit_cast<std::uint32_t>(static_cast<float>(value));
-    std::string value_message = text_field(1, tag);
-    value_message += "\x15";
-    value_message += little_endian(bits);
-    return text_field(1, value_message);
+    return text_field(1, text_field(1, tag) + float_field(2, static_cast<float>(value)));
 }
 
 std::ofstream open_events(const std::string& folder) {

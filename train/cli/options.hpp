@@ -133,6 +133,10 @@ struct InfoOptions {
     int classes = 10;
 };
 
+struct ExportOptions {
+    std::string weights, onnx;  // files
+};
+
 struct PlotOptions {
     std::vector<std::string> runs;  // files of metrics
     std::string output;

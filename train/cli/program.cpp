@@ -64,7 +64,8 @@ class Program {
     InfoOptions info_options_;
     PlotOptions plot_options_;
     PredictOptions predict_options_;
-    CLI::App *train_, *eval_, *plan_, *info_, *plot_, *predict_, *launch_;
+    ExportOptions export_options_;
+    CLI::App *train_, *eval_, *plan_, *info_, *plot_, *predict_, *export_, *launch_;
     std::exception_ptr refusal_;  // of the flags
     bool answered_ = false;       // --help or --version
     std::unique_ptr<Communicator> comm_;
@@ -87,6 +88,8 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
         app_.add_subcommand("info", "What this build and this machine have, or a net, or weights");
     predict_ = app_.add_subcommand("predict", "What saved weights take images for");
     add_predict_flags(*predict_, predict_options_);
+    export_ = app_.add_subcommand("export", "Write saved weights, with their net, as ONNX");
+    add_export_flags(*export_, export_options_);
     plot_ = app_.add_subcommand("plot", "Draw loss and accuracy of trainings");
     launch_ = app_.add_subcommand("launch", "Start ranks on this host, as torchrun does");
     add_launch_flags(*launch_, launch_options_);
@@ -176,7 +179,8 @@ int Program::run() {
     require_same_manifest(*comm_, command_manifest(app_, answered_));
     train_options_.flags = resumed_flags(*train_);
     // What has its own bounds, or none, from here on.
-    if (answered_ || info_->parsed() || plot_->parsed() || predict_->parsed() || plan_->parsed()) {
+    if (answered_ || info_->parsed() || plot_->parsed() || predict_->parsed() ||
+        export_->parsed() || plan_->parsed()) {
         alarm_->stop();
     }
     if (answered_) {
@@ -188,6 +192,9 @@ int Program::run() {
     if (predict_->parsed()) {
         return static_cast<int>(comm_->is_root() ? run_predict(*comm_, predict_options_)
                                                  : ExitCode::success);
+    }
+    if (export_->parsed()) {
+        return static_cast<int>(comm_->is_root() ? run_export(export_options_) : ExitCode::success);
     }
     if (plot_->parsed()) {
         return static_cast<int>(comm_->is_root() ? run_plot(plot_options_) : ExitCode::success);

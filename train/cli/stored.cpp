@@ -90,6 +90,20 @@ std::vector<std::string> Stored::class_names() const {
     return result;
 }
 
+Stored::Trained Stored::trained() const {
+    const auto image = shape();
+    const auto count = classes();
+    const auto pixels = normalisation("gyre.");
+    const std::string model = text("gyre.model");
+    if (!image || !count || !pixels || model.empty()) {
+        throw input_error(
+            fmt::format("{}: its metadata do not say what images the net was trained on; take "
+                        "weights that gyre train --save has written",
+                        path_));
+    }
+    return {model, *image, *count, *pixels};
+}
+
 void Stored::refuse(const std::string& key, const std::string& expected) const {
     throw input_error(fmt::format("{}: its metadata say {} '{}'; expected {}", path_, key,
                                   printable(text(key).substr(0, 60)), expected));

@@ -24,6 +24,15 @@ class Stored {
     std::optional<Shape> shape() const;
     std::vector<std::string> class_names() const;
 
+    // What it takes to make the net again; throws where the metadata lack it.
+    struct Trained {
+        std::string model;  // source
+        Shape shape;
+        int classes;
+        Normalisation normalisation;
+    };
+    Trained trained() const;
+
     [[noreturn]] void refuse(const std::string& key, const std::string& expected) const;
 
  private:

@@ -1,0 +1,190 @@
+#include "model/onnx.hpp"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <variant>
+
+#include "kernels/base/error.hpp"
+#include "model/protobuf.hpp"
+
+namespace gyre::model {
+namespace {
+
+using namespace protobuf;
+
+// onnx.proto's numbers.
+constexpr int kFloat = 1;                                   // TensorProto.DataType
+constexpr int kFloatType = 1, kIntType = 2, kIntsType = 7;  // AttributeProto.AttributeType
+
+std::string named_attribute(const char* name, int type, const std::string& value) {
+    return text_field(5, text_field(1, name) + value + int_field(20, type));
+}
+std::string attribute(const char* name, std::int64_t value) {
+    return named_attribute(name, kIntType, int_field(3, value));
+}
+std::string attribute(const char* name, float value) {
+    return named_attribute(name, kFloatType, float_field(2, value));
+}
+std::string attribute(const char* name, std::initializer_list<std::int64_t> values) {
+    std::string all;
+    for (const std::int64_t value : values) {
+        all += int_field(8, value);
+    }
+    return named_attribute(name, kIntsType, all);
+}
+
+// Of each operation the ONNX operator and its attributes; a new one without its line does not
+// compile.
+struct Operator {
+    std::string type, attributes = {};
+};
+Operator operator_of(const Conv2dSpec& spec) {
+    const Conv2dShape& s = spec.shape;
+    return {"Conv", attribute("kernel_shape", {s.kernel, s.kernel}) +
+                        attribute("strides", {s.stride, s.stride}) +
+                        attribute("pads", {s.padding, s.padding, s.padding, s.padding})};
+}
+Operator operator_of(const LinearSpec&) {
+    return {"Gemm", attribute("transB", std::int64_t{1})};
+}
+Operator operator_of(const MaxPool2dSpec& spec) {
+    const MaxPool2dShape& s = spec.shape;
+    return {"MaxPool", attribute("kernel_shape", {s.kernel, s.kernel}) +
+                           attribute("strides", {s.stride, s.stride})};
+}
+Operator operator_of(const AvgPool2dSpec& spec) {
+    return {"AveragePool", attribute("kernel_shape", {spec.kernel_height, spec.kernel_width}) +
+                               attribute("strides", {spec.stride, spec.stride})};
+}
+Operator operator_of(const ReluSpec&) {
+    return {"Relu"};
+}
+Operator operator_of(const DropoutSpec&) {
+    return {"Identity"};
+}
+Operator operator_of(const BatchNorm2dSpec& spec) {
+    return {"BatchNormalization", attribute("epsilon", spec.epsilon)};
+}
+Operator operator_of(const AddSpec&) {
+    return {"Add"};
+}
+
+std::string node_field(const std::string& name, const Operator& op,
+                       const std::vector<std::string>& inputs, const std::string& output) {
+    std::string node;
+    for (const std::string& input : inputs) {
+        node += text_field(1, input);
+    }
+    return text_field(1, node + text_field(2, output) + text_field(3, name) +
+                             text_field(4, op.type) + op.attributes);
+}
+
+// The nodes of a GraphProto. A value is [N][C][H][W], or [N][features] from the first Gemm or
+// Flatten on.
+class Nodes {
+ public:
+    explicit Nodes(const Graph& graph) : graph_(graph), flat_(graph.nodes.size()) {
+        for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
+            add(i);
+        }
+    }
+    std::string take() { return std::move(text_); }
+
+ private:
+    void add(std::size_t i) {
+        const Node& node = graph_.nodes[i];
+        // What is added must have the same rank, or it would be broadcast.
+        flat_[i] = std::holds_alternative<LinearSpec>(node.spec);
+        for (const int input : node.inputs) {
+            flat_[i] = flat_[i] || is_flat(input);
+        }
+        std::vector<std::string> inputs;
+        for (const int input : node.inputs) {
+            inputs.push_back(value(input, flat_[i]));
+        }
+        for (const auto* list : {&node.parameters, &node.state}) {
+            for (const Parameter& parameter : *list) {
+                inputs.push_back(parameter.name);
+            }
+        }
+        const bool last = i + 1 == graph_.nodes.size();
+        const std::string output = last && flat_[i] ? "logits" : node.name;
+        text_ += node_field(
+            node.name, std::visit([](const auto& spec) { return operator_of(spec); }, node.spec),
+            inputs, output);
+        if (last && !flat_[i]) {
+            text_ += node_field("flatten", {"Flatten"}, {output}, "logits");
+        }
+    }
+    bool is_flat(int number) const {
+        return number != Node::kInput && flat_[static_cast<std::size_t>(number)];
+    }
+    // Its name, after a Flatten where that is needed.
+    std::string value(int number, bool flat) {
+        const std::string name =
+            number == Node::kInput ? "input" : graph_.nodes[static_cast<std::size_t>(number)].name;
+        if (!flat || is_flat(number)) {
+            return name;
+        }
+        const std::string flattened = name + ".flat";
+        if (flattened_.insert(flattened).second) {
+            text_ += node_field(flattened, {"Flatten"}, {name}, flattened);
+        }
+        return flattened;
+    }
+
+    const Graph& graph_;
+    std::vector<bool> flat_;
+    std::set<std::string> flattened_;
+    std::string text_;
+};
+
+std::string tensor_field(const HostTensor& tensor) {
+    std::string text;
+    for (const std::int64_t extent : tensor.shape) {
+        text += int_field(1, extent);
+    }
+    text += int_field(2, kFloat) + text_field(8, tensor.name);
+    static_assert(std::endian::native == std::endian::little);  // as raw_data is
+    return text_field(5, text + text_field(9, {reinterpret_cast<const char*>(tensor.values.data()),
+                                               tensor.values.size() * sizeof(float)}));
+}
+
+// A ValueInfoProto of float32 [N][extents].
+std::string value_field(int number, const char* name, std::initializer_list<std::int64_t> extents) {
+    std::string shape = text_field(1, text_field(2, "N"));
+    for (const std::int64_t extent : extents) {
+        shape += text_field(1, int_field(1, extent));
+    }
+    const std::string tensor = int_field(1, kFloat) + text_field(2, shape);
+    return text_field(number, text_field(1, name) + text_field(2, text_field(1, tensor)));
+}
+
+}  // namespace
+
+std::string onnx_model(const Graph& graph, const Shape& image,
+                       const std::vector<HostTensor>& tensors,
+                       const std::map<std::string, std::string>& metadata) {
+    constexpr std::int64_t kIrVersion = 7, kOpset = 13;
+    std::string body = Nodes(graph).take() + text_field(2, "gyre");
+    for (const HostTensor& tensor : tensors) {
+        body += tensor_field(tensor);
+    }
+    body += value_field(11, "input", {image.channels, image.height, image.width});
+    body += value_field(12, "logits", {graph.nodes.back().out.elems()});
+    std::string file = int_field(1, kIrVersion) + text_field(2, "gyre") + text_field(7, body) +
+                       text_field(8, text_field(1, "") + int_field(2, kOpset));
+    for (const auto& [key, value] : metadata) {
+        file += text_field(14, text_field(1, key) + text_field(2, value));
+    }
+    if (file.size() >= std::size_t{1} << 31) {
+        throw input_error(fmt::format(
+            "the ONNX model would have {} bytes, but its format ends at 2 GiB; keep the "
+            "safetensors file",
+            file.size()));
+    }
+    return file;
+}
+
+}  // namespace gyre::model
