@@ -6,11 +6,13 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "comm/collective.hpp"
+#include "kernels/base/clock.hpp"
 #include "kernels/base/error.hpp"
 #include "kernels/device/device.hpp"
 
@@ -30,6 +32,13 @@ class Request {
     }
     // It was captured in a graph, and is not under way: nobody will wait for it.
     virtual void abandon() {}
+    // For timelines, once it is complete: when it ran, by the host's clock, or the device's event
+    // behind it. Neither, where there was nothing to do.
+    struct Ran {
+        Clock::time_point begin = {}, end = {};
+        std::optional<Device::Event> event = {};
+    };
+    virtual std::optional<Ran> ran() const { return std::nullopt; }
 };
 
 class Communicator {

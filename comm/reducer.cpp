@@ -55,6 +55,7 @@ Reducer::Step& Reducer::add_step() {
 
 void Reducer::begin_step() {
     Step& step = add_step();
+    step.timeline = timeline_;
     if (comm_.size() > 1) {
         step.events.begin = device_.record();
         const std::size_t most = 2 * buckets_.size() + 1;  // with what gather_updates() adds
@@ -75,7 +76,11 @@ Reducer::Operation& Reducer::add_operation(const Bucket& bucket, bool gathers) {
 
 void Reducer::start(std::size_t index, Collective collective) {
     collective.origin = {step_, "bucket", static_cast<int>(index)};
-    steps_.back().operations[index].request = comm_.start(collective);
+    Operation& operation = steps_.back().operations[index];
+    operation.request = comm_.start(collective);
+    if (steps_.back().timeline != nullptr) {
+        operation.label = label_of(collective);
+    }
 }
 
 void Reducer::all_gather(float* data, std::int64_t count, const Bucket& range,
@@ -107,9 +112,13 @@ void Reducer::run(Collective collective, const char* part) {
     }
     Step& step = steps_.back();
     collective.origin = {step_, part, step.others_run++};
+    const TimelineSpan span(step.timeline, "wait for", part);
     auto request = comm_.start(collective);
     if (!request->wait_on_stream()) {
         step.others.push_back(std::move(request));
+    } else if (step.timeline != nullptr) {
+        double any = 0.0;
+        record(*step.timeline, *request, label_of(collective), std::nullopt, any);
     }
 }
 
@@ -223,6 +232,36 @@ void Reducer::launch(const Captured& captured) {
     }
 }
 
+// On the device a collective begins when its data is final and the one before it is done;
+// free_from: when that was.
+void Reducer::record(Timeline& timeline, const Request& request, const Label& label,
+                     std::optional<Device::Event> ready, double& free_from) {
+    const auto ran = request.ran();
+    if (!ran) {
+        return;
+    }
+    double begin = timeline.seconds_at(ran->begin), end = timeline.seconds_at(ran->end);
+    if (ran->event) {
+        begin = std::max(free_from, ready ? timeline.seconds_at(*ready) : free_from);
+        end = std::max(begin, timeline.seconds_at(*ran->event));
+    }
+    free_from = end;
+    timeline.add_collective(std::string(label.origin.part) + " " +
+                                std::to_string(label.origin.index) + " " + label.name,
+                            begin, end, label.bytes);
+}
+
+// Of a step whose events have passed: its waits and its collectives.
+void Reducer::record(Timeline& timeline, const Step& step) {
+    double free_from = 0.0;
+    for (std::size_t i = 0; i < step.operations.size(); ++i) {
+        const StepEvents::Operation& events = step.events.operations[i];
+        timeline.add("wait for bucket " + std::to_string(i), events.waited, events.arrived);
+        record(timeline, *step.operations[i].request, step.operations[i].label, events.ready,
+               free_from);
+    }
+}
+
 Reducer::Times Reducer::synchronize_step() {
     const Step step = std::move(steps_.front());
     steps_.erase(steps_.begin());
@@ -237,7 +276,11 @@ Reducer::Times Reducer::synchronize_step() {
     for (const auto& request : step.others) {
         request->wait();  // complete, as the device has waited for it
     }
-    return measure(device_, step.events);
+    Times times = measure(device_, step.events);
+    if (step.timeline != nullptr) {
+        record(*step.timeline, step);
+    }
+    return times;
 }
 
 }  // namespace gyre::comm

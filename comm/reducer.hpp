@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "comm/bucket_plan.hpp"
@@ -17,6 +18,7 @@
 #include "comm/step_times.hpp"
 #include "kernels/base/function_ref.hpp"
 #include "kernels/device/device.hpp"
+#include "kernels/device/timeline.hpp"
 
 namespace gyre::comm {
 
@@ -66,6 +68,9 @@ class Reducer {
     // synchronized.
     void launch(const Captured& captured);
 
+    // Steps that begin from now on are recorded there; null: not.
+    void trace(Timeline* timeline) { timeline_ = timeline; }
+
     // The host waits until the oldest step for which it has not is complete. Steps may begin before
     // that of earlier ones.
     Times synchronize_step();
@@ -79,6 +84,7 @@ class Reducer {
         Bucket bucket;
         Device::Event packed = 0;  // where not direct()
         std::unique_ptr<Request> request = nullptr;
+        Label label = {};                 // where it is recorded
         std::function<void()> then = {};  // of a gathering
     };
     struct Step {
@@ -88,6 +94,7 @@ class Reducer {
         std::vector<std::unique_ptr<Request>> others;  // not complete when they were run
         int others_run = 0;
         bool launched = false;  // as part of a graph
+        Timeline* timeline = nullptr;
         std::unique_ptr<Request>
             graph;  // the first one's of a launch, null where ranks do not meet
     };
@@ -97,6 +104,9 @@ class Reducer {
     // For operation `index` of the current step.
     void start(std::size_t index, Collective collective);
     void wait_on_stream(std::size_t index);
+    void record(Timeline& timeline, const Step& step);
+    static void record(Timeline& timeline, const Request& request, const Label& label,
+                       std::optional<Device::Event> ready, double& free_from);
 
     Communicator& comm_;
     Device& device_;
@@ -105,6 +115,7 @@ class Reducer {
     std::vector<Step> steps_;  // not synchronized; the last is the current one
     std::int64_t step_ = -1;   // since the reducer was made
     bool capturing_ = false;
+    Timeline* timeline_ = nullptr;
 };
 
 }  // namespace gyre::comm

@@ -179,6 +179,7 @@ void Net::forward(const Batch& batch) {
     const std::size_t ops = ops_.size() - (batch.training && head_ != nullptr ? 1 : 0);
     for (std::size_t i = 0; i < ops; ++i) {
         const OpIo& io = batch.training ? steps_[i].train : steps_[i].eval;
+        const TimelineSpan span(batch.timeline, "forward", graph_.nodes[i].name);
         if (steps_[i].copy_input) {
             backend_.copy(io.y.data, io.x.data, activation_bytes(graph_.nodes[i].in, batch.n));
         }
@@ -195,6 +196,7 @@ std::vector<float> Net::export_logits(int n) const {
 }
 
 void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_scale) {
+    const TimelineSpan span(batch.timeline, "loss");
     if (batch.training && head_ != nullptr) {
         const CrossEntropyArgs args{
             .classes = classes_, .labels = labels(), .scale = scale, .sums = sums};
@@ -242,6 +244,7 @@ void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Ta
         }
         const Node& node = graph_.nodes[i];
         const OpIo& io = step.train;
+        const TimelineSpan span(batch.timeline, "backward", node.name);
         const bool done = with_loss(i);
         const bool updates = in_pass.update != nullptr && !done && !node.parameters.empty() &&
                              ops_[i]->can_update(batch);
@@ -280,6 +283,7 @@ void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Ta
 
 void Net::run_pass(const Batch& batch, const GatherArgs& images, float scale, const InPass& in_pass,
                    const NextSamplesArgs* next) const {
+    const TimelineSpan span(batch.timeline, "training pass");
     pass_->run(batch, {.images = images,
                        .next = next,
                        .scale = scale,

@@ -57,6 +57,7 @@ const std::map<std::string, std::string> kOwnFlags = {
     {"--json", "--json FILE"},
     {"--metrics", "--metrics FILE.csv"},
     {"--tensorboard", "--tensorboard FILE"},
+    {"--trace", "--trace FILE"},
     {"--recipe", "--recipe FILE"},
     {"--config", "--config FILE"},
     {"--verbose", "-v"},
@@ -137,7 +138,7 @@ TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what
             }
             CHECK(losses(outcome.output) == expected);
             const bool events = name == "--tensorboard" || name == "--metrics";
-            const bool writes = name == "--save" || name == "--json" || events;
+            const bool writes = name == "--save" || name == "--json" || name == "--trace" || events;
             const bool roots = writes || name == "--init" || name == "--resume";
             CHECK(count_of(outcome.output, name + " counts on rank 0 only") ==
                   (roots && rank == 1 ? 1 : 0));

@@ -17,6 +17,22 @@ void Trainer::begin_epoch(std::uint32_t epoch, std::int64_t first) {
     backend_.upload(place_.get(), &at_, sizeof at_);
 }
 
+void Trainer::gather(const Batch& pass, const NextSamplesArgs* next) {
+    const TimelineSpan span(timeline_, "gather");
+    const AugmentArgs augment{options_.augment, options_.seed,
+                              options_.augment.any() ? pass.epoch : nullptr};
+    if (next != nullptr) {
+        images_.gather_next(*next, samples_.get(), pass.n, net_.input(), net_.labels(), augment);
+    } else {
+        images_.gather(pass.samples, pass.n, net_.input(), net_.labels(), augment);
+    }
+}
+
+void Trainer::trace(Timeline* timeline) {
+    timeline_ = timeline;
+    reducer_.trace(timeline);
+}
+
 void Trainer::compute(std::int64_t global_count, int part, const PassUpdate* update) {
     const Range range = sharding_.part(global_count, part, passes_);
     const bool last = part + 1 == passes_;
@@ -30,6 +46,7 @@ void Trainer::compute(std::int64_t global_count, int part, const PassUpdate* upd
     pass.seed = options_.seed;
     pass.epoch = &place_.get()->epoch;
     pass.training = true;
+    pass.timeline = timeline_;
 
     // Every rank scales by the size of the global batch, so the sum over ranks is the mean over
     // it, whatever each rank's share.
@@ -55,13 +72,7 @@ void Trainer::compute(std::int64_t global_count, int part, const PassUpdate* upd
         net_.run_pass(pass, images_.source(), scale, in_pass, all ? &next : nullptr);
         ready(0);
     } else {
-        const AugmentArgs augment{options_.augment, options_.seed,
-                                  options_.augment.any() ? pass.epoch : nullptr};
-        if (all) {
-            images_.gather_next(next, samples_.get(), pass.n, net_.input(), net_.labels(), augment);
-        } else {
-            images_.gather(pass.samples, pass.n, net_.input(), net_.labels(), augment);
-        }
+        gather(pass, all ? &next : nullptr);
         net_.forward(pass);
         net_.loss(pass, scale, &net_.tail()->loss, optimizer_.loss_scale());
         const auto take = [&](std::size_t node, const Tensor& x, const Tensor& dy) {
@@ -109,6 +120,7 @@ NextSamplesArgs Trainer::next_samples(std::int64_t global_count) const {
 }
 
 void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int index) {
+    const TimelineSpan span(timeline_, "step");
     reducer_.begin_step();
     if (passes_ > 1) {
         backend_.next_samples(next_samples(global_count), static_cast<int>(local_count),
@@ -128,7 +140,10 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
     }
     reducer_.finish_step(
         [&](const Bucket& bucket) {
-            optimizer_.arrived(bucket.begin, bucket.end);
+            {
+                const TimelineSpan of_bucket(timeline_, "update");
+                optimizer_.arrived(bucket.begin, bucket.end);
+            }
             if (bucket.shared()) {
                 reducer_.gather_updates(net_.parameter_data() + bucket.begin, bucket.share_elems);
             }
@@ -181,7 +196,7 @@ void Trainer::capture(Reducer::Captured& captured, std::int64_t local_count,
 
 const Reducer::Captured* Trainer::graph_from(std::int64_t step, std::size_t slot) {
     const Range global = sharding_.global(step);
-    if (!graph_ || global.count != sharding_.global(0).count) {
+    if (!graph_ || timeline_ != nullptr || global.count != sharding_.global(0).count) {
         return nullptr;
     }
     const bool warm = warm_ups_ >= kWarmUps;
@@ -240,8 +255,12 @@ std::optional<StepResult> Trainer::step(std::int64_t step, bool stop, bool save)
             backend_.upload(&net_.tail()->save, &one, sizeof one);
         }
         launch(step);
-        if (std::int64_t(launches_.size()) > ahead_) {
+        // The device does not keep the events of a timeline for long.
+        while (std::int64_t(launches_.size()) > (timeline_ == nullptr ? ahead_ : 0)) {
             collect();
+        }
+        if (timeline_ != nullptr) {
+            timeline_->read();
         }
     }
     begin_ = step + 1;

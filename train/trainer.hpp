@@ -108,6 +108,10 @@ class Trainer {
     // The oldest result that step() has not given back yet.
     std::optional<StepResult> next_result();
 
+    // Steps that are submitted from now on are recorded there, call by call in place of graphs, and
+    // the host waits for each; null: not. The same on all ranks.
+    void trace(Timeline* timeline);
+
     const Sharding& sharding() const { return sharding_; }
     // Whether whole batches are, or will be, launched as graphs.
     bool graph() const { return graph_; }
@@ -133,6 +137,8 @@ class Trainer {
     void keep(int part);
     void keep_state(int part);
     NextSamplesArgs next_samples(std::int64_t global_count) const;
+    // The images of a pass; next: which they are is to be found out first.
+    void gather(const Batch& pass, const NextSamplesArgs* next);
     // Pass `part` over the rank's share; the gradients of the last are all passes' and go to the
     // reducer. update: of what the pass can update itself; may be null.
     void compute(std::int64_t global_count, int part, const PassUpdate* update);
@@ -181,6 +187,7 @@ class Trainer {
     std::int32_t not_finite(std::size_t at) const;
     DeviceBuffer<std::int32_t> found_, found_ring_;
     PinnedBuffer<std::int32_t> all_found_;
+    Timeline* timeline_ = nullptr;
     bool graph_;
     int warm_ups_ = 0;  // steps of a whole batch so far, up to what is enough
     // [ahead_ + 1], used in turn, as a graph's events are read before it is launched again.

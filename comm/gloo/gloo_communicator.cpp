@@ -144,6 +144,7 @@ class GlooCommunicator final : public Communicator {
         std::uint32_t number;
         bool done = false;
         std::string failure{};
+        Request::Ran ran{};
         std::vector<std::byte> terms{};                            // [ranks][count], of a small sum
         std::unique_ptr<gloo::transport::UnboundBuffer> buffer{};  // of the terms
         std::string name() const {
@@ -197,6 +198,11 @@ class GlooCommunicator::Waiter final : public Request {
         if (!operation_->failure.empty()) {
             throw Error(ExitCode::communication, operation_->failure);
         }
+    }
+    std::optional<Ran> ran() const override {
+        const std::lock_guard lock(comm_.mutex_);
+        const bool any = operation_->ran.end > operation_->ran.begin;
+        return any ? std::optional(operation_->ran) : std::nullopt;
     }
 
  private:
@@ -368,8 +374,10 @@ void GlooCommunicator::reduce() {
             failure = next->failure;
         }
         if (failure.empty() && next->collective.count > 0) {
+            next->ran.begin = Clock::now();
             try {
                 run(next->name(), [&] { run_operation(*next); });
+                next->ran.end = Clock::now();
             } catch (const Error& error) {
                 failure = error.what();
             }

@@ -179,7 +179,15 @@ class MpiCommunicator::Operation final : public Request {
         }
     }
 
-    void piece_done() { --pieces_left_; }
+    void piece_begins() { ran_.begin = std::min(ran_.begin, Clock::now()); }
+    void piece_done() {
+        --pieces_left_;
+        ran_.end = Clock::now();
+    }
+    std::optional<Ran> ran() const override {
+        const std::lock_guard lock(comm_.mutex_);
+        return ran_.end > ran_.begin ? std::optional(ran_) : std::nullopt;
+    }
 
  private:
     static std::int64_t most_piece_elems(const Collective& collective, int ranks) {
@@ -198,7 +206,9 @@ class MpiCommunicator::Operation final : public Request {
     }
 
     MpiCommunicator& comm_;
-    int pieces_left_ = 0;  // guarded by the communicator's mutex
+    // Guarded by the communicator's mutex.
+    int pieces_left_ = 0;
+    Ran ran_ = {.begin = Clock::time_point::max()};
 };
 
 void MpiCommunicator::begin(Piece& piece) {
@@ -271,6 +281,7 @@ void MpiCommunicator::advance() {
     for (;;) {
         while (!waiting_.empty() && under_way_.size() < kPiecesUnderWay) {
             begin(waiting_.front());
+            waiting_.front().owner->piece_begins();
             under_way_.push_back(std::move(waiting_.front()));
             waiting_.pop_front();
         }

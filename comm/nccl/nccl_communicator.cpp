@@ -101,6 +101,9 @@ class NcclCommunicator::Operation final : public Request {
         }
         return !end_;
     }
+    std::optional<Ran> ran() const override {
+        return end_ ? std::optional(Ran{.event = end_}) : std::nullopt;
+    }
 
  private:
     NcclCommunicator& comm_;

@@ -84,6 +84,7 @@ class WatchedCommunicator::WatchedRequest final : public Request {
         return finished_;
     }
     void abandon() override { finish(); }
+    std::optional<Ran> ran() const override { return inner_->ran(); }
 
  private:
     void finish() {

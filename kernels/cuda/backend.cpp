@@ -15,6 +15,12 @@
 #include "kernels/cudnn/factory.hpp"
 #endif
 
+// Headers alone; without a profiler a range costs a few nanoseconds.
+#if !defined(GYRE_EMULATED) && __has_include(<nvtx3/nvToolsExt.h>)
+#include <nvtx3/nvToolsExt.h>
+#define GYRE_HAVE_NVTX
+#endif
+
 namespace gyre::SIMT_NAMESPACE {
 
 Workspace::Workspace(Stream& stream)
@@ -115,7 +121,17 @@ class GpuBackend final : public Backend {
     }
     void wait(Event point) override { compute_.wait(event(point)); }
     void synchronize(Event point) override { event(point).synchronize(); }
-    bool can_capture() const override { return true; }
+#if defined(GYRE_HAVE_NVTX)
+    void push_range(const char* name) override {
+        nvtxRangePushA(name);
+    }
+    void pop_range() override {
+        nvtxRangePop();
+    }
+#endif
+    bool can_capture() const override {
+        return true;
+    }
     std::unique_ptr<Device::Graph> capture(const std::function<void()>& calls) override {
         auto graph = std::make_unique<CapturedCalls>(*this);
         capturing_ = graph.get();
@@ -129,7 +145,9 @@ class GpuBackend final : public Backend {
         workspace_.captured();
         return graph;
     }
-    bool host_memory() const override { return false; }
+    bool host_memory() const override {
+        return false;
+    }
     DeviceIdentity device_identity() const override {
 #if defined(GYRE_EMULATED)
         constexpr bool emulated = true;

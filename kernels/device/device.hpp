@@ -62,6 +62,10 @@ class Device {
     // The device's time from one event to another, both passed.
     virtual double seconds_between(Event begin, Event end) = 0;
 
+    // What the host asks for between these is a range of that name in a GPU's profiler (NVTX).
+    virtual void push_range(const char* /*name*/) {}
+    virtual void pop_range() {}
+
     // Copies from and to pinned memory that the host need not wait for, done at the event that is
     // returned. On the copy stream they start after the calls so far and run beside those that
     // follow, which must not write to what is copied before they have waited for the event.

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/device/rank_sums.hpp"
+#include "kernels/device/timeline.hpp"
 
 namespace gyre {
 
@@ -17,6 +18,7 @@ struct Batch {
     std::uint64_t seed = 0;
     const std::uint32_t* epoch = nullptr;  // on the device; null: 0
     RankSums* ranks = nullptr;             // null: this rank alone
+    Timeline* timeline = nullptr;          // null: nobody looks
 };
 
 }  // namespace gyre

@@ -125,7 +125,8 @@ void CheckpointFiles::meet(Communicator& comm) {
     const std::pair<const char*, const std::string*> files[] = {
         {"--save", &options_.save},   {"--resume", &options_.resume},
         {"--init", &options_.init},   {"--json", &options_.json},
-        {"--metrics", &options_.csv}, {"--tensorboard", &options_.tensorboard}};
+        {"--metrics", &options_.csv}, {"--tensorboard", &options_.tensorboard},
+        {"--trace", &options_.trace}};
     std::array<double, 2 * std::size(files)> given{};  // on rank 0, on any
     for (std::size_t i = 0; i < std::size(files); ++i) {
         const double own = files[i].second->empty() ? 0.0 : 1.0;
@@ -141,6 +142,7 @@ void CheckpointFiles::meet(Communicator& comm) {
     }
     saves_ = given[0] > 0.0;
     resumes_ = given[1] > 0.0;
+    traces_ = given[std::size(files) - 1] > 0.0;
 }
 
 bool CheckpointFiles::due_after_steps(std::int64_t steps) const {

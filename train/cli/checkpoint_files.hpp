@@ -32,6 +32,7 @@ class CheckpointFiles {
     // After meet(), the same on all ranks.
     bool saves() const { return saves_; }
     bool resumes() const { return resumes_; }
+    bool traces() const { return traces_; }
     // Whether this rank writes weights; known before meet().
     bool writes() const { return is_root_ && !options_.save.empty(); }
 
@@ -51,7 +52,7 @@ class CheckpointFiles {
  private:
     const TrainOptions& options_;
     const bool is_root_;
-    bool saves_ = false, resumes_ = false;
+    bool saves_ = false, resumes_ = false, traces_ = false;
     std::unique_ptr<CheckpointWriter> writer_;  // on rank 0
 };
 

@@ -3,7 +3,10 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
+#include <fstream>
 
 #include "kernels/base/clock.hpp"
 #include "train/bucket_table.hpp"
@@ -100,6 +103,8 @@ class TrainCommand {
     // All that is submitted, so that the device is where cursor_ says.
     void finish_steps(EpochFacts& epoch);
     void save(bool last, bool best);
+    void open_trace();
+    void write_trace();
 
     Communicator& comm_;
     const TrainOptions& options_;
@@ -112,6 +117,8 @@ class TrainCommand {
     std::unique_ptr<Session> session_;
     std::unique_ptr<DeviceImages> test_images_;
     std::unique_ptr<Report> report_;
+    std::unique_ptr<Trace> trace_;  // where rank 0 wants one
+    std::ofstream trace_file_;
 
     Settings settings_;
     Cursor cursor_;
@@ -230,6 +237,40 @@ Settings TrainCommand::settings(const Dataset& data) const {
     return all;
 }
 
+// Rank 0's, which is to be refused before the training rather than after it.
+void TrainCommand::open_trace() {
+    if (comm_.is_root() && !options_.trace.empty()) {
+        trace_file_.open(options_.trace, std::ios::binary | std::ios::trunc);
+        if (!trace_file_) {
+            throw input_error(
+                fmt::format("--trace {}: the file cannot be written: {}; check the path",
+                            options_.trace, std::strerror(errno)));
+        }
+    }
+}
+
+void TrainCommand::write_trace() {
+    if (trace_ == nullptr) {
+        return;
+    }
+    const std::string text = trace_->gather();
+    agree(comm_, [&] {
+        if (!comm_.is_root()) {
+            return;
+        }
+        if (text.empty()) {
+            fmt::print(stderr,
+                       "gyre: --trace {}: the training ended before step {}: nothing was recorded; "
+                       "give --trace-steps\n",
+                       options_.trace, options_.trace_steps.first);
+        }
+        if (!(trace_file_ << text << std::flush)) {
+            throw input_error(fmt::format("--trace {}: writing it failed: {}; is the disk full?",
+                                          options_.trace, std::strerror(errno)));
+        }
+    });
+}
+
 void TrainCommand::start_weights() {
     files_->meet(comm_);
     agree(comm_, [&] {
@@ -243,6 +284,7 @@ void TrainCommand::start_weights() {
             }
         }
         report_ = std::make_unique<Report>(options_, comm_.is_root());
+        open_trace();
     });
     session_->share_parameters();
 }
@@ -273,6 +315,9 @@ TrainCommand::TrainCommand(Communicator& comm, const TrainOptions& options)
         if (comm.is_root() && !options.quiet) {
             print_trials(trials);
         }
+    }
+    if (files_->traces()) {
+        trace_ = std::make_unique<Trace>(*session_, options.trace_steps);
     }
     if (files_->resumes()) {
         cursor_ = files_->resume(*session_, settings_);
@@ -316,6 +361,9 @@ void TrainCommand::train_steps(EpochFacts& epoch) {
     bool due = false;
     trainer.begin_epoch(static_cast<std::uint32_t>(epoch.epoch), cursor_.step);
     for (std::int64_t step = cursor_.step; step < steps && !stopped_; ++step) {
+        if (trace_ != nullptr && trainer.at_launch()) {
+            trace_->before_step(before + step + 1);
+        }
         const bool asks = trainer.at_launch() && take_save_request();
         if (const auto done = trainer.step(step, interrupt_requested() || time_is_up(), asks)) {
             account(*done, epoch);
@@ -413,6 +461,7 @@ ExitCode TrainCommand::run() {
         }
     }
     files_->finish(comm_);
+    write_trace();
     const Ending why = ending(reached());
     report_->end(seconds_since(start_), cursor_.best_accuracy, peak_memory_bytes(comm_), why);
     return why == Ending::interrupted ? ExitCode::interrupted : ExitCode::success;

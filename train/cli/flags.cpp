@@ -23,7 +23,7 @@ constexpr std::string_view kOwnFlags[] = {
     "--flight-record",                                       // each rank's own file
     "--init",          "--save",          "--resume",        // rank 0's count
     "--overwrite",     "--json",          "--metrics",       // likewise
-    "--tensorboard",   "--config",                           // what is in there is compared
+    "--tensorboard",   "--trace",         "--config",        // what is in there is compared
     "--verbose",       "--quiet",         "--help",
 };
 
@@ -34,6 +34,7 @@ constexpr std::string_view kNewFlags[] = {
     "--comm",          "--world-size", "--job-id",       "--timeout",         "--share-gpu",
     "--nccl-register", "--graph",      "--graph-steps",  "--tune-buckets",    "--check-sync",
     "--log-interval",  "--save-every", "--keep",         "--target-accuracy", "--max-seconds",
+    "--trace-steps",
 };
 
 // The flags added from now on stand under this heading in --help.
@@ -326,6 +327,7 @@ void add_output_flags(CLI::App& app, TrainOptions& o) {
     path(app.add_option("--tensorboard", o.tensorboard,
                         "The same for TensorBoard, in a new event file in this folder"),
          "DIR");
+    add_trace_flags(app, o);
     app.add_option("--log-interval", o.log_interval, "Steps between two lines of progress")
         ->capture_default_str()
         ->check(at_least(1));

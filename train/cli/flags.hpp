@@ -15,6 +15,8 @@ void add_launch_flags(CLI::App& app, LaunchCommandOptions& options);
 void add_predict_flags(CLI::App& app, PredictOptions& options);
 void add_plan_flags(CLI::App& app, PlanOptions& options);
 void add_export_flags(CLI::App& app, ExportOptions& options);
+// Of gyre train.
+void add_trace_flags(CLI::App& app, TrainOptions& options);
 void add_info_flags(CLI::App& app, InfoOptions& options);
 void add_plot_flags(CLI::App& app, PlotOptions& options);
 

@@ -1,9 +1,33 @@
-// The flags of the subcommands that show something: gyre info, gyre predict, gyre plot;
+// The flags of what shows something: gyre train --trace, gyre info, gyre predict, gyre plot;
 // and of gyre export.
 #include "train/cli/flag_values.hpp"
 #include "train/cli/flags.hpp"
 
 namespace gyre::train {
+
+void add_trace_flags(CLI::App& app, TrainOptions& o) {
+    path(app.add_option("--trace", o.trace,
+                        "Write what each rank computes, sends and waits for in a few steps to this "
+                        "JSON file, for ui.perfetto.dev"));
+    app.add_option_function<std::string>(
+           "--trace-steps",
+           [&o](const std::string& text) {
+               char end = 0;
+               TraceSteps& s = o.trace_steps;
+               const int read = std::sscanf(text.c_str(), "%ld-%ld%c", &s.first, &s.last, &end);
+               s.last = read == 1 ? s.first : s.last;
+               if (read < 1 || read > 2 || s.first < 1 || s.last < s.first ||
+                   s.last - s.first >= 1000 || text.find_first_not_of("0123456789-") != text.npos) {
+                   throw CLI::ValidationError(
+                       "--trace-steps",
+                       fmt::format("'{}' must be a step or at most 1000 of them, from 1, as 11-14",
+                                   text));
+               }
+           },
+           "Which steps, counted over all epochs")
+        ->type_name("FIRST-LAST")
+        ->default_str("11-14");
+}
 
 void add_info_flags(CLI::App& app, InfoOptions& o) {
     auto* model = path(app.add_option("--model", o.model,

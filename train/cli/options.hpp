@@ -14,6 +14,7 @@
 #include "train/optimizer.hpp"
 #include "train/plan.hpp"
 #include "train/session.hpp"
+#include "train/trace.hpp"
 
 namespace gyre::train {
 
@@ -88,8 +89,10 @@ struct TrainOptions : CommonOptions {
     int log_interval = 100;          // steps
     std::string init, json, csv;     // paths; empty: none
     std::string tensorboard, save;   // folders; likewise
-    std::string resume;              // folder or file; likewise
-    bool overwrite = false;          // of --save: loses another training's
+    std::string trace;               // file; likewise
+    TraceSteps trace_steps;
+    std::string resume;      // folder or file; likewise
+    bool overwrite = false;  // of --save: loses another training's
     SaveEvery save_every;
     int keep = 0;    // numbered checkpoints
     Settings flags;  // those that a resumed training must have, too
