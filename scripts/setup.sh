@@ -16,6 +16,9 @@ packages=(
     dataset-fashion-mnist                                       # the default data set
 )
 
+# What only makes something nicer is installed along with the rest, and not asked for by itself.
+nice=(gnuplot-nox) # pictures of trainings
+
 missing=()
 for package in "${packages[@]}"; do
     # Also true where another package provides this one under its own name.
@@ -26,6 +29,7 @@ done
 if [ ${#missing[@]} -eq 0 ]; then
     exit 0
 fi
+missing+=("${nice[@]}")
 
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# From a clean clone to a trained net: installs what is missing, builds, and trains with two ranks.
+# From a clean clone to a trained net: installs what is missing, builds, trains with two ranks, and draws
+# the curves of the training, build/run.svg.
 #   scripts/train.sh [ARGUMENTS OF gyre train ...]
 #   GYRE_RANKS=4 scripts/train.sh --model wide --optimizer adam --epochs 3
 set -euo pipefail
@@ -23,4 +24,28 @@ if ! (cd "$root" && cmake "${configure[@]}" && cmake --build --preset release --
     exit 1
 fi
 
-exec "$root/scripts/launch.sh" -np "$ranks" -- "$root/build/gyre" train "$@"
+# The curves of the training, unless it writes its own.
+curves=$root/build/run
+words=("$@")
+case " $* " in
+*" --metrics"* | *" --json"* | *" --help "* | *" -h "*) curves= ;;
+*)
+    rm -f "$curves.jsonl"
+    words+=(--metrics "$curves.jsonl")
+    ;;
+esac
+"$root/scripts/launch.sh" -np "$ranks" -- "$root/build/gyre" train "${words[@]}" &
+job=$!
+trap 'kill -TERM "$job" 2>/dev/null || true' INT TERM HUP
+status=0
+while kill -0 "$job" 2>/dev/null; do # a signal ends a wait, not the job
+    wait "$job" && status=0 || status=$?
+done
+if [ "$status" -eq 0 ] && [ -n "$curves" ]; then
+    if command -v gnuplot >/dev/null; then
+        "$root/build/gyre" plot "$curves.jsonl" -o "$curves.svg"
+    else
+        echo "gyre: for a picture of it: apt-get install gnuplot-nox, and build/gyre plot build/run.jsonl -o build/run.svg"
+    fi
+fi
+exit "$status"

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""README.md and docs/*.md name no option that nobody knows.
+"""README.md and docs/*.md name no option that nobody knows, and every option of --help is put to use.
 
     tests/doc_flags_test.py BUILD       the folder with gyre
 
 An option is a word --like-this. Known are those of gyre's subcommands (--help), what the scripts, the
 benchmarks and the tests' own programs have in their text, the tutorials' names, and THEIRS.
-Exit code 1 where one is left, with its page and line.
+Put to use is what a test gives to the program, or a command of a page that docs_test.py runs; that a flag
+is in the list of train_flags_test.cpp is not enough. Exit code 1 where one is left, with its page and line.
 """
 
 from __future__ import annotations
@@ -15,17 +16,20 @@ import re
 import subprocess
 import sys
 
+from docs_test import PAGES
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 # Of other programs that the pages call.
 THEIRS = {
     "torchrun, accelerate": "--no-python --no_python --nproc-per-node --use-env --multi_gpu --num_processes --standalone --nnodes",
-    "mpirun, Slurm": "--host --map-by --bind-to --mca --mpi --oversubscribe --ntasks --signal --requeue",
+    "mpirun, Slurm": "--host --map-by --bind-to --mca --mpi --oversubscribe "
+                     "--job-name --ntasks --ntasks-per-node --gpus-per-task --cpus-per-task --time --signal --requeue --open-mode",
     "git, cmake, ctest, apt, nvcc": "--preset --target --build --rm --gpus --depth --fmad --stat",
 }
 
 
-def known_options(gyre: pathlib.Path) -> set[str]:
+def help_texts(gyre: pathlib.Path) -> dict[str, str]:
     def help_of(*words: str) -> str:
         return subprocess.run([gyre, *words, "--help"], capture_output=True, text=True, check=True).stdout
 
@@ -33,7 +37,21 @@ def known_options(gyre: pathlib.Path) -> set[str]:
     commands = re.findall(r"^  ([a-z]+)  ", overview.split("Subcommands:")[1], re.MULTILINE)
     if len(commands) < 4:
         sys.exit(f"gyre --help lists only {commands}")
-    text = overview + "".join(map(help_of, commands)) + " ".join(THEIRS.values())
+    return {"": overview, **{command: help_of(command) for command in commands}}
+
+
+def unused_options(texts: dict[str, str]) -> list[str]:
+    tests = (p for p in (ROOT / "tests").iterdir() if p.suffix in (".cpp", ".hpp", ".py", ".sh"))
+    use = "".join(p.read_text() for p in tests if p.name not in ("train_flags_test.cpp", pathlib.Path(__file__).name))
+    for page in PAGES:  # blocks that are run, and tables of flags, each of which is
+        use += "".join(re.findall(r"^```sh\n.*?^```|^\| `--[^\n]*", page.read_text(), re.MULTILINE | re.DOTALL))
+    used = set(OPTION.findall(use))
+    return [f"gyre {command} {option}" for command, text in texts.items()
+            for option in re.findall(r"^ +(?:-\w, ?)?(--[a-z][\w-]*)", text, re.MULTILINE) if option not in used]  # fmt: skip
+
+
+def known_options(texts: dict[str, str]) -> set[str]:
+    text = "".join(texts.values()) + " ".join(THEIRS.values())
     programs = [ROOT / "train" / "cli" / "tutorial_flags.cpp"]
     for folder in ("scripts", "bench"):
         programs += (p for p in (ROOT / folder).rglob("*") if p.suffix in (".sh", ".py", ".cpp"))
@@ -42,7 +60,8 @@ def known_options(gyre: pathlib.Path) -> set[str]:
 
 
 def main() -> int:
-    known = known_options(pathlib.Path(sys.argv[1]).resolve() / "gyre")
+    texts = help_texts(pathlib.Path(sys.argv[1]).resolve() / "gyre")
+    known = known_options(texts)
     unknown = named = 0
     for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
         for number, line in enumerate(page.read_text().splitlines(), 1):
@@ -51,8 +70,11 @@ def main() -> int:
                 if option.replace("_", "-") not in known and option not in known:
                     unknown += 1
                     print(f"{page.relative_to(ROOT)}:{number}: nobody knows {option}: {line.strip()}")
-    print(f"{named} options named, {unknown} of them unknown")
-    return 1 if unknown or not named else 0
+    unused = unused_options(texts)
+    for option in unused:
+        print(f"no test and no command of a page gives {option}")
+    print(f"{named} options named, {unknown} of them unknown; {len(unused)} never put to use")
+    return 1 if unknown or unused or not named else 0
 
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ import tempfile
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("from-pytorch", "own-data", "looking-at-runs")]
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("pytorch", "own-data", "own-net", "looking-at-runs",
+                                                "checkpoints", "hosts", "slurm")]
 PROGRAMS = ("gyre", "scripts/launch.sh", "torchrun", "python", "accelerate")
 SHORTER = """#!/usr/bin/env python3
 import os, sys
@@ -146,7 +147,7 @@ def main() -> int:
                         skip(command[1])
                     else:
                         judge(command[1], ["bash", "-c", command[1]])
-            for flag, taken in flag_rows(text) if page.name == "from-pytorch.md" else []:
+            for flag, taken in flag_rows(text) if page.name == "pytorch.md" else []:
                 # What is answered is refused with an answer; what is taken runs.
                 if "tcp://" in flag:
                     flag += " --rank 0 --world-size 1"

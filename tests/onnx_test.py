@@ -50,9 +50,8 @@ def main() -> int:
         import onnx
         import onnxruntime
     except ImportError as error:
-        python = os.environ.get("PYTHON")
-        if python and "GYRE_ONNX_AGAIN" not in os.environ:
-            os.environ["GYRE_ONNX_AGAIN"] = "1"
+        python = os.environ.pop("PYTHON", None)  # which is asked once
+        if python:
             os.execv(python, [python, *sys.argv])
         print(f"skipped: {error}")
         return 77

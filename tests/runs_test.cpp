@@ -250,7 +250,7 @@ TEST_CASE("gyre plot draws what --metrics wrote, and names a line that is none")
     };
     const std::string bad = write(set.file("bad"), "{\"epoch\":1}\nx\n");
     plot(bad + " -o " + set.file("x.svg"), 3, bad + ", line 2: that is no line");
-    plot(set.file("none") + " -o " + set.file("x.svg"), 3, "no file with lines");
+    plot(set.file("none") + " --output " + set.file("x.svg"), 3, "no file with lines");
     plot(jsonl + " -o " + set.file("x.pdf"), 2, "must end in .svg or .png");
     plot(jsonl + " -o " + set.file("no/x.svg"), 3, "there is no folder");
     if (run_shell("command -v gnuplot").exit_code != 0) {
