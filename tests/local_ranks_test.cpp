@@ -56,7 +56,8 @@ TEST_CASE("gyre launch trains as the same ranks do that were started by hand") {
     CHECK(job.bytes("launched/last.safetensors") == job.bytes("by-hand/last.safetensors"));
     // Every rank's lines have its number; what follows the last end of a line comes, too.
     const Outcome errors =
-        run_shell(std::string(GYRE_BINARY) + " launch --nproc-per-node 3 -- train -v --data " + job.file("none"));
+        run_shell(std::string(GYRE_BINARY) + " launch --nproc-per-node 3 -- train -v --data " +
+                  job.file("none"));
     INFO(errors.output);
     CHECK(errors.exit_code == 3);
     CHECK(count_of(errors.output, "[0] gyre: ") == 1);

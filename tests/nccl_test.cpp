@@ -37,8 +37,9 @@ TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
     const TempDir dir;
     const std::vector<double> mpi = losses(dir, "--comm mpi");
     REQUIRE(mpi.size() == 20);
-    for (const std::string flags : {"--comm nccl --check-sync 7",
-                                    "--comm nccl --bucket-kib 1 --accumulate 2 --nccl-register --share-gpu"}) {
+    for (const std::string flags :
+         {"--comm nccl --check-sync 7",
+          "--comm nccl --bucket-kib 1 --accumulate 2 --nccl-register --share-gpu"}) {
         const std::vector<double> nccl = losses(dir, flags);
         REQUIRE(nccl.size() == 20);
         const double worst = largest_difference(nccl, mpi);
