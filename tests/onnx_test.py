@@ -9,12 +9,13 @@ Exit code 77 where there is no Python with onnxruntime, onnx and numpy.
 from __future__ import annotations
 
 import csv
-import os
 import pathlib
 import struct
 import subprocess
 import sys
 import tempfile
+
+from python_with import require_modules
 
 # Every word that computes something in evaluation, sums of both ranks, and nets that come with gyre.
 EVERY = """conv 4 k3 p1 s2
@@ -45,16 +46,11 @@ def write_idx(path: pathlib.Path, shape: tuple[int, ...], values: bytes) -> None
 
 
 def main() -> int:
-    try:
-        import numpy
-        import onnx
-        import onnxruntime
-    except ImportError as error:
-        python = os.environ.pop("PYTHON", None)  # which is asked once
-        if python:
-            os.execv(python, [python, *sys.argv])
-        print(f"skipped: {error}")
-        return 77
+    require_modules("numpy", "onnx", "onnxruntime")
+    import numpy
+    import onnx
+    import onnxruntime
+
     gyre = pathlib.Path(sys.argv[1]).resolve() / "gyre"
     random = numpy.random.default_rng(1)
 

@@ -9,23 +9,19 @@ Exit code 77 where there is no Python with tensorboard.
 from __future__ import annotations
 
 import json
-import os
 import pathlib
 import struct
 import subprocess
 import sys
 import tempfile
 
+from python_with import require_modules
+
 
 def main() -> int:
-    try:
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-    except ImportError as error:
-        python = os.environ.pop("PYTHON", None)  # which is asked once
-        if python:
-            os.execv(python, [python, *sys.argv])
-        print(f"skipped: {error}")
-        return 77
+    require_modules("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     gyre = pathlib.Path(sys.argv[1]).resolve() / "gyre"
     with tempfile.TemporaryDirectory(prefix="gyre-tensorboard-") as folder:
         runs, lines = f"{folder}/runs", f"{folder}/run.jsonl"
