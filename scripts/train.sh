@@ -36,14 +36,17 @@ case " $* " in
 esac
 "$root/scripts/launch.sh" -np "$ranks" -- "$root/build/gyre" train "${words[@]}" &
 job=$!
-trap 'kill -TERM "$job" 2>/dev/null || true' INT TERM HUP
-status=0
-while kill -0 "$job" 2>/dev/null; do # a signal ends a wait, not the job
-    wait "$job" && status=0 || status=$?
+signalled='' status=0
+trap 'signalled=1; kill -TERM "$job" 2>/dev/null || true' INT TERM HUP
+while :; do
+    wait "$job" && code=0 || code=$?
+    [ "$code" -eq 127 ] || status=$code # 127: waited for already
+    [ -n "$signalled" ] || break        # a signal ends a wait, not the job
+    signalled=''
 done
 if [ "$status" -eq 0 ] && [ -n "$curves" ]; then
     if command -v gnuplot >/dev/null; then
-        "$root/build/gyre" plot "$curves.jsonl" -o "$curves.svg"
+        "$root/build/gyre" plot "$curves.jsonl" -o "$curves.svg" || true
     else
         echo "gyre: for a picture of it: apt-get install gnuplot-nox, and build/gyre plot build/run.jsonl -o build/run.svg"
     fi
