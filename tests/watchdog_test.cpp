@@ -11,6 +11,7 @@
 
 #include "comm/rank_sums.hpp"
 #include "comm/watch/flight_recorder.hpp"
+#include "comm/watch/link.hpp"
 #include "comm/watch/watchdog.hpp"
 #include "kernels/backend.hpp"
 #include "tests/catch.hpp"
@@ -219,4 +220,26 @@ TEST_CASE("the flight recorder keeps the last 256 collectives") {
     CHECK(kept.at(253).at("bytes") == 8 * 297);
     CHECK(kept.at(253).at("step") == 99);
     CHECK(kept.at(253).at("bucket") == 0);
+}
+
+// A rank that ends with something unread resets the connection.
+TEST_CASE("the last news of a rank that has ended arrive, whatever was sent to it") {
+    std::uint16_t port = 0;
+    const gyre::comm::Socket listener = gyre::comm::listen_anywhere(true, port);
+    REQUIRE(listener.open());
+    gyre::comm::Link here(gyre::comm::connect_to("127.0.0.1", port, 2000));
+    REQUIRE(here.open());
+    gyre::comm::Link there(gyre::comm::Socket(accept(listener.fd(), nullptr, nullptr)));
+    REQUIRE(there.open());
+    const std::int64_t question = 1, news = 17;
+    here.send(&question, sizeof question);
+    there.send(&news, sizeof news);
+    there.close();
+    here.send(&question, sizeof question);
+    here.send(&question, sizeof question);
+    std::int64_t heard = 0;
+    CHECK(here.receive(&heard, sizeof heard));
+    CHECK(heard == news);
+    CHECK_FALSE(here.receive(&heard, sizeof heard));
+    CHECK_FALSE(here.open());
 }

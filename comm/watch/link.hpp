@@ -15,7 +15,8 @@
 
 namespace gyre::comm {
 
-// A connection that carries messages of a fixed size. Closes itself when the other side is gone.
+// A connection that carries messages of a fixed size. Closes itself, as it receives, when the other
+// side is gone.
 class Link {
  public:
     Link() = default;
@@ -41,7 +42,7 @@ class Link {
         if (sent > 0) {
             unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
         } else if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-            close();
+            unsent_.clear();  // receive() closes, after what the other side sent before it ended
         }
     }
     // The oldest message that has arrived, of this size, if it is whole.
