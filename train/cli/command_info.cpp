@@ -120,10 +120,6 @@ ExitCode run_info(const InfoOptions& options) {
     for (const InfoLine& line : device_info()) {
         fmt::print("{:<18} {}\n", line.name, line.value);
     }
-    fmt::print(
-        "{:<18} {}; the kind of device (cpu, emulated, the GPU's model) and its libraries; "
-        "--shards; without it the number of ranks\n",
-        "bits depend on", chosen_cpu_kernels().title);
     fmt::print("{:<18} compiled in: {}, found: {}\n", "MPI", mpi_compiled_version(),
                mpi_library_version());
     fmt::print("{:<18} {}\n", "NCCL", nccl::library_version());
@@ -140,9 +136,10 @@ ExitCode run_info(const InfoOptions& options) {
     }
     fmt::print("{:<18} {}\n", "data search path", places);
     fmt::print(
-        "{:<18} {}\n", "the last bits",
-        "of results depend on the vectors in use, the device, --kernels and --precision, not "
-        "on the number of threads");
+        "{:<18} of results depend on the vectors in use (here {}), the kind of device and its "
+        "libraries, --kernels, --precision and --shards, without which on the number of ranks; not "
+        "on the number of threads\n",
+        "the last bits", chosen_cpu_kernels().title);
     return ExitCode::success;
 }
 

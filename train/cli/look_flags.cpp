@@ -38,7 +38,8 @@ void add_info_flags(CLI::App& app, InfoOptions& o) {
     app.add_option("--classes", o.classes, "Number of classes")
         ->capture_default_str()
         ->check(at_least(2));
-    path(app.add_option("--weights", o.weights, "Show what is in this safetensors file"))
+    path(app.add_option("--weights,--checkpoint", o.weights,
+                        "Show what is in this safetensors file, also where a training is to go on"))
         ->excludes(model);
 }
 
