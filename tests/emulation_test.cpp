@@ -12,11 +12,13 @@
 #include <numeric>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "kernels/base/error.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "tests/catch.hpp"
+#include "tests/expect_error.hpp"
 #include "tests/planted_bugs.hpp"
 
 namespace gyre::emulated {
@@ -201,6 +203,29 @@ TEST_CASE("an emulated stream waits for what was recorded before, not after", "[
     CHECK(device.result()[3] == 6.0f);
     done.synchronize();
     CHECK(device.result()[3] == 9.0f);
+}
+
+TEST_CASE("a second thread is refused while a first one uses the emulated GPU", "[emulation]") {
+    std::exception_ptr thrown;
+    const auto allocates = [&] {
+        thrown = nullptr;
+        std::thread([&] {
+            try {
+                release(allocate(100));
+            } catch (...) {
+                thrown = std::current_exception();
+            }
+        }).join();
+    };
+    {
+        const Device device;
+        allocates();
+        REQUIRE(thrown != nullptr);
+        test::expect_error(ExitCode::internal, {"two threads use the emulated GPU at once"},
+                           [&] { std::rethrow_exception(thrown); });
+    }
+    allocates();
+    CHECK(thrown == nullptr);
 }
 
 #if defined(GYRE_CHECKER)

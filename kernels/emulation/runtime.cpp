@@ -13,8 +13,10 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <mutex>
 #include <new>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "kernels/base/error.hpp"
@@ -367,6 +369,14 @@ class Heap {
         return *heap;
     }
     void* allocate(std::size_t bytes) {
+        const std::lock_guard lock(mutex_);
+        if (used_.empty()) {
+            user_ = std::this_thread::get_id();
+        } else if (user_ != std::this_thread::get_id()) {
+            throw Error(ExitCode::internal,
+                        "two threads use the emulated GPU at once, and its kernels run on one: "
+                        "give each rank its own process");
+        }
         const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
         std::byte* at = range_.begin + kGap;
         for (const auto& [begin, used] : used_) {
@@ -394,6 +404,7 @@ class Heap {
         return at;
     }
     void release(void* memory) {
+        const std::lock_guard lock(mutex_);
         const auto found = used_.find(static_cast<std::byte*>(memory));
         if (found == used_.end()) {
             return;
@@ -429,7 +440,9 @@ class Heap {
 
     emulator::Range range_{};
     std::byte* poisoned_ = nullptr;  // up to here
+    std::mutex mutex_;
     std::map<std::byte*, std::size_t> used_;
+    std::thread::id user_;  // whose memory there is
     std::int64_t count_ = 0;
 };
 
