@@ -285,6 +285,13 @@ TEST_CASE("gyre info shows a net and a file of weights") {
     const std::string file = info("--weights " + weights);
     CHECK(count_of(file, "gyre.classes       4\n") == 1);
     CHECK(count_of(file, "conv1.weight       F32  [10, 1, 5, 5]\n") == 1);
+    CHECK(info("--checkpoint " + weights) == file);
+    std::string bytes = file_bytes(weights);
+    bytes.back() ^= 1;
+    std::ofstream(weights, std::ios::binary) << bytes;
+    const Outcome damaged = run_gyre(0, "info --checkpoint " + weights);
+    CHECK(damaged.exit_code == 3);
+    CHECK(count_of(damaged.output, "the file is damaged") == 1);
     CHECK(run_gyre(0, "info --weights " + set.file("none")).exit_code == 3);
     CHECK(run_gyre(0, "info --model none.model").exit_code != 0);
     CHECK(count_of(info(""), "the last bits ") == 1);

@@ -41,18 +41,6 @@ std::string content_hash(const TensorFile& file) {
     return hash_tensors(file, {kHash, "format"});
 }
 
-TensorFile read_whole(const std::filesystem::path& path) {
-    TensorFile file = read_safetensors(path);
-    const auto hash = file.metadata.find(kHash);
-    if (hash != file.metadata.end() && hash->second != content_hash(file)) {
-        throw input_error(
-            fmt::format("{}: the file is damaged: its content is not what was written (by the hash "
-                        "in it); take another checkpoint of this training",
-                        path.string()));
-    }
-    return file;
-}
-
 }  // namespace
 
 std::filesystem::path last_checkpoint(const std::filesystem::path& folder) {
@@ -74,6 +62,18 @@ TensorFile checkpoint_file(Checkpoint checkpoint) {
     return file;
 }
 
+TensorFile read_undamaged(const std::filesystem::path& path) {
+    TensorFile file = read_safetensors(path);
+    const auto hash = file.metadata.find(kHash);
+    if (hash != file.metadata.end() && hash->second != content_hash(file)) {
+        throw input_error(
+            fmt::format("{}: the file is damaged: its content is not what was written (by the hash "
+                        "in it); take another checkpoint of this training",
+                        path.string()));
+    }
+    return file;
+}
+
 Checkpoint read_checkpoint(const std::filesystem::path& given) {
     std::filesystem::path path = given;
     std::error_code error;
@@ -87,7 +87,7 @@ Checkpoint read_checkpoint(const std::filesystem::path& given) {
         }
     }
     Checkpoint checkpoint;
-    checkpoint.weights = read_whole(path);
+    checkpoint.weights = read_undamaged(path);
     std::vector<HostTensor>& tensors = checkpoint.weights.tensors;
     const auto optimizer = std::stable_partition(
         tensors.begin(), tensors.end(),
@@ -115,7 +115,7 @@ Checkpoint read_checkpoint(const std::filesystem::path& given) {
 }
 
 TensorFile read_weights(const std::filesystem::path& path) {
-    TensorFile file = read_whole(path);
+    TensorFile file = read_undamaged(path);
     std::erase_if(file.tensors,
                   [](const HostTensor& tensor) { return tensor.name.starts_with(kOptimizer); });
     return file;

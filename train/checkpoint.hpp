@@ -45,7 +45,9 @@ std::filesystem::path best_checkpoint(const std::filesystem::path& folder);
 // path: a file, or the folder of --save. Throws Error(bad_input) for what is no checkpoint, or is
 // damaged.
 Checkpoint read_checkpoint(const std::filesystem::path& path);
-// Weights of any safetensors file, without an optimiser's state. Throws likewise.
+// Any safetensors file. Throws likewise for a checkpoint that is not what was written.
+TensorFile read_undamaged(const std::filesystem::path& path);
+// The same without an optimiser's state.
 TensorFile read_weights(const std::filesystem::path& path);
 
 // Throws Error(bad_input), naming what differs, unless both are the same.

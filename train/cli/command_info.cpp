@@ -15,8 +15,8 @@
 #include "kernels/device_info.hpp"
 #include "model/graph.hpp"
 #include "model/net.hpp"
-#include "model/safetensors.hpp"
 #include "model/spec.hpp"
+#include "train/checkpoint.hpp"
 #include "train/cli/commands.hpp"
 #include "train/cli/setup.hpp"
 
@@ -89,7 +89,7 @@ void print_model(const InfoOptions& options) {
 
 void print_weights(const std::string& path) {
     constexpr std::size_t kMostText = 60;
-    const model::TensorFile file = model::read_safetensors(path);
+    const model::TensorFile file = read_undamaged(path);
     for (const auto& [key, value] : file.metadata) {
         std::string text = value;
         std::replace(text.begin(), text.end(), '\n', ';');
