@@ -286,6 +286,10 @@ TEST_CASE("gyre info shows a net and a file of weights") {
     CHECK(count_of(file, "gyre.classes       4\n") == 1);
     CHECK(count_of(file, "conv1.weight       F32  [10, 1, 5, 5]\n") == 1);
     CHECK(info("--checkpoint " + weights) == file);
+    CHECK(count_of(file, "gyre.cursor.epoch  2\n") == 1);
+    const Outcome folder = run_gyre(0, "info --checkpoint " + set.file("w"));
+    CHECK(folder.exit_code == 3);
+    CHECK(count_of(folder.output, "a folder; name a file in it, such as " + weights) == 1);
     std::string bytes = file_bytes(weights);
     bytes.back() ^= 1;
     std::ofstream(weights, std::ios::binary) << bytes;

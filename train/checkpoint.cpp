@@ -63,6 +63,11 @@ TensorFile checkpoint_file(Checkpoint checkpoint) {
 }
 
 TensorFile read_undamaged(const std::filesystem::path& path) {
+    std::error_code error;
+    if (std::filesystem::is_directory(path, error)) {
+        throw input_error(fmt::format("{}: a folder; name a file in it, such as {}", path.string(),
+                                      best_checkpoint(path).string()));
+    }
     TensorFile file = read_safetensors(path);
     const auto hash = file.metadata.find(kHash);
     if (hash != file.metadata.end() && hash->second != content_hash(file)) {

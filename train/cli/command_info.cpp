@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <nlohmann/json.hpp>
 #include <variant>
 
 #include "comm/bucket_plan.hpp"
@@ -90,11 +91,20 @@ void print_model(const InfoOptions& options) {
 void print_weights(const std::string& path) {
     constexpr std::size_t kMostText = 60;
     const model::TensorFile file = read_undamaged(path);
-    for (const auto& [key, value] : file.metadata) {
-        std::string text = value;
+    const auto line = [](const std::string& key, std::string text) {
         std::replace(text.begin(), text.end(), '\n', ';');
         fmt::print("{:<18} {}{}\n", printable(key), printable(text.substr(0, kMostText)),
                    text.size() > kMostText ? "..." : "");
+    };
+    for (const auto& [key, value] : file.metadata) {
+        const auto json = nlohmann::json::parse(value, nullptr, false);
+        if (!json.is_object()) {
+            line(key, value);
+            continue;
+        }
+        for (const auto& [name, part] : json.items()) {  // of a checkpoint's place and settings
+            line(key + "." + name, part.is_string() ? part.get<std::string>() : part.dump());
+        }
     }
     std::size_t elems = 0;
     for (const model::HostTensor& tensor : file.tensors) {
