@@ -1,5 +1,6 @@
 // Tables of gyre eval, and gyre predict.
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -138,6 +139,93 @@ TEST_CASE("gyre predict takes the images of a test set for what its accuracy cou
     refuse(predict + trained.data + "/test-labels-idx1-ubyte", "not images");
     refuse(predict + "cat.gif", "only PNG and JPEG pictures are read");
     refuse("predict --weights " + images + " " + images, "test-images");
+}
+
+TEST_CASE("gyre eval meets as gyre train does, without a launcher, too") {
+    const Trained trained;
+    const std::string eval =
+        "eval --threads 1 --no-cuda --data " + trained.data + " --weights " + trained.weights;
+    const Outcome alone = run_gyre(0, eval);
+    REQUIRE(count_of(alone.output, "test loss ") == 1);
+    const std::string rank = std::string(GYRE_BINARY) + " " + eval +
+                             " --comm gloo --init-method file://" + trained.file("meeting") +
+                             " --job-id one --world-size 2 --rank ";
+    const Outcome both = run_shell(rank + "1 & " + rank + "0 && wait $!");
+    INFO(both.output);
+    CHECK(both.exit_code == 0);
+    CHECK(count_of(both.output, alone.output.substr(alone.output.find("test loss "))) == 1);
+    const Outcome missing = run_shell(rank + "0 --init-timeout 1");
+    INFO(missing.output);
+    CHECK(missing.exit_code == 4);
+    CHECK(count_of(missing.output, "missing: rank 1") == 1);
+}
+
+TEST_CASE("gyre eval, predict and plan compute where and in what they are told to") {
+    const Trained trained;
+    const std::string weights = " --threads 1 --weights " + trained.weights + " ";
+    const std::string eval = "eval --data " + trained.data + weights;
+    // The loss of eval, or the probabilities that predict prints.
+    const auto numbers = [](const std::string& command) {
+        const Outcome outcome = run_gyre(0, command);
+        INFO(command << "\n" << outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        std::vector<double> found;
+        std::istringstream in(outcome.output);
+        for (std::string line; std::getline(in, line);) {
+            if (line.starts_with("test loss ")) {
+                found.push_back(std::stod(line.substr(10)));
+            } else if (const auto comma = line.rfind(',');
+                       comma != line.npos && line.back() != 'y') {
+                found.push_back(std::stod(line.substr(comma + 1)));
+            }
+        }
+        return found;
+    };
+    // Their greatest difference from the CPU's in fp32.
+    const auto difference = [&](const std::string& command, const std::string& flags) {
+        const std::vector<double> cpu = numbers(command), other = numbers(command + flags);
+        REQUIRE(!cpu.empty());
+        REQUIRE(other.size() == cpu.size());
+        double worst = 0.0;
+        for (std::size_t i = 0; i < cpu.size(); ++i) {
+            worst = std::max(worst, std::abs(cpu[i] - other[i]));
+        }
+        return worst;
+    };
+    const std::string predict =
+        "predict --csv --top 4 " + trained.data + "/test-images-idx4-ubyte" + weights;
+    const double printed = 1.5e-6;  // six digits, both rounded
+    const std::string gpu = "--device emulated ";
+    CHECK(difference(eval, gpu + "--kernels ours --deterministic --share-gpu --nccl-register") <=
+          printed);
+    CHECK(difference(predict, gpu) <= printed);
+    // Each of the net's four layers rounds once more, by half of an epsilon of the 16 bits.
+    const double bf16 = 4 * 0x1p-8, fp16 = 4 * 0x1p-11;
+    CHECK(difference(eval, gpu + "--precision bf16") <= bf16);
+    CHECK(difference(eval, "--precision fp16") <= fp16);
+    for (const auto& [flags, bound] : {std::pair(gpu + "--precision bf16", bf16),
+                                       std::pair(std::string("--precision fp16"), fp16)}) {
+        const double rounded = difference(predict, flags);
+        CHECK(rounded > 0.0);  // of 240 numbers
+        CHECK(rounded <= bound);
+    }
+
+    const auto refuse = [&](const std::string& flags, const std::string& part) {
+        const Outcome refused = run_gyre(0, eval + flags);
+        INFO(refused.output);
+        CHECK(refused.exit_code == 2);
+        CHECK(count_of(refused.output, part) == 1);
+    };
+    refuse("--device emulated --kernels cudnn", "--kernels ours");
+    refuse("--device emulated --kernels auto --kernels-cache ''", "the path is empty");
+    refuse("--flight-record ''", "the path is empty");
+
+    const Outcome plan = run_gyre(0,
+                                  "plan --device emulated --precision bf16 --threads 1 --batch 2 "
+                                  "--ranks 8 --bandwidth 1Gb --latency 20us");
+    INFO(plan.output);
+    CHECK(plan.exit_code == 0);
+    CHECK(count_of(plan.output, "on emulated GPU") == 1);
 }
 
 #if GYRE_HAVE_PNG
