@@ -11,7 +11,7 @@ namespace {
 // `gyre train` on the emulated GPU; environment: NAME=VALUE ... in front of it.
 Outcome train(const TempDir& dir, const std::string& flags, const std::string& environment = {}) {
     if (!std::filesystem::exists(dir.path() / "set")) {
-        make_dataset(dir.path() / "set", 160, 10, 1, 28, 28, 10);
+        make_dataset(dir.path() / "set", 80, 10, 1, 28, 28, 10);
     }
     return run_shell("GYRE_NCCL_LIBRARY=" FAKE_NCCL " " + environment + " timeout -k 1 60 " +
                      gyre_command(2,
@@ -33,12 +33,12 @@ std::vector<double> losses(const TempDir& dir, const std::string& flags) {
 
 }  // namespace
 
-TEST_CASE("20 steps over NCCL give the losses of 20 steps over MPI") {
+TEST_CASE("10 steps over NCCL give the losses of 10 steps over MPI") {
     const TempDir dir;
     // Of two ranks: a sum of two terms has one order.
     for (const std::string step : {"--accumulate 1 ", "--accumulate 2 "}) {
         const std::vector<double> mpi = losses(dir, step + "--comm mpi");
-        REQUIRE(mpi.size() == 20);
+        REQUIRE(mpi.size() == 10);
         const bool checked = step == "--accumulate 1 ";
         const std::string flags =
             step + "--comm nccl " +
@@ -56,7 +56,7 @@ TEST_CASE("shards over NCCL, in a graph or not, give the bits of MPI") {
     const TempDir dir;
     const std::string flags = "--shards 4 --optimizer adam --bucket-kib 16 ";
     const std::vector<double> mpi = losses(dir, flags + "--comm mpi");
-    REQUIRE(mpi.size() == 20);
+    REQUIRE(mpi.size() == 10);
     CHECK(losses(dir, flags + "--comm nccl --check-sync 7") == mpi);
     CHECK(losses(dir, flags + "--comm nccl --nccl-register --graph on") == mpi);
 }
@@ -65,7 +65,7 @@ TEST_CASE("updates shared out over NCCL, in a graph or not, give every rank's ow
     const TempDir dir;
     const std::string flags = "--comm nccl --optimizer adam --check-sync 7 --bucket-kib 16";
     const std::vector<double> own = losses(dir, flags);
-    REQUIRE(own.size() == 20);
+    REQUIRE(own.size() == 10);
     CHECK(losses(dir, flags + " --shard-optimizer on") == own);
     CHECK(losses(dir, flags + " --shard-optimizer on --graph on") == own);
     CHECK(losses(dir, flags + " --shard-optimizer on --nccl-register --graph on") == own);
