@@ -1,20 +1,20 @@
-// Time and bandwidth of gyre's gradient reduction, in the manner of nccl-tests: warm-up, barrier,
-// in place, verified.
+// Measures time and bandwidth of gyre's gradient reduction as nccl-tests does: with warm-up and
+// barrier, in place, verified.
 //
 //   mpirun -np N build/bench-allreduce -b 8 -e 256M -f 2
 //   mpirun -np N build/bench-allreduce --comm nccl --device cuda
 //   torchrun --no-python --nproc-per-node N build/bench-allreduce          (over Gloo)
 //
-//   time    of one reduction: the median over the iterations, the slowest rank counting
+//   time    of one reduction: the median over the iterations, of the slowest rank each
 //   algbw   bytes / time
-//   busbw   algbw * 2 (n-1)/n, what a ring puts through each link; nccl-tests' PERFORMANCE.md
+//   busbw   algbw * 2 (n-1)/n, the load of each link in a ring; see nccl-tests' PERFORMANCE.md
 //   #wrong  elements, over all ranks and iterations, that are not the exact sum, or that changed
-//           although they lie before or behind the data
-// Every iteration, warm-ups included, starts from fresh input and is checked in full, so in-place
-// sums neither grow nor hide an error of an earlier iteration behind a later one. The inputs are
-// integers whose sums float32 represents. Under MPI a last column has the time of one plain
-// MPI_Iallreduce of the same data. Exit code: 1 for wrong values or too little bandwidth, 2 for
-// wrong flags.
+//           although they are before or after the data
+// Every iteration, warm-ups included, starts from fresh input and is checked completely, so
+// in-place sums do not grow, and a later iteration cannot hide an error of an earlier one. The
+// inputs are integers whose sums float32 represents. Under MPI a last column has the time of one
+// plain MPI_Iallreduce of the same data. The exit code is 1 for wrong values or too little
+// bandwidth, 2 for wrong flags.
 #include <fmt/format.h>
 #include <mpi.h>
 
@@ -27,7 +27,7 @@
 
 #include "bench/on_ranks.hpp"
 #include "comm/communicator.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/make_backend.hpp"
 
 namespace {
 
@@ -35,7 +35,7 @@ using namespace gyre;
 using namespace gyre::comm;
 
 constexpr std::int64_t kGuardElems = 16;  // on either side of the data
-constexpr float kGuard = -1.0f;           // no sum
+constexpr float kGuard = -1.0f;           // never a sum
 constexpr std::int64_t kMostBytes = std::int64_t{4} << 30;
 
 struct Options {
@@ -43,7 +43,7 @@ struct Options {
     int factor = 2, iterations = 20, warm_ups = 5;
     double min_busbw = 0.0;
     bool peer = true;
-    LaunchOptions launch;
+    LaunchSpec launch;
     std::string device = "cpu";
 };
 
@@ -59,13 +59,13 @@ float expected(std::int64_t i, int ranks) {
     return static_cast<float>(ranks * static_cast<int>(i % 1000) + ranks * (ranks - 1) / 2);
 }
 
-// reduce(data) returns when the sums are in `data`, which is the backend's memory.
+// reduce(data) returns when the sums are in `data`, which is in the backend's memory.
 template <typename Reduce>
 Measured measure(Communicator& comm, Backend& backend, std::int64_t elems, const Options& options,
                  Reduce reduce) {
     std::vector<float> memory(static_cast<std::size_t>(elems + 2 * kGuardElems), kGuard);
     float* data = memory.data() + kGuardElems;
-    // A GPU's memory is filled from the host's and checked there.
+    // GPU memory is filled from host memory and checked there.
     const bool copied = !backend.host_memory();
     const DeviceBuffer<float> device(backend, copied ? elems + 2 * kGuardElems : 1);
     const std::size_t bytes = memory.size() * sizeof(float);
@@ -115,17 +115,17 @@ void add_flags(CLI::App& app, Options& o) {
         ->transform(size)
         ->check(CLI::Range(std::int64_t{4}, kMostBytes))
         ->default_str("256M");
-    app.add_option("-f,--factor", o.factor, "Between two sizes")
+    app.add_option("-f,--factor", o.factor, "Factor between two sizes")
         ->check(CLI::Range(2, 1 << 20))
         ->capture_default_str();
-    app.add_option("-n,--iters", o.iterations, "Timed iterations of a size")
+    app.add_option("-n,--iters", o.iterations, "Timed iterations per size")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
-    app.add_option("-w,--warmup-iters", o.warm_ups, "Iterations before, not timed")
+    app.add_option("-w,--warmup-iters", o.warm_ups, "Untimed iterations before them")
         ->check(CLI::Range(0, 1 << 20))
         ->capture_default_str();
     auto* minimum =
-        app.add_option("--min-busbw", o.min_busbw, "Fail if busbw is below so many GB/s ...")
+        app.add_option("--min-busbw", o.min_busbw, "Fail if busbw is below this, in GB/s ...")
             ->check(CLI::PositiveNumber);
     auto* at = app.add_option("--at-bytes", o.at_bytes, "... at this size, one of those measured")
                    ->transform(size)
@@ -133,11 +133,11 @@ void add_flags(CLI::App& app, Options& o) {
     minimum->needs(at);
     bench::add_launch_flags(app, o.launch);
     app.add_option("--device", o.device,
-                   "Whose memory is reduced: cpu, or with --comm nccl cuda (emulated: for tests)")
+                   "Memory to reduce: cpu, or with --comm nccl cuda (emulated: for tests)")
         ->check(CLI::IsMember({"cpu", "cuda", "emulated"}))
         ->capture_default_str();
     app.add_flag_callback(
-        "--no-peer", [&o] { o.peer = false; }, "Leave the plain MPI_Iallreduce out");
+        "--no-peer", [&o] { o.peer = false; }, "Leave out the plain MPI_Iallreduce");
 }
 
 std::vector<std::int64_t> sizes(const Options& options) {
@@ -176,7 +176,7 @@ int run(Communicator& comm, int argc, char** argv) {
     });
     if (!comm.use_device(*backend)) {
         throw AgreedError(ExitCode::usage,
-                          fmt::format("{} reduces the host's memory: use --device cpu, or --comm "
+                          fmt::format("{} reduces host memory: use --device cpu, or --comm "
                                       "nccl with GPUs",
                                       comm.description()));
     }
@@ -241,7 +241,7 @@ int run(Communicator& comm, int argc, char** argv) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    // Every rank has the same times, so all end with the same code.
+    // All ranks have the same times, so they all end with the same code.
     return bench::on_ranks("bench-allreduce", bench::launch_options(argc, argv),
                            [&](Communicator& comm) { return run(comm, argc, argv); });
 }

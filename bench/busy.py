@@ -1,15 +1,14 @@
 #!/usr/bin/env python3
-"""How much of its speed a job keeps on a machine that others use, too.
+"""Measures how much of its speed a job keeps on a machine that others use, too.
 
-Times, quiet and beside K busy processes in turn: a job of two ranks with a thread each, over MPI and
-over Gloo; two runs of one rank that have nothing to do with each other; and one rank with two
-threads. Whoever waits well keeps what two unconnected runs keep, which get what the kernel thinks
-fair and wait for nobody.
+Times in turn, on a quiet machine and with K busy processes: a job of two ranks with a thread each, over
+MPI and over Gloo; two unconnected runs of one rank; and one rank with two threads. A job that waits well
+keeps as much as the two unconnected runs, which get what the kernel thinks fair and wait for nobody.
 
     python3 bench/busy.py --gyre build/gyre --min 0.9
 
-Exit status 1 where a job of two ranks keeps less than --min of what the unconnected runs keep
-(medians over the runs). The busy processes are this script's own, and end with it.
+The exit status is 1 if a job of two ranks keeps less than --min of what the unconnected runs keep
+(medians over the runs). The busy processes are started by this script and end with it.
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ import sys
 import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-JOBS = ("mpi", "gloo")  # two ranks; "unconnected" and "threads" are what they are compared with
+JOBS = ("mpi", "gloo")  # two ranks; they are compared with "unconnected" and "threads"
 CASES = (*JOBS, "unconnected", "threads")
 
 
 def commands(case: str, args: argparse.Namespace, folder: pathlib.Path) -> list[list[str]]:
-    """What is started together, one JSON file each: [command], the last two words name the file."""
+    """The commands to start together; each writes the JSON file that its last two words name."""
     train = [args.gyre, "train", "--data", args.data, "--limit", str(args.images), "--model"]
     train += [args.model, "--epochs", str(args.epochs), "--no-eval", "--device", "cpu", "--seed"]
     train += ["1", "--log-interval", "1000000", "--threads", "2" if case == "threads" else "1"]
@@ -44,11 +43,11 @@ def commands(case: str, args: argparse.Namespace, folder: pathlib.Path) -> list[
         starts = [[*train, *meet, "--rank", str(rank)] for rank in range(2)]
     else:
         starts = [train] * (2 if case == "unconnected" else 1)
-    return [[*start, "--json", f"{folder}/{i}.jsonl"] for i, start in enumerate(starts)]
+    return [[*start, "--metrics", f"{folder}/{i}.jsonl"] for i, start in enumerate(starts)]
 
 
 def speed(case: str, args: argparse.Namespace) -> float:
-    """Images/s of all that run, in the epochs after the first."""
+    """Images/s of all processes together, in the epochs after the first."""
     with tempfile.TemporaryDirectory(prefix="gyre-busy-") as name, contextlib.ExitStack() as stack:
         folder = pathlib.Path(name)
         env = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", **os.environ}
@@ -74,7 +73,7 @@ def speed(case: str, args: argparse.Namespace) -> float:
 
 @contextlib.contextmanager
 def competitors(count: int):
-    """Busy processes, which also end where this script is killed: the pipe to them closes."""
+    """Runs busy processes, which also end if this script is killed: the pipe to them closes."""
     spin = "import sys,threading,os\n" \
            "threading.Thread(target=lambda:(sys.stdin.read(),os._exit(0)),daemon=True).start()\n" \
            "while True: pass\n"
@@ -92,20 +91,20 @@ def competitors(count: int):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gyre", default=str(ROOT / "build" / "gyre"))
-    parser.add_argument("--than", metavar="GYRE", help="another build, timed in the same turns")
+    parser.add_argument("--than", metavar="GYRE", help="another build, timed in turn with it")
     parser.add_argument("--mpirun", default="mpirun --bind-to none")
     parser.add_argument("--data", default="fashion-mnist")
     parser.add_argument("--model", default="net")
     parser.add_argument("--images", type=int, default=30000)
-    parser.add_argument("--epochs", type=int, default=3, help="the first is not counted")
+    parser.add_argument("--epochs", type=int, default=3, help="epochs; the first is not counted")
     parser.add_argument("--cases", nargs="+", default=CASES, choices=CASES)
     parser.add_argument("--busy", type=int, default=2, help="busy processes; 0: quiet runs only")
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--timeout", type=float, default=300.0, help="seconds, of one run")
+    parser.add_argument("--timeout", type=float, default=300.0, help="seconds that one run may take")
     parser.add_argument("--min", type=float, help="least share of what the unconnected runs keep")
     args = parser.parse_args()
     if args.epochs < 2 or args.runs < 1:
-        parser.error("at least two epochs and one run")
+        parser.error("at least two epochs and one run are needed")
     if args.min is not None and ("unconnected" not in args.cases or args.busy == 0):
         parser.error("--min needs busy processes and the unconnected runs")
 
@@ -122,12 +121,12 @@ def main() -> None:
                     with competitors(load):
                         figure = speed(case, args)
                     times.setdefault((build, case, load), []).append(figure)
-                    print(f"run {run + 1}: {build} {case} beside {load}: {figure:.0f}", flush=True)
+                    print(f"run {run + 1}: {build} {case} with {load} busy: {figure:.0f}", flush=True)
 
     kept: dict[tuple[str, str], float] = {}
     for build in builds:
         print(f"\n{build}: images/s, median (least-greatest) of {args.runs} runs")
-        print(f"{'case':12} {'quiet':>22} {f'beside {args.busy}':>22}  kept")
+        print(f"{'case':12} {'quiet':>22} {f'with {args.busy} busy':>22}  kept")
         for case in args.cases:
             row = [times[build, case, load] for load in dict.fromkeys((0, args.busy))]
             text = " ".join(f"{f'{statistics.median(t):.0f} ({min(t):.0f}-{max(t):.0f})':>22}"
@@ -140,7 +139,7 @@ def main() -> None:
             for load in dict.fromkeys((0, args.busy)):
                 pairs = zip(times[builds[0], case, load], times[builds[1], case, load])
                 ratio = statistics.median(a / b for a, b in pairs)
-                print(f"{case:12} beside {load}: {ratio:.3f}")
+                print(f"{case:12} with {load} busy: {ratio:.3f}")
     if args.min is not None:
         missed = False
         for case in (c for c in JOBS if c in args.cases):

@@ -1,4 +1,4 @@
-// Compute-bound: 2 kFmaChains FLOPs a thread and round; 4 bytes a thread are written.
+// Compute-bound: 2 kFmaChains FLOPs per thread and round; each thread writes 4 bytes.
 #include "bench/ceilings.hpp"
 
 #include "kernels/cuda/simt.hpp"

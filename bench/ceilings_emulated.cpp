@@ -1,2 +1,2 @@
-// The same source for the emulator (GYRE_EMULATED is defined).
+// Compiles the same source for the emulator (GYRE_EMULATED is defined).
 #include "bench/ceilings.cu"

@@ -1,4 +1,4 @@
-// The ceilings, measured in the same run, and an operation's floor under them.
+// Measures the ceilings in the same run, and computes the floor that they give an operation.
 // Part of bench/kernels_gpu.cpp, compiled for GPUs and for the emulator like it.
 #pragma once
 
@@ -14,18 +14,18 @@ namespace gyre::SIMT_NAMESPACE {
 
 struct Ceilings {
     double copy_gbs = 0, fma_tflops = 0, gemm_tflops = 0, gemm_tf32_tflops = 0;
-    double call_us = 0;  // of a kernel that does next to nothing
+    double call_us = 0;  // time of a kernel that does almost nothing
     bool graphs_work = false;
 };
 
 class CeilingMeter {
  public:
-    // make_library(tf32): the library's kernels; null where there are none.
+    // make_library(tf32) returns the library's kernels; null if there are none.
     using MakeLibrary = std::function<std::unique_ptr<KernelFactory>(bool tf32)>;
     CeilingMeter(const Context& context, ValuePool& pool, const MakeLibrary& make_library)
         : context_(context), pool_(pool), make_library_(make_library) {}
 
-    // graph: whether the smallest kernel is launched in one.
+    // graph: whether the smallest kernel is launched in a CUDA graph.
     Ceilings measure(bool graph) {
         Ceilings ceilings;
         measure_arithmetic(graph, ceilings);
@@ -36,7 +36,7 @@ class CeilingMeter {
     }
 
  private:
-    // Microseconds of a call: the median over kSamples.
+    // Returns the microseconds of a call: the median over kSamples.
     double time_calls(const Calls::Body& body, int calls) {
         Calls batch(context_.stream, body, calls, false);
         batch.run();
@@ -50,7 +50,7 @@ class CeilingMeter {
         const auto blocks = static_cast<unsigned>(8 * context_.multiprocessors);
         OperandSets operands(pool_, {vector(Role::out, std::int64_t{blocks} * kFmaBlock)}, 1, 1);
         float* const out = operands.sets()[0].f(0);
-        // An idle GPU needs a while to reach its clock; and the first start of a kernel, which
+        // An idle GPU needs a while to reach its full clock, and the first start of a kernel, which
         // loads it, must not be captured.
         const auto begin = std::chrono::steady_clock::now();
         do {
@@ -100,7 +100,7 @@ class CeilingMeter {
     Stopwatch watch_{context_.stream};
 };
 
-// Bytes, FLOPs, and the floor they make.
+// Sets a row's bytes and FLOPs, and the floor that follows from them.
 inline void set_floor(const Operation& op, const Ceilings& ceilings, bool tf32, bench::Row& row) {
     const int n = std::max(row.n, 1);
     row.bytes = op.image_bytes * n + op.fixed_bytes;

@@ -4,8 +4,8 @@
 
 #include <memory>
 
+#include "base/error.hpp"
 #include "bench/gpu_operations.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::bench {
 namespace {
@@ -32,10 +32,10 @@ Operation find(const std::string& net, const std::string& layer, const std::stri
 
 }  // namespace
 
-std::vector<emulated::LaunchProfile> counts_of(const std::string& net, const std::string& layer,
-                                               const std::string& direction, int n, bool tf32,
-                                               int multiprocessors) {
-    emulated::enable_profiler();
+std::vector<simt::LaunchProfile> counts_of(const std::string& net, const std::string& layer,
+                                           const std::string& direction, int n, bool tf32,
+                                           int multiprocessors) {
+    simt::enable_profiler();
     const Operation operation = find(net, layer, direction);
     emulated::Stream stream;
     emulated::Workspace workspace(stream);
@@ -46,22 +46,22 @@ std::vector<emulated::LaunchProfile> counts_of(const std::string& net, const std
     emulated::Args args{.n = n, .timed = true, .at = {}};
     for (const emulated::Operand& operand : operation.operands) {
         memory.emplace_back(emulated::allocate(operand.bytes(n)), emulated::release);
-        if (operand.type == emulated::Type::i32) {  // an index; other values decide nothing
+        if (operand.type == emulated::Type::i32) {  // an index; other values do not matter
             stream.fill_zero(memory.back().get(), operand.bytes(n));
         }
         args.at.push_back(memory.back().get());
     }
     const emulated::Gpu gpu{context, op.get()};
-    emulated::emulator::set_most_blocks(kCountedBlocks);
+    simt::emulator::set_most_blocks(kCountedBlocks);
     if (operation.set_up) {
         operation.set_up(gpu, args);
     }
     stream.synchronize();
-    emulated::take_profiles();
+    simt::take_profiles();
     operation.ours(gpu, args);
     stream.synchronize();
-    emulated::emulator::set_most_blocks(-1);
-    return emulated::take_profiles();
+    simt::emulator::set_most_blocks(-1);
+    return simt::take_profiles();
 }
 
 }  // namespace gyre::bench

@@ -1,5 +1,5 @@
-// What an operation's launches do, as counted on the emulator, for a benchmark that times it on a
-// GPU.
+// Counts on the emulator what an operation's launches do, for a benchmark that times the operation
+// on a GPU.
 #pragma once
 
 #include <string>
@@ -10,13 +10,13 @@
 
 namespace gyre::bench {
 
-// Blocks of a launch that are counted where not all are.
+// Number of blocks of a launch that are counted if not all are.
 constexpr std::int64_t kCountedBlocks = 16;
 
-// One call of gyre's own kernels for a layer of nets(), n images, as they are launched on a GPU of
-// so many multiprocessors. Operands are zeros.
-std::vector<emulated::LaunchProfile> counts_of(const std::string& net, const std::string& layer,
-                                               const std::string& direction, int n, bool tf32,
-                                               int multiprocessors);
+// Counts one call of gyre's own kernels for a layer of nets() with n images, as launched on a GPU
+// with this number of multiprocessors. Operands are zeros.
+std::vector<simt::LaunchProfile> counts_of(const std::string& net, const std::string& layer,
+                                           const std::string& direction, int n, bool tf32,
+                                           int multiprocessors);
 
 }  // namespace gyre::bench

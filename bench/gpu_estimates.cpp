@@ -14,7 +14,7 @@ struct Estimates::State {
           reports(gpu == nullptr ? "" : options.resources,
                   gpu == nullptr ? "" : gpu->architecture) {}
 
-    std::vector<emulated::LaunchProfile> count(const Row& row) const {
+    std::vector<simt::LaunchProfile> count(const Row& row) const {
         return counts_of(row.net, row.layer, row.direction, row.n == 0 ? 1 : row.n, options.tf32,
                          gpu->multiprocessors);
     }
@@ -40,7 +40,7 @@ double Estimates::estimate_us(const Row& row) {
         return 0.0;
     }
     TimedLaunches timed{.launches = {}, .measured_us = row.ours_us};
-    for (const emulated::LaunchProfile& profile : state_->count(row)) {
+    for (const simt::LaunchProfile& profile : state_->count(row)) {
         timed.launches.push_back(
             bounds_of(*state_->gpu, profile, state_->reports.of(profile.launch.entry)));
     }

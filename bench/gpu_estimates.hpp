@@ -1,5 +1,5 @@
-// What the emulator counts of the operations that are benchmarked: printed with --profile, and
-// beside the times of a GPU as estimates with their error.
+// Counts the benchmarked operations on the emulator, prints the counts with --profile, and compares
+// estimates with the times of a GPU.
 #pragma once
 
 #include <memory>
@@ -12,16 +12,16 @@ namespace gyre::bench {
 
 class Estimates {
  public:
-    // device: as the GPU calls itself, or of the emulator.
+    // device: the name that the GPU or the emulator reports.
     Estimates(const Options& options, const std::string& device);
     ~Estimates();
 
-    // Counts one call of ours and keeps what there is to say of it.
+    // Counts one call of ours and keeps a report about it for text().
     void add_counts(const Row& row);
-    // Of the row, which has been timed; 0 where nothing is known of this GPU.
+    // Estimates the time of the row, which has been timed; 0 if this GPU is unknown.
     double estimate_us(const Row& row);
-    // All of the first; of the second, how far they are from the times: as they are, and with their
-    // constants fitted to every second row, over the others.
+    // Returns all counts. After estimates, returns their error instead: with the constants as they
+    // are, and with constants fitted to every second row, for those rows and for the others.
     std::string text() const;
 
  private:

@@ -13,16 +13,17 @@
 #include <memory>
 #include <regex>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "kernels/emulation/places.hpp"
 
 namespace gyre::bench {
 namespace {
 
-// A kernel's name with its template's arguments, without namespaces and parameters, so that what is
-// compiled for the emulator and for GPUs has the same: "direct_forward_kernel<5, 8>".
+// Returns a kernel's name with its template's arguments, without namespaces and parameters, so that
+// the emulator's and the GPU's kernel have the same name: "direct_forward_kernel<5, 8>".
 std::string plain_name(std::string name) {
-    for (const char* space : {"(anonymous namespace)::", "gyre::", "emulated::", "cuda::"}) {
+    for (const char* space :
+         {"(anonymous namespace)::", "gyre::", "emulated::", "cuda::", "simt::"}) {
         for (std::size_t at; (at = name.find(space)) != name.npos;) {
             name.erase(at, std::string_view(space).size());
         }
@@ -81,10 +82,10 @@ const std::vector<GpuModel>& gpu_models() {
 }
 
 std::string kernel_name(const void* entry) {
-    static std::map<const void*, std::string> names;  // a program is asked for each
+    static std::map<const void*, std::string> names;  // a lookup of each runs a program
     const auto [found, is_new] = names.try_emplace(entry);
     if (is_new) {
-        found->second = plain_name(emulated::function_at(entry));
+        found->second = plain_name(simt::function_at(entry));
     }
     return found->second;
 }
@@ -166,41 +167,41 @@ const Resources* ResourceReports::of_kernel(const std::string& name) const {
     return found == kernels_.end() ? nullptr : &found->second;
 }
 
-Occupancy occupancy(const GpuModel& gpu, const emulated::emulator::Launch& launch,
+Occupancy occupancy(const GpuModel& gpu, const simt::emulator::Launch& launch,
                     const Resources* resources) {
     const auto threads = static_cast<int>(launch.block.count());
     int blocks = std::min(gpu.max_blocks, gpu.max_threads / threads);
     std::int64_t shared = static_cast<std::int64_t>(launch.shared_bytes);
     if (resources != nullptr) {
-        // Registers are given to warps in units of 256.
+        // Registers are allocated to warps in units of 256.
         const int of_warp = (resources->registers * 32 + 255) / 256 * 256;
         blocks = std::min(blocks, gpu.registers / (of_warp * (threads / 32)));
         shared += resources->shared_bytes;
     }
-    constexpr std::int64_t kOfSystem = 1 << 10;  // of each block
+    constexpr std::int64_t kOfSystem = 1 << 10;  // bytes that the system uses in each block
     blocks = std::max(1, static_cast<int>(std::min<std::int64_t>(
                              blocks, gpu.shared_bytes / (shared + kOfSystem))));
     return {blocks, static_cast<double>(blocks * threads) / gpu.max_threads,
             static_cast<double>(launch.grid.count()) / (blocks * gpu.multiprocessors)};
 }
 
-Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
+Bounds bounds_of(const GpuModel& gpu, const simt::LaunchProfile& profile,
                  const Resources* resources) {
     if (profile.blocks == 0) {
         return {};
     }
-    // Where the machine code is not known.
+    // Assumptions if the machine code is not known.
     constexpr double kPerUseful = 1.6, kPerMma = 4.0;
-    constexpr double kSchedulers = 4.0;  // of a multiprocessor, an instruction a cycle each
+    constexpr double kSchedulers = 4.0;  // per multiprocessor, one instruction per cycle each
     constexpr double kLoadCycles = 700;  // latency of a load from DRAM or L2
     constexpr double kBarrierCycles = 40, kClusterBarrierCycles = 200;
     constexpr double kRemoteCycles = 200;          // latency of a load from another multiprocessor
-    constexpr double kRemoteSectors = 1;           // that one gets in a cycle
+    constexpr double kRemoteSectors = 1;           // that a multiprocessor gets per cycle
     constexpr double kIssueCycles = 2.0;           // between instructions of one warp
     constexpr double kMmaFlop = 2.0 * 16 * 8 * 8;  // of m16n8k8
-    constexpr double kMmaCycles = 8.0;             // likewise; sums are independent
+    constexpr double kMmaCycles = 8.0;             // of m16n8k8; sums are independent
 
-    using emulated::Traffic;
+    using simt::Traffic;
     const auto both = [](const Traffic& a, const Traffic& b, auto member) {
         return static_cast<double>(a.*member + b.*member);
     };
@@ -215,7 +216,7 @@ Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
     const auto known = [](double found, double otherwise) { return found > 0 ? found : otherwise; };
     const double per_useful = known(resources == nullptr ? 0 : resources->per_useful, kPerUseful);
     const double per_mma = known(resources == nullptr ? 0 : resources->per_mma, kPerMma);
-    // Instructions for each mma of a loop have its accesses among them.
+    // The instructions per mma of a loop include its accesses.
     const bool products = profile.mmas > 0;
     const double instructions =
         products ? per_mma * static_cast<double>(profile.mmas)
@@ -224,7 +225,7 @@ Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
                                  requests(profile.shared_loads, profile.shared_stores) +
                                  requests(profile.remote_loads, profile.remote_stores));
 
-    // Of the multiprocessor with the most blocks.
+    // The multiprocessor with the most blocks determines the time.
     const double per_block = 1.0 / static_cast<double>(profile.blocks);
     const double blocks = per_block * std::ceil(static_cast<double>(profile.launch.grid.count()) /
                                                 gpu.multiprocessors);
@@ -241,7 +242,7 @@ Bounds bounds_of(const GpuModel& gpu, const emulated::LaunchProfile& profile,
     const double byte_us = 1e-3 / (bytes > gpu.l2_bytes / 2 ? gpu.dram_gbs : gpu.l2_gbs);
     return {instructions / kSchedulers * blocks * cycle_us,
             (wavefronts + sectors / 4.0 + remote / kRemoteSectors) * blocks * cycle_us,
-            // One of 16 bits takes as long as one of TF32, for twice the FLOPs.
+            // An mma of 16 bits takes as long as one of TF32, for twice the FLOPs.
             static_cast<double>(profile.mmas) * kMmaFlop / gpu.tensor_flop * blocks * cycle_us,
             chain * rounds * cycle_us, bytes * byte_us,
             sectors * profile.scale() * 32.0 / gpu.l2_gbs * 1e-3};
@@ -278,7 +279,7 @@ Bound TimeModel::largest(const Bounds& launch) const {
 
 namespace {
 
-// Every second one from `first` on; step 1: all.
+// Returns the median error of every `step`-th entry from `first` on.
 double median_error(const TimeModel& model, const std::vector<TimedLaunches>& timed,
                     std::size_t first, std::size_t step) {
     std::vector<double> errors;
@@ -293,7 +294,7 @@ double median_error(const TimeModel& model, const std::vector<TimedLaunches>& ti
     return *middle;
 }
 
-// What is made small: large errors count, but not as their squares.
+// Returns the sum that fit() minimises: large errors count, but not as their squares.
 double loss(const TimeModel& model, const std::vector<TimedLaunches>& timed) {
     double sum = 0.0;
     for (std::size_t i = 0; i < timed.size(); i += 2) {
@@ -304,7 +305,7 @@ double loss(const TimeModel& model, const std::vector<TimedLaunches>& timed) {
 
 }  // namespace
 
-// One constant after another, by steps that become smaller.
+// Changes one constant after another, by steps that become smaller.
 FittedModel fit(const std::vector<TimedLaunches>& timed) {
     FittedModel result;
     result.error_before = median_error({}, timed, 0, 1);

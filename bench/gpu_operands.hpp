@@ -1,4 +1,4 @@
-// What operations work on: values, and several copies of operands in turn.
+// The operands of operations: their values, and several copies to rotate over.
 // Part of bench/kernels_gpu.cpp, compiled for GPUs and for the emulator like it.
 #pragma once
 
@@ -20,8 +20,7 @@ struct Operand {
     Type type = Type::f32;
     Values values = Values::any;
     Shape shape;
-    bool batched =
-        false;  // an activation [n][shape] (i32: [n]), or else [shape] whatever the batch
+    bool batched = false;  // an activation [n][shape] (i32: [n]); otherwise [shape] for any batch
     bool ours_alone = false;  // an output that the library's operation lacks
 
     std::int64_t elems(int n) const { return shape.elems() * (batched ? n : 1); }
@@ -43,7 +42,7 @@ inline Operand indices(Values values) {
 
 struct Args {
     int n = 0;
-    bool timed = false;  // values must then stay normal numbers, call after call
+    bool timed = false;  // if set, values must stay normal numbers, call after call
     std::vector<void*> at;
 
     Batch batch() const { return {.n = n, .training = true}; }
@@ -52,9 +51,9 @@ struct Args {
     std::uint8_t* u8(std::size_t i) const { return static_cast<std::uint8_t*>(at[i]); }
 };
 
-// Random values on the device, from which operands are copied: others every time, as the number of
-// values is prime and an operand starts where the last one ended. No two are equal, so that the
-// largest of a max-pool's window is the same one for everybody.
+// Random values on the device that operands are copied from. Operands differ every time, as the
+// number of values is prime and an operand starts where the last one ended. No two values are
+// equal, so that everybody finds the same maximum in a window of max-pooling.
 class ValuePool {
  public:
     explicit ValuePool(Stream& stream) : stream_(stream) {
@@ -116,7 +115,7 @@ class ValuePool {
     std::size_t cursor_ = 0;  // bytes
 };
 
-// Several copies of an operation's operands in one allocation, filled.
+// Several copies of an operation's operands in one allocation, filled with values.
 class OperandSets {
  public:
     OperandSets(ValuePool& pool, const std::vector<Operand>& operands, int n, std::size_t sets)

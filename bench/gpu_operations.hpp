@@ -1,4 +1,4 @@
-// What is timed: each operation with its operands, and how the CPU does the same.
+// The timed operations, each with its operands and the CPU's reference.
 // Part of bench/kernels_gpu.cpp, compiled for GPUs and for the emulator like it.
 #pragma once
 
@@ -13,8 +13,8 @@
 
 namespace gyre::SIMT_NAMESPACE {
 
-// The same names for what runs on the GPU and for the reference on the CPU. op: of the operation's
-// spec, where it has one.
+// Gpu and Cpu have the same functions, for the GPU and for the reference on the CPU. op: made from
+// the operation's spec, if it has one.
 struct Gpu {
     const Context& context;
     Op* op;
@@ -39,7 +39,7 @@ struct Gpu {
     void clip_norm(std::int64_t elems, float most, float* x) const {
         own::clip_norm(context, elems, most, x, {});
     }
-    // d_log_probabilities of a loss: -scale at the label, 0 elsewhere.
+    // Writes d_log_probabilities of a loss: -scale at the label, 0 elsewhere.
     void one_hot(int n, int classes, float scale, const std::int32_t* labels, float* to) const {
         std::vector<std::int32_t> host(static_cast<std::size_t>(n));
         context.stream.download(host.data(), labels, host.size() * sizeof(std::int32_t));
@@ -83,14 +83,14 @@ struct Operation {
     std::vector<Operand> operands;
     double image_flop = 0, image_bytes = 0, fixed_bytes = 0;
     std::optional<OpSpec> spec;
-    std::optional<OpSpec> timed_spec;  // where it is another one
+    std::optional<OpSpec> timed_spec;  // only if it differs from spec
     std::function<void(const Gpu&, const Args&)> set_up, ours,
         vendor;  // the library's; it and set_up may be empty
     std::function<void(const Cpu&, const Args&)> cpu_set_up, reference;
     bool is_product = false;  // may round to TF32
 };
 
-// The operation's Op by one set of kernels; null where it has no spec.
+// Makes the operation's Op from one set of kernels; null if it has no spec.
 inline std::unique_ptr<Op> make(OpFactory& factory, const Operation& operation, int n,
                                 bool timed = false) {
     const std::optional<OpSpec>& spec =
@@ -103,7 +103,7 @@ inline void set_up_with(Operation& operation, Function function) {
     operation.set_up = function;
     operation.cpu_set_up = function;
 }
-// What gyre alone has, and what the library has, too.
+// do_with() sets an operation that only gyre has, compare_with() one that the library has, too.
 template <typename Function>
 inline void do_with(Operation& operation, Function function) {
     operation.ours = function;
@@ -153,7 +153,7 @@ class Operations {
                  true);
     }
 
-    // The library has no argmax: its backward pass looks for the largest values again.
+    // The library has no argmax: its backward pass searches for the largest values again.
     void operator()(const bench::PoolWork& work) {
         const MaxPool2dShape& s = work.shape;
         const Operand argmax{Role::scratch, Type::u8, Values::any, s.out(), true};
@@ -203,8 +203,8 @@ class Operations {
         });
     }
 
-    // What is read for the statistics or sums has to be read again for the result. The running
-    // statistics become the batch's (momentum 1), however often the same memory is passed.
+    // Data read for the statistics or sums must be read again for the result. With momentum 1 the
+    // running statistics become the batch's, however often the same memory is passed.
     void operator()(const bench::BatchNormWork& work) {
         const Shape& shape = work.shape;
         const BatchNorm2dSpec spec{.in = shape, .momentum = 1.0f};
@@ -225,7 +225,7 @@ class Operations {
         const auto train = [=](const auto& k, const Args& a) {
             do_forward(k, a, a.batch(), a.f(6));
         };
-        // Mean and deviation, with room for the library to align them.
+        // This holds mean and deviation, with room for the library to align them.
         const Operand saved = vector(Role::scratch, 2 * (c + 16));
         Operation& forward = add("forward", 12.0 * elems(shape), fixed_bytes, spec);
         forward.operands = operands(Role::out, Role::in_out);
@@ -254,7 +254,7 @@ class Operations {
         });
     }
 
-    // The gradient of both inputs is passed on as it is.
+    // The gradient passes to both inputs unchanged.
     void operator()(const bench::AddWork& work) {
         Operation& op = add("forward", 12.0 * elems(work.shape), 0, AddSpec{work.shape});
         op.operands = {images(Role::in_out, work.shape), images(Role::in, work.shape)};
@@ -279,8 +279,8 @@ class Operations {
         });
     }
 
-    // The library's log-softmax and its gradient are handed the loss's gradient, ready, and sum no
-    // loss.
+    // The library's log-softmax and its gradient get a ready gradient of the loss and do not sum
+    // the loss.
     void operator()(const bench::LossWork& work) {
         const int classes = work.classes;
         const Shape shape{classes, 1, 1};
@@ -333,7 +333,7 @@ class Operations {
         Operation& fill = add("fill", 0, 4.0 * bytes);
         fill.operands = {vector(Role::out, elems)};
         do_with(fill, [=](const auto& k, const Args& a) { k.fill(elems, 0.5f, a.f(0)); });
-        // Read for the norm, then read and written.
+        // The values are read for the norm, then read and written.
         Operation& clip = add("clip_norm", 0, 12.0 * bytes);
         clip.operands = {vector(Role::in_out, elems)};
         do_with(clip, [=](const auto& k, const Args& a) {

@@ -6,26 +6,28 @@
 #include <memory>
 
 #include "comm/communicator.hpp"
+#include "kernels/make_backend.hpp"
 #include "train/session.hpp"
 
 namespace gyre::bench {
 namespace {
 
-// Without what tells instances of a template apart.
-std::string short_name(const emulated::emulator::Launch& launch) {
+// Returns the name without namespaces and template arguments.
+std::string short_name(const simt::emulator::Launch& launch) {
     const std::string name = kernel_name(launch.entry);
     const std::string plain = name.substr(0, name.find('<'));
     const std::size_t colon = plain.rfind(':');
     return plain.empty() ? launch.kernel : plain.substr(colon == plain.npos ? 0 : colon + 1);
 }
 
-std::string extents(const emulated::dim3& grid) {
+std::string extents(const simt::dim3& grid) {
     return grid.z > 1   ? fmt::format("{}x{}x{}", grid.x, grid.y, grid.z)
            : grid.y > 1 ? fmt::format("{}x{}", grid.x, grid.y)
                         : fmt::format("{}", grid.x);
 }
 
-void print_launches(const std::vector<StepLaunch>& launches, bool counted) {
+void print_step(const StepWork& step, bool counted) {
+    const std::vector<StepLaunch>& launches = step.launches;
     fmt::print("{:>3} {:<28} {:<26} {:>10} {:>5} {:>4} {:>7} {:>5} {:>7}", "", "launch", "kernel",
                "grid", "block", "regs", "shared", "warps", "waves");
     if (counted) {
@@ -34,10 +36,9 @@ void print_launches(const std::vector<StepLaunch>& launches, bool counted) {
     }
     fmt::print("\n");
     const TimeModel time;
-    double us = 0.0;
     for (std::size_t i = 0; i < launches.size(); ++i) {
         const StepLaunch& each = launches[i];
-        const emulated::LaunchProfile& profile = each.profile;
+        const simt::LaunchProfile& profile = each.profile;
         const Resources* known = each.resources;
         fmt::print("{:>3} {:<28} {:<26} {:>10} {:>5} {:>4} {:>7} {:>3.0f} % {:>7.2f}", i + 1,
                    profile.launch.kernel, short_name(profile.launch).substr(0, 26),
@@ -56,75 +57,89 @@ void print_launches(const std::vector<StepLaunch>& launches, bool counted) {
                 1e-6 * scale * static_cast<double>(profile.flop + profile.tensor_flop),
                 1e-6 * (profile.read_bytes + profile.written_bytes), time.us(each.bounds),
                 name_of(time.largest(each.bounds)));
-            us += time.us(each.bounds);
         }
         fmt::print("\n");
     }
-    fmt::print("{} launches", launches.size());
+    fmt::print("{} launches, and in a graph of several steps {} cop{}", launches.size(),
+               step.copies, step.copies == 1 ? "y" : "ies");
     if (counted) {
-        fmt::print(", {:.1f} us by estimate", us);
+        fmt::print(", {:.1f} us by estimate", step.us(time));
     }
     fmt::print("\n");
 }
 
 }  // namespace
 
-std::vector<StepLaunch> step_launches(const std::string& model, int n,
-                                      const StepPrecision& precision, const GpuModel& gpu,
-                                      const ResourceReports& reports, std::int64_t most_blocks) {
-    emulated::enable_profiler();
-    emulated::emulator::set_multiprocessors(gpu.multiprocessors);
+double StepWork::us(const TimeModel& time) const {
+    double sum = static_cast<double>(copies) * time.gap_us;
+    for (const StepLaunch& launch : launches) {
+        sum += time.us(launch.bounds);
+    }
+    return sum;
+}
+
+StepWork step_work(const std::string& model, int n, model::Precision precision, const GpuModel& gpu,
+                   const ResourceReports& reports, std::int64_t most_blocks) {
+    simt::enable_profiler();
+    simt::emulator::set_multiprocessors(gpu.multiprocessors);
     const auto comm = comm::make_single_communicator();
     GpuOptions gpu_options;
-    gpu_options.tf32 = precision.tf32;
+    gpu_options.tf32 = precision != model::Precision::fp32;
     const auto backend = make_emulated_backend(gpu_options);
     const Shape shape{1, 28, 28};
-    train::SessionSpec spec;
-    spec.model = model::load_model(model);
-    spec.global_batch = n;
-    spec.type = precision.type;
+    constexpr int kWarmUps = 2, kSteps = 2;  // steps before the capture, and steps of a graph
+    train::RunSpec run;
+    run.net.precision = precision;
+    run.batch.global_batch = n;
+    run.device.graph = train::GraphUse::on;
+    run.device.graph_steps = kSteps;
     if (model == "wide" || model == "resnet") {
-        spec.optimizer.rule = train::UpdateRule::adam;
+        run.optimizer.rule = train::UpdateRule::adam;
     }
-    if (precision.type == DataType::float16) {
-        spec.optimizer.loss_scaling.emplace();
-    }
-    train::Session session(*comm, *backend, spec, train::random_images(2 * n, shape, spec.classes),
+    const train::TrainingTask task{.model = model::load_model(model)};
+    train::Session session(*comm, *backend, run, task,
+                           train::random_images((kWarmUps + kSteps) * n, shape, task.classes),
                            data::Normalisation{{0.5f}, {0.25f}});
     session.initialise();
     train::Trainer& trainer = session.trainer();
     trainer.begin_epoch(1);
-    emulated::emulator::set_most_blocks(0);
-    trainer.step(0, false);
+    simt::emulator::set_most_blocks(0);
+    for (int i = 0; i < kWarmUps; ++i) {
+        trainer.step(i, false);
+    }
     backend->synchronize();
-    emulated::take_profiles();
-    emulated::emulator::set_most_blocks(most_blocks);
-    trainer.step(1, false);
+    simt::take_profiles();
+    const std::int64_t copies = simt::emulator::copy_count();
+    simt::emulator::set_most_blocks(most_blocks);
+    trainer.step(kWarmUps, false);
     backend->synchronize();
-    emulated::emulator::set_most_blocks(-1);
+    simt::emulator::set_most_blocks(-1);
 
-    std::vector<StepLaunch> launches;
-    for (emulated::LaunchProfile& profile : emulated::take_profiles()) {
+    StepWork step;
+    step.copies = (simt::emulator::copy_count() - copies) / kSteps;
+    std::vector<simt::LaunchProfile> profiles = simt::take_profiles();
+    profiles.resize(profiles.size() / kSteps);  // all steps have the same launches
+    for (simt::LaunchProfile& profile : profiles) {
         StepLaunch each;
         each.resources = reports.of(profile.launch.entry);
         each.occupancy = occupancy(gpu, profile.launch, each.resources);
         each.bounds = bounds_of(gpu, profile, each.resources);
         each.profile = std::move(profile);
-        launches.push_back(std::move(each));
+        step.launches.push_back(std::move(each));
     }
-    return launches;
+    return step;
 }
 
 std::string text_of_operation(const std::string& name,
-                              const std::vector<emulated::LaunchProfile>& profiles,
-                              const GpuModel& gpu, const ResourceReports& reports) {
+                              const std::vector<simt::LaunchProfile>& profiles, const GpuModel& gpu,
+                              const ResourceReports& reports) {
     const TimeModel time;
     std::string text;
     std::vector<Bounds> all;
-    for (const emulated::LaunchProfile& profile : profiles) {
+    for (const simt::LaunchProfile& profile : profiles) {
         const Resources* resources = reports.of(profile.launch.entry);
         const Bounds bounds = all.emplace_back(bounds_of(gpu, profile, resources));
-        text += emulated::text_of(profile, name);
+        text += simt::text_of(profile, name);
         text +=
             fmt::format("  estimate for {}: {:.1f} us, bound by {}; {} registers, {:.2f} waves\n",
                         gpu.name, time.us(bounds), name_of(time.largest(bounds)),
@@ -138,30 +153,32 @@ std::string text_of_operation(const std::string& name,
 int run_step(const Options& options) {
     const GpuModel& gpu = gpu_model(options.gpu);
     const ResourceReports reports(options.resources, gpu.architecture);
+    using model::Precision;
+    const Precision precision = options.type == DataType::bfloat16  ? Precision::bf16
+                                : options.type == DataType::float16 ? Precision::fp16
+                                : options.tf32                      ? Precision::tf32
+                                                                    : Precision::fp32;
     for (const int n : options.batches.empty() ? std::vector{64} : options.batches) {
-        fmt::print(
-            "one step of {} with {} images, {}, for {} ({} multiprocessors)\n", options.step, n,
-            options.type == DataType::float32 && options.tf32 ? "tf32" : name_of(options.type),
-            gpu.name, gpu.multiprocessors);
-        const std::vector<StepLaunch> launches =
-            step_launches(options.step, n, {options.tf32, options.type}, gpu, reports,
-                          options.profile ? kCountedBlocks : 0);
-        print_launches(launches, options.profile);
+        fmt::print("one step of {} with {} images, {}, for {} ({} multiprocessors)\n", options.step,
+                   n, precision == Precision::tf32 ? "tf32" : name_of(options.type), gpu.name,
+                   gpu.multiprocessors);
+        const StepWork step = step_work(options.step, n, precision, gpu, reports,
+                                        options.profile ? kCountedBlocks : 0);
+        print_step(step, options.profile);
         if (options.profile) {
             fmt::print("\n");
-            for (std::size_t i = 0; i < launches.size(); ++i) {
-                fmt::print("{}", emulated::text_of(launches[i].profile, std::to_string(i + 1)));
+            for (std::size_t i = 0; i < step.launches.size(); ++i) {
+                fmt::print("{}", simt::text_of(step.launches[i].profile, std::to_string(i + 1)));
             }
         }
         fmt::print("\n");
     }
     if (options.profile) {
         fmt::print(
-            "ld/req, st/req: sectors of 32 bytes a request to global memory; shld, shst: "
-            "wavefronts a "
-            "request to shared memory.\nCounted on the emulator, in {} blocks of a launch at most. "
-            "The "
-            "times are estimates by arithmetic (bench/gpu_models.hpp), not measured.\n",
+            "ld/req, st/req: sectors of 32 bytes per request to global memory; shld, shst: "
+            "wavefronts per request to shared memory.\nThe emulator counted at most {} blocks of "
+            "each launch. The times are estimates by arithmetic (bench/gpu_models.hpp), not "
+            "measured.\n",
             kCountedBlocks);
     }
     return 0;

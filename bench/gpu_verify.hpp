@@ -1,4 +1,4 @@
-// The reference of a verification: operands on the CPU, and how far results are apart.
+// The reference of a verification: operands on the CPU, and the distance between results.
 // Part of bench/kernels_gpu.cpp, compiled for GPUs and for the emulator like it.
 #pragma once
 
@@ -33,7 +33,7 @@ inline Numbers numbers(Type type, const Host& from) {
     return values;
 }
 
-// Infinite where anything is not a number, found ones or expected ones.
+// Returns infinity if any value, found or expected, is not a number.
 inline double relative_error(const Numbers& found, const Numbers& expected) {
     double difference = 0.0, norm = 0.0;
     for (std::size_t i = 0; i < expected.size(); ++i) {
@@ -44,7 +44,7 @@ inline double relative_error(const Numbers& found, const Numbers& expected) {
     return std::isfinite(error) ? error : std::numeric_limits<double>::infinity();
 }
 
-// The operands of one call on the CPU backend, whose activations may lie otherwise in memory.
+// The operands of one call on the CPU backend, which may lay out activations differently.
 class CpuOperands {
  public:
     CpuOperands(Backend& cpu, const std::vector<Operand>& operands, int n,

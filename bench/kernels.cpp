@@ -1,4 +1,4 @@
-// Every kernel at shapes of the built-in nets: time, and the share of what the device can do, as
+// Times every kernel at shapes of the built-in nets, and gives its share of the device's ceiling as
 // measured in the same run.
 //
 //   build/bench-kernels [--device=auto|cpu|cuda|emulated] [--batches=64,256]
@@ -8,13 +8,13 @@
 //   build/bench-kernels --device=emulated --profile [--gpu=h200] ...
 //   build/bench-kernels --device=emulated --step=net [--profile] [--gpu=h200] ...
 //
-// On the CPU: kernels_cpu.cpp. On a GPU, beside cuDNN and cuBLAS: kernels_gpu.cpp. Emulated: the
-// GPU's benchmark on the emulator, to try the benchmark itself; its times mean nothing. With
-// --profile the kernels' accesses, FLOPs and busy threads are counted there
-// (kernels/emulation/profiler.hpp), with --step the launches of a whole training step are listed
-// (gpu_step.hpp).
+// kernels_cpu.cpp runs on the CPU; kernels_gpu.cpp runs on a GPU and compares with cuDNN and
+// cuBLAS. The device `emulated` runs the GPU benchmark on the emulator to test the benchmark
+// itself; its times mean nothing. With --profile the emulator counts the kernels' accesses, FLOPs
+// and busy threads (kernels/emulation/profiler.hpp), with --step it lists the launches of a whole
+// training step (gpu_step.hpp).
 //
-// Exit codes: 0; 1: a wrong result, or an error; 2: wrong flags; 3: a goal of --check is missed.
+// Exit codes: 0; 1: a wrong result or an error; 2: wrong flags; 3: a goal of --check is missed.
 #include "bench/kernels.hpp"
 
 #include <benchmark/benchmark.h>
@@ -28,9 +28,9 @@
 #if defined(GYRE_HAVE_PROFILER)
 #include "bench/gpu_step.hpp"
 #endif
-#include "kernels/backend.hpp"
-#include "kernels/base/error.hpp"
-#include "kernels/base/option_names.hpp"
+#include "base/error.hpp"
+#include "base/option_names.hpp"
+#include "kernels/make_backend.hpp"
 
 namespace gyre::bench {
 
@@ -38,19 +38,19 @@ namespace {
 
 constexpr const char* kUsage =
     "bench-kernels: time of every kernel at shapes of net, wide and resnet\n"
-    "  --device=auto|cpu|cuda|emulated   [auto: a GPU where there is one]\n"
-    "  --batches=N,N,...                 images in a call [CPU: 64,256; GPU: 64,256,1024,4096]\n"
+    "  --device=auto|cpu|cuda|emulated   [auto: a GPU if there is one]\n"
+    "  --batches=N,N,...                 images per call [CPU: 64,256; GPU: 64,256,1024,4096]\n"
     "  --precision=fp32|tf32|bf16|fp16   tf32, GPU: matrix products may use TF32 tensor cores; "
     "bf16 and\n"
     "                                    fp16 with --step: activations have 16 bits\n"
     "  --launch=graph|stream             GPU: time replays of a CUDA graph [graph], or plain "
     "calls\n"
-    "  --check                           GPU: exit code 3 where a goal is missed\n"
-    "  --profile                         emulated: count what kernels do, in place of timing them\n"
+    "  --check                           GPU: exit with code 3 if a goal is missed\n"
+    "  --profile                         emulated: count what kernels do instead of timing them\n"
     "  --step=MODEL                      emulated: list the launches of a training step\n"
-    "  --gpu=a100|h100|h200              that --profile and --step are for [h200]\n"
-    "  --resources=DIR                   ptxas' reports of kernels [kernels/ beside this program]\n"
-    "and Google Benchmark's own, such as --benchmark_filter=REGEX --benchmark_out=FILE.json\n";
+    "  --gpu=a100|h100|h200              GPU of --profile and --step [h200]\n"
+    "  --resources=DIR                   ptxas' reports [kernels/ next to this program]\n"
+    "and Google Benchmark's flags, such as --benchmark_filter=REGEX --benchmark_out=FILE.json\n";
 
 std::vector<int> parse_batches(std::string_view text) {
     std::vector<int> batches;
@@ -121,10 +121,10 @@ Options parse(int argc, char** argv) {
     }
     if (options.device == "cpu" && about_gpus) {
         throw usage_error(
-            "--precision, --launch and --check are about GPUs, but this run uses the CPU");
+            "--precision, --launch and --check apply to GPUs, but this run uses the CPU");
     }
     if (options.type != DataType::float32 && options.step.empty()) {
-        throw usage_error("--precision=bf16 and fp16 are of steps; add --step=MODEL");
+        throw usage_error("--precision=bf16 and fp16 apply to steps; add --step=MODEL");
     }
     if ((options.profile || !options.step.empty()) && options.device != "emulated") {
         throw usage_error("--profile and --step count on the emulator; add --device=emulated");
@@ -147,7 +147,7 @@ int run(const Options& options) {
     }
 #else
     if (options.profile || !options.step.empty()) {
-        throw usage_error("--profile and --step need a build by g++ without sanitizers");
+        throw usage_error("--profile and --step need a build with g++ and without sanitizers");
     }
 #endif
     return emulated::run_benchmarks(options);
@@ -158,7 +158,7 @@ int run(const Options& options) {
 
 int main(int argc, char** argv) {
     for (int i = 1; i < argc; ++i) {
-        if (std::string_view(argv[i]) == "--help") {  // benchmark's own lists only its flags
+        if (std::string_view(argv[i]) == "--help") {  // Google Benchmark lists only its own flags
             fmt::print("{}", gyre::bench::kUsage);
             return 0;
         }

@@ -1,4 +1,4 @@
-// What the kernel benchmarks of the CPU and of GPUs share: the layers, and what the user asked for.
+// Declarations shared by the kernel benchmarks of the CPU and of GPUs: the layers and the options.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "kernels/base/data_type.hpp"
+#include "base/data_type.hpp"
 #include "kernels/ops/specs.hpp"
 
 namespace gyre::bench {
@@ -43,7 +43,7 @@ struct LinearWork {
 struct LossWork {
     int classes = 10;
 };
-// All parameters at once: optimisers and the like, whatever the batch.
+// Work on all parameters at once, such as an optimiser's, independent of the batch.
 struct ParameterWork {
     std::int64_t elems = 0;
 };
@@ -58,21 +58,21 @@ struct Net {
     std::string name;
     std::vector<Layer> layers;
 };
-// The built-in nets (model/spec.cpp) on images of 28 x 28; of `resnet` the kinds of layers that the
-// others lack, each shape once.
+// Returns the built-in nets (model/spec.cpp) on images of 28 x 28. `resnet` has only the kinds of
+// layers that the others lack, each shape once.
 const std::vector<Net>& nets();
 
 struct Options {
     std::string device = "auto";
-    std::vector<int> batches;  // empty: the device's usual ones
+    std::vector<int> batches;  // empty: the device's defaults
     bool tf32 = false;
     DataType type = DataType::float32;  // of activations, with `step`
-    bool graph = true;                  // GPU: time replays of a CUDA graph, or else plain calls
-    bool check = false;                 // exit with 3 where a goal is missed
-    // Emulated only:
-    bool profile = false;      // count what kernels do in place of timing them
+    bool graph = true;                  // GPU: time replays of a CUDA graph instead of plain calls
+    bool check = false;                 // exit with 3 if a goal is missed
+    // Only for the emulator:
+    bool profile = false;      // count what kernels do instead of timing them
     std::string step;          // a model: list the launches of its step
-    std::string gpu = "h200";  // that these two are for
+    std::string gpu = "h200";  // GPU of `profile` and `step`
     std::string resources;     // folder of ptxas' reports; empty: none
 };
 

@@ -1,9 +1,9 @@
-// Every CPU kernel: time, GFLOP/s or GB/s, and the share of the peak of fused multiply-adds
-// measured in the same run on the same core.
+// Measures every CPU kernel on one thread: time, GFLOP/s or GB/s, and the share of the peak of
+// fused multiply-adds measured in the same run on the same core.
 //
-// One thread. Rows such as conv1+relu1 are fused operations. "flop" counts what the formula asks
-// for, not what an implementation does. What the kernels compute is checked in
-// tests/products_test.cpp and tests/kernels_test.cpp, over these layers' kinds of shapes.
+// Rows such as conv1+relu1 are fused operations. "flop" counts the operations of the formula, not
+// those of an implementation. tests/kernels/products_test.cpp and tests/kernels/kernels_test.cpp
+// check the results of the kernels for shapes like those of these layers.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "bench/kernels.hpp"
-#include "kernels/backend.hpp"
-#include "kernels/cpu_kernels.hpp"
+#include "kernels/choose_cpu_kernels.hpp"
+#include "kernels/make_backend.hpp"
 
 namespace gyre::bench {
 namespace {
@@ -54,8 +54,8 @@ class Suite {
         add_product(layer, spec_of(work), n, true);
     }
 
-    // What can be one operation of layers [at, ...), convolutions and linear layers with what
-    // follows them; FLOPs are those of the product alone.
+    // Adds the operation that fuses as many of layers [at, ...) as possible, if the first is a
+    // convolution or a linear layer; FLOPs are only those of the product.
     void add_fused(const Net& net, std::size_t at, int n) {
         const auto* conv = std::get_if<ConvWork>(&net.layers[at].work);
         const auto* linear = std::get_if<LinearWork>(&net.layers[at].work);
@@ -110,7 +110,7 @@ class Suite {
         add(layer + "/backward/" + std::to_string(n), 0, bytes, [=] { run->backward_input(); });
     }
 
-    // Read once for the statistics or sums, and once more for the result.
+    // The data is read once for the statistics or sums, and once more for the result.
     void operator()(const std::string& layer, const BatchNormWork& work, int n) {
         const Shape& shape = work.shape;
         const auto run = operation(BatchNorm2dSpec{.in = shape}, shape, shape, n);
@@ -118,7 +118,7 @@ class Suite {
         run->io.dy = run->keep(activation(shape, n));
         run->io.state = {run->keep(filled(shape.channels)), run->keep(filled(shape.channels))};
         std::fill_n(run->io.state[1].f32(), shape.channels, 1.0f);  // a variance
-        run->forward();  // what the backward pass needs of it
+        run->forward();  // the backward pass needs its results
         const double bytes = run->bytes(shape);
         add(layer + "/forward/" + std::to_string(n), 0, 3 * bytes, [=] { run->forward(); });
         add(layer + "/evaluation/" + std::to_string(n), 0, 2 * bytes, [=] {
@@ -133,7 +133,7 @@ class Suite {
         });
     }
 
-    // The gradient of both is passed on as it is.
+    // The gradient passes to both inputs unchanged.
     void operator()(const std::string& layer, const AddWork& work, int n) {
         const auto run = operation(AddSpec{work.shape}, work.shape, work.shape, n);
         run->io.x2 = run->keep(activation(work.shape, n));
@@ -217,7 +217,7 @@ class Suite {
         })->Unit(benchmark::kMicrosecond);
     }
 
-    // An operation with what it reads and writes.
+    // An operation with its operands.
     struct Operation {
         Operation(Suite& suite_, const OpSpec& spec, int n)
             : suite(suite_),
@@ -281,7 +281,7 @@ class Suite {
         if (input_gradient) {
             add(layer + "/backward_data/" + n, flop, 0, [=] { run->backward_input(); });
         }
-        // With what the gradients of both need first.
+        // This includes the work that both gradients need first.
         add(layer + "/backward_weights/" + n, flop, 0, [=] {
             run->backward_begin();
             run->backward_params();
@@ -290,7 +290,7 @@ class Suite {
     DeviceBuffer<float> activation(const Shape& shape, int n) {
         return filled(backend_.activation_elems(shape, n));
     }
-    // A few values, repeated: arithmetic time does not depend on them as long as they are normal.
+    // Repeats a few values: arithmetic time does not depend on them as long as they are normal.
     DeviceBuffer<float> filled(std::int64_t elems) {
         DeviceBuffer<float> buffer(backend_, elems);
         std::vector<float> host(static_cast<std::size_t>(elems));
@@ -330,7 +330,7 @@ int run_on_cpu(const Options& options) {
         }
     }
     const bool any = benchmark::RunSpecifiedBenchmarks() > 0;
-    benchmark::ClearRegisteredBenchmarks();  // they hold the backend's memory
+    benchmark::ClearRegisteredBenchmarks();  // as they hold the backend's memory
     return any ? 0 : 2;
 }
 

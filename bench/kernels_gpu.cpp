@@ -1,31 +1,32 @@
-// Every GPU kernel, gyre's own and the libraries' (cuDNN, cuBLASLt), at shapes of the built-in
-// nets: time, and the share of the ceilings measured in the same run.
+// Times every GPU kernel, gyre's own and the libraries' (cuDNN, cuBLASLt), at shapes of the
+// built-in nets, and gives the share of the ceilings measured in the same run.
 //
-// Ceilings: a large copy from device to device (bytes read and written), fused multiply-adds in
-// registers, and large matrix products through cuBLASLt in fp32 and TF32. A kernel's floor is the
-// larger of its fewest bytes over the copy's bandwidth and of the formula's FLOPs over the faster
+// The ceilings are a large copy from device to device (bytes read and written), fused multiply-adds
+// in registers, and large matrix products through cuBLASLt in fp32 and TF32. A kernel's floor is
+// the larger of its fewest bytes over the copy's bandwidth and the formula's FLOPs over the faster
 // of FMA and fp32 product (with --precision=tf32: the TF32 product); "%" is floor over time.
 //
 // Times are medians over kSamples batches of calls between two events. A batch is a CUDA graph by
 // default, so that kernels follow one another as fast as the GPU can start them, whatever the
 // host's speed; --launch=stream times plain calls. Calls rotate over copies of their operands that
-// together exceed the L2 cache, as far as kMostSets copies do. Before it is timed, every operation
-// is verified: ours and the library's against the CPU backend, at as many images as that does
-// quickly, then ours against the library's at the batch that is timed. Inputs are random and
-// differ in every check; outputs are filled with NaN before.
+// together exceed the L2 cache, up to kMostSets copies. Every operation is verified before it is
+// timed: ours and the library's against the CPU backend, with as many images as that handles
+// quickly, then ours against the library's with the timed batch. Inputs are random and differ in
+// every check; outputs are filled with NaN first.
 //
-// Compiled twice, like kernels/cuda/: on the emulator times mean nothing, and gyre's own kernels
-// stand in for the library's.
+// This is compiled twice, like kernels/cuda/: on the emulator times mean nothing, and gyre's own
+// kernels replace the library's.
 #include <benchmark/benchmark.h>
 #include <fmt/format.h>
 
 #include <thread>
 
+#include "base/error.hpp"
 #include "bench/gpu_ceilings.hpp"
 #include "bench/gpu_estimates.hpp"
 #include "bench/gpu_verify.hpp"
 #include "bench/report.hpp"
-#include "kernels/base/error.hpp"
+#include "kernels/make_backend.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -61,17 +62,14 @@ class Suite {
     }
 
  private:
-    // With arithmetic of its own.
+    // tf32: the library may round the operands of its products to TF32.
     std::unique_ptr<KernelFactory> make_library(bool tf32) {
         const Context context{stream_, workspace_, device_.multiprocessors, tf32};
 #if defined(GYRE_EMULATED)
         return make_own_factory(context);
 #else
         try {
-            GpuOptions options;
-            options.kernels = KernelSet::library;
-            options.tf32 = tf32;
-            return make_library_factory(context, options);
+            return make_library_factory(context, false);
         } catch (const Error& error) {
             if (error.code() != ExitCode::usage) {
                 throw;
@@ -100,9 +98,9 @@ class Suite {
 
     struct Case {
         Operation operation;
-        int n;  // 0: whatever the batch
+        int n;  // 0: independent of the batch
         bool verified = false;
-        std::string fault;  // what the verification found
+        std::string fault;  // found by the verification
     };
 
     void add_benchmarks() {
@@ -168,7 +166,7 @@ class Suite {
                 state.SkipWithError(row.skipped.c_str());
                 return;
             }
-            if (options_.profile) {  // in place of timing it
+            if (options_.profile) {  // instead of timing it
                 estimates_.add_counts(row);
                 for (auto _ : state) {
                     state.SetIterationTime(1e-6);
@@ -216,10 +214,10 @@ class Suite {
         const std::size_t bytes = OperandSets::set_bytes(c.operation.operands, images_of(c));
         return std::clamp<std::size_t>((kRotate + bytes - 1) / bytes, 1, kMostSets);
     }
-    // Returns why it cannot be timed, or nothing.
+    // Returns why the case cannot be timed, or nothing.
     static std::string lacks_memory(const Case& c) {
         const std::size_t set = OperandSets::set_bytes(c.operation.operands, images_of(c));
-        // Libraries choose their algorithms on operands of their own, and with room to work in.
+        // Libraries need room for the operands on which they choose algorithms, and for workspace.
         constexpr std::size_t kRoom = (kEmulated ? 64 : 768) * kMiB;
         const std::size_t needed = std::max(set * sets_of(c), set) + kRoom, free = free_memory();
         if (needed > free) {
@@ -293,7 +291,7 @@ class Suite {
         stream_.synchronize();
         return host;
     }
-    // Runs an operation once; outputs are poisoned before, and set_up() done.
+    // Runs an operation once, after set_up() and with poisoned outputs.
     void run_once(const Operation& op, bool ours, const Args& args) {
         set_up(op, ours, args);
         for (std::size_t i = 0; i < op.operands.size(); ++i) {
@@ -313,7 +311,7 @@ class Suite {
         }
         return fmt::format(
             "WRONG: {}: operand {} is off by {:.1e} of its norm, at most {:.0e} is "
-            "right",
+            "allowed",
             what, operand, error, tolerance);
     }
 
@@ -365,7 +363,7 @@ class Suite {
         }
         return {};
     }
-    // The begin and the end of an output of the first set.
+    // Returns the begin and the end of an output of the first set.
     Numbers ends(const Operation& op, std::size_t i) {
         const Args& args = operands_->sets()[0];
         const Operand& operand = op.operands[i];
@@ -378,7 +376,7 @@ class Suite {
         values.insert(values.end(), last.begin(), last.end());
         return values;
     }
-    // Without a library: all that is there to see is whether everything was written.
+    // Without a library, this only checks that everything was written.
     std::string verify_at_full_batch(const Operation& op) {
         const Args& args = operands_->sets()[0];
         std::vector<Numbers> found;
@@ -420,12 +418,12 @@ class Suite {
             fmt::print("{:<22} {}\n", name, text);
         }
         fmt::print(
-            "\nratio: library's time over ours, > 1: ours is faster; %: of the ceiling in the last "
-            "column; GB/s, TFLOP/s: ours\n{}",
+            "\nratio: library's time over ours, > 1: ours is faster; %: share of the ceiling in "
+            "the last column; GB/s, TFLOP/s: ours\n{}",
             report_.table());
         fmt::print("{}", estimates_.text());
         if (kEmulated) {
-            fmt::print("\nemulated: the times mean nothing, and ours ran in the library's place\n");
+            fmt::print("\nemulated: the times mean nothing, and ours ran instead of the library\n");
         }
         for (const std::string& fault : faults_) {
             fmt::print("{}\n", fault);
@@ -444,7 +442,7 @@ class Suite {
     }
 
     const bench::Options options_;
-    const DeviceProperties device_;  // first of what is on the GPU: it makes the device current
+    const DeviceProperties device_;  // before all GPU members, as it makes the device current
     Stream stream_;
     Workspace workspace_{stream_};
     const Context context_;
@@ -457,7 +455,7 @@ class Suite {
     struct Ops {
         std::shared_ptr<Op> ours, vendor;
     };
-    Ops ops_[2];  // of the case: what is verified, what is timed
+    Ops ops_[2];  // the case's verified and timed operations
     const Case* operands_of_ = nullptr;
     std::unique_ptr<OperandSets> operands_;
     bench::Report report_;

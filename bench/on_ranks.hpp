@@ -1,4 +1,4 @@
-// The start and the end that benchmarks on several ranks share.
+// Start and end of main(), shared by the benchmarks on several ranks.
 #pragma once
 
 #include <fmt/format.h>
@@ -8,16 +8,16 @@
 #include <memory>
 #include <string>
 
+#include "base/option_names.hpp"
 #include "comm/communicator.hpp"
 #include "comm/launch/rendezvous.hpp"
-#include "kernels/base/option_names.hpp"
 
 namespace gyre::bench {
 
 using namespace comm;
 
 // Parses the flags on all ranks together, then calls check(), which may throw Error. Returns false
-// where --help was asked for and answered. Throws AgreedError for wrong flags, or a single rank.
+// if --help was requested and printed. Throws AgreedError for wrong flags or a single rank.
 inline bool parse_on_ranks(
     Communicator& comm, CLI::App& app, int argc, char** argv,
     const std::function<void()>& check = [] {}) {
@@ -35,16 +35,16 @@ inline bool parse_on_ranks(
             throw usage_error(error.what());
         }
         if (comm.size() == 1) {
-            throw usage_error("one rank has nobody to talk to: run it with mpirun -np 2 or more");
+            throw usage_error("one rank has no peers: run with mpirun -np 2 or more");
         }
         check();
     });
     return !answered;
 }
 
-// --comm and --share-gpu: read before anything else, as the ranks must meet to agree about flags.
-inline LaunchOptions launch_options(int argc, char** argv) {
-    LaunchOptions options;
+// Reads --comm and --share-gpu before anything else, as the ranks must meet to agree about flags.
+inline LaunchSpec launch_options(int argc, char** argv) {
+    LaunchSpec options;
     for (int i = 1; i < argc; ++i) {
         const std::string flag = argv[i];
         if (flag == "--comm" && i + 1 < argc) {
@@ -56,16 +56,16 @@ inline LaunchOptions launch_options(int argc, char** argv) {
     }
     return options;
 }
-// The same for --help and for the check of what was given.
-inline void add_launch_flags(CLI::App& app, LaunchOptions& options) {
-    app.add_option("--comm", options.comm, "auto, nccl, mpi or gloo, as of gyre train")
+// Declares the same flags for --help and for checking their values.
+inline void add_launch_flags(CLI::App& app, LaunchSpec& options) {
+    app.add_option("--comm", options.comm, "auto, nccl, mpi or gloo, as for gyre train")
         ->check(CLI::IsMember({"auto", "nccl", "mpi", "gloo"}))
         ->capture_default_str();
-    app.add_flag("--share-gpu", options.share_gpu, "Ranks may share a GPU, with --comm nccl");
+    app.add_flag("--share-gpu", options.share_gpu, "With --comm nccl, ranks may share a GPU");
 }
 
-// The whole of main(): run(comm) and its exit code, or an error's message and code.
-inline int on_ranks(const char* program, const LaunchOptions& options,
+// Does all of main(): returns the exit code of run(comm), or prints an error and returns its code.
+inline int on_ranks(const char* program, const LaunchSpec& options,
                     const std::function<int(Communicator&)>& run) {
     std::unique_ptr<Communicator> comm;
     try {

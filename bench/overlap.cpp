@@ -1,19 +1,20 @@
-// How much of the communication gyre hides behind computation, with the program's own step.
+// Measures how much of the communication gyre's own step hides behind computation.
 //
 //   mpirun -np N build/bench-overlap --model net,wide --batch 64 --steps 20
 //
-// Three things are timed in turn, so that a drifting machine shifts all of them alike:
+// Three parts are timed in turn, so that a drifting machine shifts all of them alike:
 //   step     the training step
-//   compute  the same without communication: every rank trains alone
+//   compute  the same without communication: every rank trains by itself
 //   comm     the reductions of all buckets, and the gathering of factors, without computation
 //   ideal    max(compute, comm)
-//   exposed  how long the step waited for communication; hidden: 1 - exposed / comm
+//   exposed  time that the step waited for communication; hidden: 1 - exposed / comm
 //   overlap  (compute + comm - step) / comm: the part of the communication that is hidden. At best
-//            min(1, compute / comm), which needs gradients that are final at once; the last bucket
-//            has nothing to hide behind.
-//            It counts as lost what communication takes from the computation: CPU ranks run TCP and
-//            the sums themselves, and with factors compute more.
-// Times are medians, the slowest rank of each step counting. Random images, fixed seed, CPU.
+//            it is min(1, compute / comm), which needs gradients that are final at once; the last
+//            bucket has nothing to hide behind. Time that communication takes from the computation
+//            counts as lost: CPU ranks run TCP and the sums themselves, and with factors they
+//            compute more.
+// Times are medians over the steps, of the slowest rank in each. Images are random, with a fixed
+// seed; the device is the CPU.
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
@@ -25,6 +26,7 @@
 #include <vector>
 
 #include "bench/on_ranks.hpp"
+#include "kernels/make_backend.hpp"
 #include "train/session.hpp"
 #include "train/threads.hpp"
 
@@ -43,7 +45,7 @@ struct Options {
     FactorUse factors = FactorUse::automatic;
 };
 
-// Of all ranks' values.
+// Returns the largest of all ranks' values.
 double largest(Communicator& comm, double value) {
     std::vector<double> all(static_cast<std::size_t>(comm.size()));
     all[static_cast<std::size_t>(comm.rank())] = value;
@@ -60,22 +62,23 @@ void measure(Communicator& comm, const std::string& model, const Options& option
     const auto alone = make_single_communicator();
     std::unique_ptr<Backend> backend;
     const std::map<std::string, UpdateRule> rules(kUpdateRules.begin(), kUpdateRules.end());
-    SessionSpec spec = {.classes = kClasses,
-                        .optimizer = {.rule = rules.at(options.optimizer)},
-                        .reduction = {.factors = options.factors}};
+    RunSpec spec = {.optimizer = {.rule = rules.at(options.optimizer)},
+                    .reduction = {.factors = options.factors}};
+    TrainingTask task = {.classes = kClasses};
     agree(comm, [&] {
         backend = make_cpu_backend(choose_threads(options.threads, comm));
-        spec.model = load_model(model);
+        task.model = load_model(model);
     });
     if (options.bucket_kib) {
         spec.reduction.bucket_bytes = *options.bucket_kib * 1024;
     }
-    // The session's steps, and steps of one that computes as much and has nobody to talk to.
+    // One session communicates; the other computes as much and has no peers.
     const auto make_session = [&](Communicator& with) {
-        spec.global_batch = std::int64_t{options.batch_size} * with.size();
-        auto session = std::make_unique<Session>(
-            with, *backend, spec, random_images(spec.global_batch, {1, 28, 28}, kClasses),
-            Normalisation{{0.5f}, {0.3f}});
+        const int batch = options.batch_size * with.size();
+        spec.batch.global_batch = batch;
+        auto session = std::make_unique<Session>(with, *backend, spec, task,
+                                                 random_images(batch, {1, 28, 28}, kClasses),
+                                                 Normalisation{{0.5f}, {0.3f}});
         session->initialise();
         session->trainer().begin_epoch(1);
         return session;
@@ -99,7 +102,7 @@ void measure(Communicator& comm, const std::string& model, const Options& option
     for (int step = -kWarmUps; step < options.steps; ++step) {
         for (std::size_t part = 0; part < std::size(parts); ++part) {
             if (part == 2) {
-                // Gradients that are summed and never computed anew would overflow in the end.
+                // Gradients that are summed but never recomputed would eventually overflow.
                 const Net& net = together->net();
                 backend->fill_zero(net.gradient_data(),
                                    static_cast<std::size_t>(net.gradient_elems()) * sizeof(float));
@@ -134,12 +137,12 @@ void measure(Communicator& comm, const std::string& model, const Options& option
 }
 
 int run(Communicator& comm, int argc, char** argv) {
-    CLI::App app("bench-overlap: how much of the communication is hidden behind computation");
+    CLI::App app("bench-overlap: measures how much communication is hidden behind computation");
     Options options;
     app.add_option("--model", options.models, "Nets: built-in (net, wide) or model files")
         ->delimiter(',')
         ->default_str("net,wide");
-    app.add_option("--batch,--batch-size", options.batch_size, "Images per rank in a step")
+    app.add_option("--batch,--batch-size", options.batch_size, "Images per rank and step")
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     app.add_option("--bucket-kib", options.bucket_kib,
@@ -149,15 +152,15 @@ int run(Communicator& comm, int argc, char** argv) {
         ->check(CLI::Range(1, 1 << 20))
         ->capture_default_str();
     app.add_option("--threads", options.threads,
-                   "Threads per rank; 0: this rank's share of the processors")
+                   "Threads per rank; 0: the rank's share of the processors")
         ->check(CLI::Range(0, 1024))
         ->capture_default_str();
     app.add_option("--optimizer", options.optimizer, "sgd, adam or adamw")
         ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
         ->capture_default_str();
-    LaunchOptions launch;
+    LaunchSpec launch;
     bench::add_launch_flags(app, launch);
-    app.add_option("--factors", options.factors, "auto, on or off, as of gyre train")
+    app.add_option("--factors", options.factors, "auto, on or off, as for gyre train")
         ->default_str("auto")
         ->transform(CLI::Transformer(kFactorUses));
     if (!bench::parse_on_ranks(comm, app, argc, argv)) {

@@ -7,9 +7,9 @@ namespace {
 
 constexpr double kNetRatio = 1.0;         // ours as fast as the library, at every shape of `net`
 constexpr double kWideRatio = 1.0 / 1.5;  // conv2 and fc1 of `wide`: within 1.5 times its time
-constexpr double kMemoryPercent = 80.0;   // of the copy's bandwidth, for memory-bound kernels,
-constexpr int kMemoryBatch = 4096;        // at this batch,
-constexpr double kMemoryFloorUs = 10.0;   // where starting the kernel is not most of its time
+constexpr double kMemoryPercent = 80.0;   // of the copy's bandwidth, for memory-bound kernels
+constexpr int kMemoryBatch = 4096;        // with this batch
+constexpr double kMemoryFloorUs = 10.0;   // and a floor well above the time of a launch
 
 std::string figure(double value, int digits) {
     return value > 0 ? fmt::format("{:.{}f}", value, digits) : "-";

@@ -1,11 +1,11 @@
 // A collective operation as a value. A new kind needs an enumerator here, a case in each
-// communicator's start() (the compiler names them) and a test in tests/comm_test.cpp.
+// communicator's start() (the compiler names them) and a test in tests/comm/comm_test.cpp.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "kernels/base/data_type.hpp"
+#include "base/data_type.hpp"
 
 namespace gyre::comm {
 

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <new>
 
 namespace gyre::comm {
 namespace {
@@ -43,6 +44,14 @@ std::string broadcast_string(Communicator& comm, std::string text, int root) {
     return text;
 }
 
+Error internal_error(const std::exception& other) {
+    return {ExitCode::internal,
+            dynamic_cast<const std::bad_alloc*>(&other) == nullptr
+                ? other.what()
+                : "out of memory; use a smaller batch, model or data set, or fewer ranks on this "
+                  "host"};
+}
+
 void agree(Communicator& comm, const std::function<void()>& work) {
     std::string message;
     ExitCode code = ExitCode::success;
@@ -52,7 +61,7 @@ void agree(Communicator& comm, const std::function<void()>& work) {
         message = error.what();
         code = error.code();
     } catch (const std::exception& error) {
-        message = error.what();
+        message = internal_error(error).what();
         code = ExitCode::internal;
     }
     std::vector<double> codes(static_cast<std::size_t>(comm.size()));

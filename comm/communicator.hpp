@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -11,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
+#include "base/error.hpp"
 #include "comm/collective.hpp"
-#include "kernels/base/clock.hpp"
-#include "kernels/base/error.hpp"
 #include "kernels/device/device.hpp"
 
 namespace gyre::comm {
@@ -56,11 +57,6 @@ class Communicator {
     // Whether started collectives work in this device's memory, ordered with its calls; if not, in
     // the host's. Called by all ranks before the first start(); the first call decides.
     virtual bool use_device(Device& device) { return device.host_memory(); }
-    // Tells a library that transfers from and to this memory will be frequent, until the result is
-    // destroyed; null where that makes no difference.
-    virtual std::shared_ptr<void> register_buffer(void* /*data*/, std::size_t /*bytes*/) {
-        return nullptr;
-    }
     // All ranks start the same collectives in the same order. The data must stay untouched until
     // the request's wait() returns.
     virtual std::unique_ptr<Request> start(const Collective& collective) = 0;
@@ -84,8 +80,11 @@ class Communicator {
     bool is_root() const { return rank() == 0; }
 };
 
-// The communicator this process was launched for: MPI's where a launcher started several ranks, a
-// single process otherwise. Throws Error(communication) where launcher and MPI disagree.
+// The communicator this process was launched for. It is MPI's if mpirun started the ranks, or srun
+// with --mpi=pmix. It is Gloo's if `gyre launch`, torchrun or plain srun started several, or if
+// they meet as env:// describes (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT). On GPUs, NCCL's takes
+// over from either. Otherwise the process is alone. Throws Error(communication) if launcher and MPI
+// disagree.
 std::unique_ptr<Communicator> make_communicator();
 
 std::unique_ptr<Communicator> make_single_communicator();
@@ -107,6 +106,9 @@ struct ManifestEntry {
 // Compares the entries of all ranks with rank 0's; throws Error(communication) on every rank if any
 // differs, naming the entry, both values and the rank.
 void require_same_manifest(Communicator& comm, const std::vector<ManifestEntry>& entries);
+
+// An exception that is no Error: a bug, or too little memory.
+Error internal_error(const std::exception& other);
 
 // Calls work() on every rank and goes on only if it succeeded on all of them. Otherwise every rank
 // throws the Error of the lowest rank that failed, so that it is printed once and no rank is left

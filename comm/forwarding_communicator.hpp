@@ -22,9 +22,6 @@ class ForwardingCommunicator : public Communicator {
     int local_size() const override { return inner_->local_size(); }
     bool own_terminal() const override { return inner_->own_terminal(); }
     bool use_device(Device& device) override { return inner_->use_device(device); }
-    std::shared_ptr<void> register_buffer(void* data, std::size_t bytes) override {
-        return inner_->register_buffer(data, bytes);
-    }
     std::unique_ptr<Request> start(const Collective& collective) override {
         return inner_->start(collective);
     }

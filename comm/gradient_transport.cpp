@@ -23,14 +23,6 @@ GradientTransport::GradientTransport(Communicator& comm, Device& device, float* 
     }
     if (!comm.use_device(device)) {
         staging_ = {device, rows() * elems};
-        return;
-    }
-    registered_[0] =
-        order_ == SumOrder::tree
-            ? comm.register_buffer(gathered_.get(), gathered_.bytes())
-            : comm.register_buffer(gradients_, static_cast<std::size_t>(elems) * sizeof(float));
-    if (narrow_.get() != nullptr) {
-        registered_[1] = comm.register_buffer(narrow_.get(), narrow_.bytes());
     }
 }
 

@@ -53,9 +53,8 @@ class GradientTransport {
     float* const gradients_;
     const DataType type_;
     const std::int64_t exact_from_;
-    DeviceBuffer<std::uint16_t> narrow_;   // [elems], where they travel in 16 bits
-    DeviceBuffer<float> gathered_;         // of each bucket [ranks][elems], for a tree
-    std::shared_ptr<void> registered_[2];  // what travels: gathered_ or gradients_, and narrow_
+    DeviceBuffer<std::uint16_t> narrow_;  // [elems], where they travel in 16 bits
+    DeviceBuffer<float> gathered_;        // of each bucket [ranks][elems], for a tree
     PinnedBuffer<float> staging_;  // [rows()][elems], where they travel through the host's memory
 };
 

@@ -12,11 +12,11 @@
 #include <optional>
 #include <vector>
 
+#include "base/function_ref.hpp"
 #include "comm/bucket_plan.hpp"
 #include "comm/communicator.hpp"
 #include "comm/gradient_transport.hpp"
 #include "comm/step_times.hpp"
-#include "kernels/base/function_ref.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/device/timeline.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <cstddef>
 
-#include "kernels/base/data_type.hpp"
+#include "base/data_type.hpp"
 
 namespace gyre::comm {
 

@@ -1,13 +1,13 @@
-// CIFAR-10 and CIFAR-100 in their binary version: records of a label (CIFAR-100: of a coarse one
-// and a fine one) and 3 x 32 x 32 bytes.
+// CIFAR-10 and CIFAR-100 in their binary version: each record is a label (CIFAR-100: a coarse and
+// a fine label) and 3 x 32 x 32 bytes.
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <fstream>
 
+#include "base/error.hpp"
 #include "data/decompress.hpp"
 #include "data/formats.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {
@@ -54,7 +54,7 @@ ImageSet read_records(const fs::path& directory, const std::vector<const char*>&
         if (bytes.empty() || bytes.size() % record_bytes != 0) {
             throw input_error(fmt::format(
                 "{}: expected records of {} bytes ({} and 3 x 32 x 32 pixels), found {} bytes: the "
-                "file is truncated or not of CIFAR-{}; download and unpack the set again",
+                "file is truncated or not from CIFAR-{}; download and unpack the set again",
                 path.string(), record_bytes,
                 kind.label_bytes == 1 ? "a label" : "a coarse and a fine label", bytes.size(),
                 kind.classes));
@@ -78,7 +78,7 @@ ImageSet read_records(const fs::path& directory, const std::vector<const char*>&
     return set;
 }
 
-// The lines of a file that are not empty; none where there is no such file.
+// Returns the non-empty lines of a file; none if there is no such file.
 std::vector<std::string> read_names(const fs::path& path) {
     std::vector<std::string> names;
     std::ifstream in(path);

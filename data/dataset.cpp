@@ -8,11 +8,11 @@
 #include <cstring>
 #include <limits>
 
+#include "base/error.hpp"
 #include "data/dataset_files.hpp"
 #include "data/formats.hpp"
 #include "data/idx.hpp"
 #include "data/resize.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {
@@ -53,7 +53,7 @@ bool is_integer_in(double value, double low, double high) {
     return value >= low && value <= high && value == std::trunc(value);  // false for NaN
 }
 
-// The start of every message about one element: its file and offset.
+// Every message about one element starts with its file and offset.
 std::string element_place(const std::string& path, const IdxArray& array, std::int64_t index) {
     return fmt::format(
         "{}: byte offset {} of the IDX data", path,
@@ -101,7 +101,7 @@ std::vector<std::int32_t> convert_labels(const std::string& path, const IdxArray
     return labels;
 }
 
-// `classes`: as the user gave them; `train_images`: none where this is the training set.
+// `classes`: as given by the user; `train_images`: none if this is the training set.
 ImageSet read_image_set(const fs::path& images_path, const fs::path& labels_path,
                         std::optional<int> classes, std::optional<std::int64_t> train_images) {
     constexpr std::int64_t max_size = std::numeric_limits<std::int32_t>::max();
@@ -152,33 +152,33 @@ ImageSet read_image_set(const fs::path& images_path, const fs::path& labels_path
     return set;
 }
 
-Dataset load_files(const DatasetFiles& files, const DatasetOptions& options) {
+Dataset load_files(const DatasetFiles& files, const DataSpec& spec, const TellOfData& tell) {
     Dataset set;
     switch (files.format) {
         case Format::idx:
-            set.train = read_image_set(files.train_images, files.train_labels, options.classes, {});
-            set.test = read_image_set(files.test_images, files.test_labels, options.classes,
-                                      set.train.count);
+            set.train = read_image_set(files.train_images, files.train_labels, spec.classes, {});
+            set.test =
+                read_image_set(files.test_images, files.test_labels, spec.classes, set.train.count);
             break;
         case Format::cifar10:
         case Format::cifar100:
             return load_cifar(files);
         case Format::npy:
-            return load_npy(files, options.classes);
+            return load_npy(files, spec.classes);
         case Format::pictures:
-            return load_pictures(files, options);
+            return load_pictures(files, spec, tell);
     }
     return set;
 }
 
-// The number of classes, from the user, names or labels.
+// Returns the number of classes: the user's, or that of the names or labels.
 int count_classes(const Dataset& set, std::optional<int> given) {
     const auto largest = [](const ImageSet& images) {
         return *std::max_element(images.labels.begin(), images.labels.end());
     };
     const int seen = std::max(
         {largest(set.train) + 1, largest(set.test) + 1, static_cast<int>(set.class_names.size())});
-    if (given.value_or(seen) < seen) {  // labels alone were checked as they were read
+    if (given.value_or(seen) < seen) {  // labels were already checked as they were read
         throw input_error(fmt::format(
             "{} has {} classes, but `classes` says {}; leave it out, or give {} or more",
             set.train.labels_path, seen, *given, seen));
@@ -202,35 +202,34 @@ ClassLimit class_limit(std::optional<int> classes, std::int64_t train_images) {
     if (train_images < most_classes) {
         return {train_images, fmt::format("there are {} training images", train_images)};
     }
-    return {most_classes,
-            fmt::format("more than {} classes are not taken from labels alone", most_classes)};
+    return {most_classes, fmt::format("labels alone imply at most {} classes", most_classes)};
 }
 
 std::string describe_shape(const ImageSet& set) {
     return fmt::format("{}x{}x{} (channels x height x width)", set.channels, set.height, set.width);
 }
 
-Dataset load_dataset(const DatasetOptions& options) {
-    if (options.limit && *options.limit < 1) {
+Dataset load_dataset(const DataSpec& spec, const TellOfData& tell) {
+    if (spec.limit && *spec.limit < 1) {
         throw usage_error(
-            fmt::format("limit of training images: expected 1 or more, found {}", *options.limit));
+            fmt::format("limit of training images: expected 1 or more, found {}", *spec.limit));
     }
-    if (options.classes && *options.classes < 2) {
-        throw usage_error(fmt::format("`classes`: expected 2 or more, found {}", *options.classes));
+    if (spec.classes && *spec.classes < 2) {
+        throw usage_error(fmt::format("`classes`: expected 2 or more, found {}", *spec.classes));
     }
-    const DatasetFiles files = locate_dataset(options.data);
+    const DatasetFiles files = locate_dataset(spec.path);
 
-    Dataset set = load_files(files, options);
+    Dataset set = load_files(files, spec, tell);
     set.name = files.name;
     set.directory = files.directory.string();
     ImageSet& train = set.train;
-    set.classes = count_classes(set, options.classes);
+    set.classes = count_classes(set, spec.classes);
     if (!set.class_names.empty()) {
         set.class_names.resize(static_cast<std::size_t>(set.classes));
     }
-    if (options.resize) {
-        resize_images(train, *options.resize);
-        resize_images(set.test, *options.resize);
+    if (spec.resize) {
+        resize_images(train, *spec.resize);
+        resize_images(set.test, *spec.resize);
     }
     const ImageSet& test = set.test;
     if (train.channels != test.channels || train.height != test.height ||
@@ -240,9 +239,9 @@ Dataset load_dataset(const DatasetOptions& options) {
             describe_shape(train), test.images_path, describe_shape(test)));
     }
 
-    if (options.limit && *options.limit < train.count) {
+    if (spec.limit && *spec.limit < train.count) {
         const auto image_elems = train.pixels.size() / static_cast<std::size_t>(train.count);
-        train.count = *options.limit;
+        train.count = *spec.limit;
         train.labels.resize(static_cast<std::size_t>(train.count));
         train.labels.shrink_to_fit();
         train.pixels.resize(static_cast<std::size_t>(train.count) * image_elems);
@@ -267,7 +266,7 @@ Normalisation measure_normalisation(const ImageSet& set) {
     Normalisation result;
     const double elems = static_cast<double>(set.count) * static_cast<double>(plane_elems);
     for (const auto& histogram : histograms) {
-        double sum = 0;  // exact: an integer far below 2^53
+        double sum = 0;  // exact, as it is an integer far below 2^53
         for (std::size_t value = 0; value < histogram.size(); ++value) {
             sum += static_cast<double>(histogram[value]) * static_cast<double>(value);
         }
@@ -277,8 +276,8 @@ Normalisation measure_normalisation(const ImageSet& set) {
             const double distance = static_cast<double>(value) - mean;
             squares += static_cast<double>(histogram[value]) * distance * distance;
         }
-        // A constant channel would divide 0 by 0; with 1 it becomes all zeros, as it carries no
-        // information.
+        // A constant channel would divide 0 by 0; with 1 it becomes all zeros, which is right, as
+        // it carries no information.
         const bool constant = std::count(histogram.begin(), histogram.end(), 0) >=
                               static_cast<std::ptrdiff_t>(histogram.size()) - 1;
         result.mean.push_back(static_cast<float>(mean / 255));

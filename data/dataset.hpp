@@ -1,4 +1,4 @@
-// Image classification data sets in files of several formats: loading and measuring them.
+// Loads image classification data sets from files of several formats and measures them.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "data/data_spec.hpp"
 #include "data/pixels.hpp"
 
 namespace gyre::data {
@@ -29,52 +30,36 @@ struct Dataset {
     ImageSet train;
     ImageSet test;  // same channels, height and width as train
     int classes = 0;
-    std::vector<std::string> class_names;  // [classes]; empty where the format has none
+    std::vector<std::string> class_names;  // [classes]; empty if the format has none
 };
 
-struct ImageSize {
-    int height = 0, width = 0;
-};
+// Receives lines for the user: progress of long work, and a cache that cannot be written.
+using TellOfData = std::function<void(const std::string&)>;
 
-struct DatasetOptions {
-    // A directory when it contains '/', is "." or "..", or is an existing directory that holds a
-    // set; otherwise a name to look up, in any case, on dataset_search_path() of
-    // data/dataset_files.hpp.
-    std::string data;
-    std::optional<std::int64_t> limit;  // keep the first so many training images
-    // Default: the largest label of both sets (before `limit`) + 1; that must not exceed 65,536,
-    // nor the number of training images.
-    std::optional<int> classes;
-    // The size that all images are brought to; otherwise they must agree in it.
-    std::optional<ImageSize> resize = {};
-    // Is told what the user should know: what takes long, and a cache that cannot be written.
-    std::function<void(const std::string&)> tell = {};
-};
-
-// Loads a set in the first of these formats of which the folder holds files:
+// Loads a set in the first of these formats for which the folder holds files:
 //
-// IDX: the four files of a set, training and test images and labels. A directory D stands for D or
+// IDX: the four files of a set, training and test images and labels, in the directory D or in
 // D/raw (torchvision's layout). File names, with S one of `train` (training set), `t10k` or `test`
-// (test set), are [NAME-]S-images-idx3-ubyte and [NAME-]S-labels-idx1-ubyte, with `.idx` for
-// `-idx`, idx4 for idx3 and an appended `.gz` or `.xz` also accepted; of one name the plain file
-// wins, then `.gz`. Images are [N][H][W] (one channel) or [N][C][H][W] (PyTorch's order;
-// [N][H][W][C] cannot be told from it and is not supported), labels [N]; of any IDX type as long as
-// every value is an integer in range.
-// CIFAR: the binary version of CIFAR-10 or CIFAR-100 (its fine labels), in D or in the folder in D
+// (test set), are [NAME-]S-images-idx3-ubyte and [NAME-]S-labels-idx1-ubyte; `.idx` for `-idx`,
+// idx4 for idx3 and an appended `.gz` or `.xz` are also accepted; the plain file is preferred, then
+// `.gz`. Images are [N][H][W] (one channel) or [N][C][H][W] (PyTorch's order; [N][H][W][C] cannot
+// be told from it and is not supported), labels are [N]; any IDX type will do as long as every
+// value is an integer in range.
+// CIFAR: the binary version of CIFAR-10 or CIFAR-100 (fine labels), in D or in the folder in D
 // that its archive unpacks to.
 // NumPy: train_images.npy, train_labels.npy, test_images.npy and test_labels.npy, or x_train.npy,
 // y_train.npy, x_test.npy and y_test.npy: images [N][H][W] or [N][H][W][C] of uint8, labels [N] or
 // [N][1] of any integers. Images [N][H][W] are mapped, not read.
-// Pictures: train/CLASS/… and test/CLASS/… (or val/CLASS/…), PNG and JPEG files, of which one with
-// colours makes all have 3 channels. Classes are numbered in the order of their names. Pictures
-// are decoded once, to a file in cache_folder() (data/image_cache.hpp) that is mapped.
+// Pictures: PNG and JPEG files in train/CLASS/… and test/CLASS/… (or val/CLASS/…). If any of them
+// is in colour, all get 3 channels. Classes are numbered in the order of their names. Pictures are
+// decoded once, into a file in cache_folder() (data/image_cache.hpp) that is then mapped.
 //
-// Throws usage_error for a bad option and input_error for everything wrong with the set: not found,
-// files missing or ambiguous, malformed, values or labels out of range, counts, shapes or classes
-// that disagree, empty, fewer than 2 classes, more than 2^31-1 images.
-Dataset load_dataset(const DatasetOptions& options);
+// Throws usage_error for a bad option and input_error if anything is wrong with the set: it is not
+// found, empty or malformed, files are missing or ambiguous, values or labels are out of range,
+// counts, shapes or classes disagree, there are fewer than 2 classes or more than 2^31-1 images.
+Dataset load_dataset(const DataSpec& spec, const TellOfData& tell = {});
 
-// Per channel, of pixels scaled to [0, 1]: x is normalised as (x / 255 - mean) / stddev.
+// Statistics per channel of pixels scaled to [0, 1]: x is normalised as (x / 255 - mean) / stddev.
 struct Normalisation {
     std::vector<float> mean;
     std::vector<float> stddev;  // of the population (divided by n); 1 for a constant channel

@@ -11,8 +11,8 @@
 #include <system_error>
 #include <utility>
 
+#include "base/error.hpp"
 #include "data/formats.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {
@@ -110,7 +110,7 @@ std::string describe_contents(const fs::path& directory) {
     return text.empty() ? "nothing that can be listed" : text;
 }
 
-// What one directory holds: no file of a set, a set with a problem, or a complete set.
+// The result of searching one directory: no file of a set, a set with a problem, or a complete set.
 struct SetFiles {
     bool any = false;
     std::string problem;  // empty: `paths` is complete
@@ -133,8 +133,8 @@ SetFiles locate_files(const fs::path& directory) {
         std::vector<Candidate>& candidates = by_role[role];
         if (candidates.empty()) {
             files.problem = fmt::format(
-                "{}: no {}: expected {} (`.idx` for `-idx`, idx4 for idx3, and .gz or .xz at the "
-                "end also do); the directory holds: {}",
+                "{}: no {}: expected {} (`.idx` for `-idx`, idx4 for idx3, and a final .gz or .xz "
+                "are also accepted); the directory holds: {}",
                 directory.string(), role_names[role], role_patterns[role],
                 describe_contents(directory));
             return files;
@@ -175,7 +175,7 @@ std::string lower_case(std::string text) {
     return text;
 }
 
-// The last component, also of "." and "a/".
+// Returns the last component, even of "." and "a/".
 std::string last_component(const fs::path& path) {
     std::error_code error;
     fs::path full = fs::absolute(path, error).lexically_normal();
@@ -200,9 +200,9 @@ DatasetFiles idx_files(const fs::path& directory, const SetFiles& files) {
             .test_labels = files.paths[test_labels]};
 }
 
-// IDX files in `directory` or `directory`/raw, whichever first holds files of a set, or a set of
-// another format. Throws if IDX files are incomplete: a half-copied set must not silently be
-// replaced by another one further on.
+// Finds IDX files in `directory` or `directory`/raw, whichever first holds files of a set, or a set
+// of another format. Throws if IDX files are incomplete: a half-copied set must not silently be
+// replaced by another one later on the search path.
 std::optional<DatasetFiles> locate_in(const fs::path& directory) {
     for (const fs::path& place : {directory, directory / "raw"}) {
         const SetFiles files = locate_files(place);
@@ -221,20 +221,20 @@ std::optional<DatasetFiles> locate_in(const fs::path& directory) {
     return other;
 }
 
-// Why a directory holds no set.
+// Says why a directory holds no set.
 std::string describe_lack(const fs::path& directory) {
     for (const char* place : {"data_batch_1", "cifar-10-batches-py", "cifar-100-python"}) {
         std::error_code error;
         if (fs::exists(directory / place, error)) {
             return fmt::format(
-                "{}: CIFAR's Python version is not read: get the binary version, "
+                "{}: CIFAR's Python version is not supported: get the binary version, "
                 "https://www.cs.toronto.edu/~kriz/cifar-10-binary.tar.gz or "
                 "cifar-100-binary.tar.gz, and unpack it",
                 (directory / place).string());
         }
     }
     return locate_files(directory).problem +  // names the first missing file
-           "; pictures are expected in train/CLASS/ and test/CLASS/; docs/own-data.md has all "
+           "; pictures are expected in train/CLASS/ and test/CLASS/; docs/own-data.md lists all "
            "formats";
 }
 
@@ -264,7 +264,7 @@ DatasetFiles locate_name(const std::string& name) {
             fmt::format("\n  {} ({})", place.string(),
                         directory_exists(place) ? "no files of a set in it" : "no such directory");
     };
-    note_place(fs::path(".") / name);  // locate_dataset() looked there
+    note_place(fs::path(".") / name);  // locate_dataset() has looked there
     for (const fs::path& root : dataset_search_path()) {
         // The exact spelling first, then others in alphabetical order.
         std::vector<fs::path> places{root / name};
@@ -283,7 +283,7 @@ DatasetFiles locate_name(const std::string& name) {
             note_place(place);
         }
     }
-    std::string advice = "give the directory of the set, or put its parent into GYRE_DATA";
+    std::string advice = "give the directory of the set, or add its parent to GYRE_DATA";
     if (wanted == "fashion-mnist") {
         advice = "install it with `apt-get install dataset-fashion-mnist`, or " + advice;
     } else if (wanted == "mnist") {

@@ -1,4 +1,4 @@
-// Where data sets are: the search path, and the files of a set in a directory.
+// Finds data sets: the search path, and the files of a set in a directory.
 #pragma once
 
 #include <filesystem>
@@ -13,18 +13,18 @@ struct DatasetFiles {
     Format format = Format::idx;
     std::string name;                 // the folder's; for NAME/raw it is NAME
     std::filesystem::path directory;  // where the files are
-    // of IDX and NumPy
+    // only for IDX and NumPy
     std::filesystem::path train_images, train_labels, test_images, test_labels;
 };
 
-// The files of DatasetOptions::data, by the names that load_dataset() describes. They are not
-// opened. Throws usage_error where `data` is empty, input_error where it is not found or where
-// files are missing or ambiguous.
+// Returns the files of DataSpec::path, by the names that load_dataset() describes, without
+// opening them. Throws usage_error if `data` is empty, input_error if it is not found or if files
+// are missing or ambiguous.
 DatasetFiles locate_dataset(const std::string& data);
 
-// Folders in which names are looked up, first match wins: the entries of $GYRE_DATA (separated by
-// colons; each a folder of sets or a set's own folder), data-cache, $HOME/.cache/gyre,
-// /usr/local/share/datasets, /usr/share/datasets. They need not exist.
+// Returns the folders in which names are looked up, where the first match wins: the entries of
+// $GYRE_DATA (separated by colons; each a folder of sets or a set's own folder), data-cache,
+// $HOME/.cache/gyre, /usr/local/share/datasets, /usr/share/datasets. They need not exist.
 std::vector<std::filesystem::path> dataset_search_path();
 
 struct FoundDataset {
@@ -32,8 +32,8 @@ struct FoundDataset {
     std::filesystem::path directory;
 };
 
-// The sets on the search path whose files exist (they are not opened; of formats other than IDX
-// some may be missing), in search order; never throws for folders that cannot be read.
+// Returns the sets on the search path whose files exist, in search order. The files are not opened;
+// in formats other than IDX some may be missing. Folders that cannot be read are skipped.
 std::vector<FoundDataset> find_datasets();
 
 }  // namespace gyre::data

@@ -12,7 +12,7 @@
 #include <system_error>
 #include <utility>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::data {
 namespace {
@@ -23,7 +23,7 @@ constexpr std::size_t input_buffer_bytes = std::size_t{64} << 10U;
 // xz -9 needs 65 MiB; the limit only stops a crafted file from claiming gigabytes.
 constexpr std::uint64_t xz_memory_limit_bytes = std::uint64_t{512} << 20U;
 
-// A regular file opened for reading, and the number of bytes read so far.
+// A regular file opened for reading, with the number of bytes read so far.
 class InputFile {
  public:
     explicit InputFile(const fs::path& path) : name_(path.string()) {

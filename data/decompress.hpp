@@ -1,4 +1,4 @@
-// The bytes of a file, decompressed where it is gzip or xz.
+// Reads the bytes of a file, decompressed if it is gzip or xz.
 #pragma once
 
 #include <cstddef>
@@ -16,7 +16,7 @@ struct CloseFile {
 };
 using FileHandle = std::unique_ptr<std::FILE, CloseFile>;
 
-// What errno's value means.
+// Describes a value of errno.
 std::string errno_text(int error);
 
 // The decompressed bytes of a file.
@@ -29,13 +29,13 @@ class Source {
 
     // Reads up to `bytes`; fewer only at the end of the data. Throws input_error on damage.
     virtual std::size_t read(std::byte* out, std::size_t bytes) = 0;
-    // The size of the data where it is known before reading.
+    // The size of the data, if it is known before reading.
     virtual std::optional<std::int64_t> known_bytes() const { return std::nullopt; }
     virtual const std::string& name() const = 0;  // the file's path
 };
 
-// A plain, gzip or xz file; its first bytes decide, not its name. Throws input_error when it cannot
-// be read.
+// Opens a plain, gzip or xz file; its first bytes decide, not its name. Throws input_error if it
+// cannot be read.
 std::unique_ptr<Source> open_source(const std::filesystem::path& path);
 
 }  // namespace gyre::data

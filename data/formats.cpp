@@ -4,7 +4,7 @@
 
 #include <system_error>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::data {
 namespace {
@@ -27,7 +27,7 @@ std::optional<Format> cifar_in(const fs::path& directory) {
     return std::nullopt;
 }
 
-// Of the two spellings the one of which there is a file.
+// Finds a set of .npy files in whichever of the two spellings has a file.
 std::optional<DatasetFiles> npy_in(const fs::path& directory) {
     constexpr const char* spellings[][4] = {
         {"train_images.npy", "train_labels.npy", "test_images.npy", "test_labels.npy"},

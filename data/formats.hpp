@@ -1,4 +1,4 @@
-// The formats of data sets beside IDX: which a folder holds, and reading it.
+// The data set formats besides IDX: detecting which one a folder holds, and reading it.
 #pragma once
 
 #include <cstdint>
@@ -12,23 +12,23 @@
 
 namespace gyre::data {
 
-// The set of another format than IDX in a directory, or in the folder in it that CIFAR's archives
-// unpack to; nothing where there is none. Files may be missing: loading says so.
+// Finds a set of a format other than IDX in a directory, or in the subfolder that CIFAR's archives
+// unpack to; returns nothing if there is none. Files may be missing: loading reports that.
 std::optional<DatasetFiles> find_other_set(const std::filesystem::path& directory);
 
-// These fill in all of a Dataset but its name, directory, and number of classes where `classes`
-// stays 0: then it is that of labels. Errors are load_dataset()'s.
+// These fill in all of a Dataset except its name, directory and, if `classes` stays 0, number of
+// classes, which then follows from the labels. They throw what load_dataset() throws.
 Dataset load_cifar(const DatasetFiles& files);
 Dataset load_npy(const DatasetFiles& files, std::optional<int> classes);
-Dataset load_pictures(const DatasetFiles& files, const DatasetOptions& options);
+Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const TellOfData& tell);
 
-// What labels must stay below.
+// Labels must be less than `classes`, for the given reason.
 struct ClassLimit {
     std::int64_t classes = 0;
     std::string reason;
 };
-// The user's number of classes, or as many as labels alone are believed: one damaged label must
-// not make a last layer of gigabytes.
+// Returns the user's number of classes, or the most that labels alone may imply: one damaged label
+// must not lead to a last layer of gigabytes.
 ClassLimit class_limit(std::optional<int> classes, std::int64_t train_images);
 
 // "3x4x5 (channels x height x width)"

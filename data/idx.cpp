@@ -5,22 +5,19 @@
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
-#include <cstdio>
-#include <limits>
 #include <memory>
 #include <optional>
 #include <string_view>
 
+#include "base/error.hpp"
 #include "data/decompress.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {
 
 namespace fs = std::filesystem;
 
-// 0 for a byte that is no IDX type.
+// Returns 0 for a byte that is not an IDX type.
 std::size_t type_bytes(unsigned type) {
     switch (static_cast<IdxType>(type)) {
         case IdxType::u8:
@@ -37,10 +34,10 @@ std::size_t type_bytes(unsigned type) {
     return 0;
 }
 
-// The product, or nothing when it does not fit.
+// Returns the product, or nothing if it does not fit.
 std::optional<std::int64_t> checked_product(const std::vector<std::int64_t>& factors) {
     if (std::find(factors.begin(), factors.end(), 0) != factors.end()) {
-        return 0;  // first, so that an overflow before the zero does not matter
+        return 0;  // checked first, so that an overflow before the zero does not matter
     }
     std::int64_t product = 1;
     for (const std::int64_t factor : factors) {
@@ -58,7 +55,7 @@ std::optional<std::int64_t> checked_payload_bytes(const std::vector<std::int64_t
     return checked_product(factors);
 }
 
-// What a file that does not start like IDX seems to be, as "; hint" or "".
+// Guesses what a file that does not start like IDX is; returns "; hint".
 std::string magic_hint(const std::array<unsigned char, 4>& head) {
     struct Hint {
         std::string_view start;
@@ -70,7 +67,7 @@ std::string magic_hint(const std::array<unsigned char, 4>& head) {
         Hint{"PK\x03\x04", "it looks like a zip archive: unpack it first"},
         Hint{"BZh", "it looks like bzip2: decompress it first"},
         Hint{"\x28\xb5\x2f\xfd", "it looks like zstd: decompress it first"},
-        Hint{"\x93NUM", "it looks like a NumPy array: convert it to IDX"},
+        Hint{"\x93NUM", "it looks like a NumPy array: give it a name that ends in .npy"},
         Hint{"<", "it looks like a web page: a failed download? download it again"},
         Hint{"vers", "it looks like a Git LFS pointer: run `git lfs pull`"},
     };
@@ -191,8 +188,8 @@ IdxArray read_idx(const fs::path& path) {
         fail_truncated(*source, array, *payload_bytes, *file_bytes - array.header_bytes());
     }
 
-    // The size of compressed data is only a claim of its header, so memory grows with what has
-    // really been decoded.
+    // For compressed data the header's size is only a claim, so memory grows with what has really
+    // been decoded.
     const auto wanted_bytes = static_cast<std::size_t>(*payload_bytes);
     constexpr std::size_t first_step_bytes = std::size_t{1} << 20U;
     std::size_t done_bytes = 0;
@@ -222,54 +219,6 @@ IdxArray read_idx(const fs::path& path) {
     }
     swap_if_little_endian(array.payload, array.elem_bytes());
     return array;
-}
-
-void write_idx(const fs::path& path, const IdxArray& array) {
-    const std::string name = path.string();
-    if (array.dims.empty() || array.dims.size() > 4) {
-        throw input_error(fmt::format("{}: cannot write IDX: expected 1 to 4 dimensions, found {}",
-                                      name, array.dims.size()));
-    }
-    for (const std::int64_t dim : array.dims) {
-        if (dim < 0 || dim > std::numeric_limits<std::uint32_t>::max()) {
-            throw input_error(fmt::format(
-                "{}: cannot write IDX: expected sizes below 2^32, found {}", name, dim));
-        }
-    }
-    const auto payload_bytes = checked_payload_bytes(array.dims, array.elem_bytes());
-    if (array.elem_bytes() == 0 || !payload_bytes ||
-        static_cast<std::uint64_t>(*payload_bytes) != array.payload.size()) {
-        throw input_error(fmt::format(
-            "{}: cannot write IDX: expected {} elements of {} bytes, found a payload of {} bytes",
-            name, format_dims(array.dims), array.elem_bytes(), array.payload.size()));
-    }
-
-    std::vector<unsigned char> header{0, 0, static_cast<unsigned char>(array.type),
-                                      static_cast<unsigned char>(array.dims.size())};
-    for (const std::int64_t dim : array.dims) {
-        for (const int shift : {24, 16, 8, 0}) {
-            header.push_back(static_cast<unsigned char>((dim >> shift) & 0xFF));
-        }
-    }
-    std::vector<std::byte> payload = array.payload;
-    swap_if_little_endian(payload, array.elem_bytes());
-
-    FileHandle file(std::fopen(path.c_str(), "wb"));
-    if (!file) {
-        throw input_error(fmt::format("{}: cannot open for writing: {}", name, errno_text(errno)));
-    }
-    const std::string_view parts[] = {
-        {reinterpret_cast<const char*>(header.data()), header.size()},
-        {reinterpret_cast<const char*>(payload.data()), payload.size()}};
-    bool written = true;
-    for (const std::string_view part : parts) {
-        written = written && (part.empty() ||  // fwrite must not get the null of an empty vector
-                              std::fwrite(part.data(), 1, part.size(), file.get()) == part.size());
-    }
-    // fclose flushes, so a full disk may only show there.
-    if (std::fclose(file.release()) != 0 || !written) {
-        throw input_error(fmt::format("{}: cannot write: {}", name, errno_text(errno)));
-    }
 }
 
 }  // namespace gyre::data

@@ -38,13 +38,9 @@ struct IdxArray {
 std::string format_dims(const std::vector<std::int64_t>& dims);
 
 // Reads an IDX file that is plain, gzip or xz; its first bytes decide, not its name. Throws
-// input_error when the file cannot be read, is damaged, or is not exactly one IDX array; the
-// message has the file, the byte offset, what was expected and what was found. Offsets "of the IDX
-// data" count decompressed bytes; those "of the gzip/xz file" count bytes on disk.
+// input_error if the file cannot be read, is damaged, or is not exactly one IDX array; the message
+// gives the file, the byte offset, what was expected and what was found. Offsets "of the IDX data"
+// count decompressed bytes; those "of the gzip/xz file" count bytes on disk.
 IdxArray read_idx(const std::filesystem::path& path);
-
-// Writes `array` as a plain IDX file, replacing any file there. Throws input_error when the array
-// does not fit the format (number or size of dims, bytes in payload) or the file cannot be written.
-void write_idx(const std::filesystem::path& path, const IdxArray& array);
 
 }  // namespace gyre::data

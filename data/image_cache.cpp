@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <future>
@@ -15,24 +16,38 @@
 #include <system_error>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "data/decompress.hpp"
-#include "kernels/base/clock.hpp"
+#include "data/hash.hpp"
 
 namespace gyre::data {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kMagic[16] = "gyre images 1\n";
-constexpr std::size_t kHeaderBytes = 4096;  // so that pixels begin with a page
+constexpr char kMagic[16] = "gyre images 2\n";
+constexpr std::size_t kHeaderBytes = 4096;  // one page, so that pixels begin on a page boundary
 
 struct Header {
     char magic[16] = {};
     std::uint64_t key = 0;
-    std::int64_t bytes = 0;  // of pixels
+    std::int64_t images = 0;
     std::int32_t channels = 0, height = 0, width = 0;
     std::int32_t unused = 0;
+    std::uint64_t hash = 0;  // of all fields above and the pixels
 };
+
+std::uint64_t hash_of(const Header& header, const std::uint8_t* pixels, std::size_t bytes) {
+    Hash hash;
+    hash.add(&header, offsetof(Header, hash));
+    hash.add(pixels, bytes);
+    return hash.value();
+}
+
+std::size_t bytes_of(const DecodedImages& shape, std::int64_t images) {
+    return static_cast<std::size_t>(images) * static_cast<std::size_t>(shape.channels) *
+           static_cast<std::size_t>(shape.height) * static_cast<std::size_t>(shape.width);
+}
 
 class File {
  public:
@@ -52,7 +67,7 @@ class File {
     const int number_;
 };
 
-// A new file beside another one; removed again unless it is moved to its place.
+// A new file next to the final one; it is removed again unless it is moved to the final place.
 class NewFile {
  public:
     explicit NewFile(const fs::path& place)
@@ -75,7 +90,7 @@ class NewFile {
     bool moved_ = false;
 };
 
-// What processes left that were killed.
+// Removes files left by processes that were killed.
 void remove_leftovers(const fs::path& place) {
     const std::string start = place.filename().string() + ".new-";
     std::error_code error;
@@ -93,7 +108,7 @@ const char* variable(const char* name) {
     return value == nullptr ? "" : value;
 }
 
-// Held by the process that decodes. Where the file system knows no locks, nobody waits.
+// The process that decodes holds this lock. If the file system has no locks, nobody waits.
 class Lock {
  public:
     Lock(const fs::path& path, const ImageCache::Tell& tell) : file_(path, O_RDWR | O_CREAT) {
@@ -116,12 +131,12 @@ class Lock {
         }
     }
 
-    // For those who wait: any new text is progress.
+    // Shows progress to the processes that wait: any new text counts as progress.
     void write_text(const std::string& text) {
         char line[256] = {};
         fmt::format_to_n(line, sizeof line - 1, "{} {}", ++count_, text);
         if (file_ && pwrite(file_.number(), line, sizeof line, 0) < 0) {
-            return;  // then they do not wait
+            return;  // then the others do not wait
         }
     }
 
@@ -153,31 +168,41 @@ void ImageCache::say(const std::string& text) const {
     }
 }
 
-// No pixels where there is no such file, or one of another key.
-DecodedImages ImageCache::open_file() const {
+// Returns no pixels if the file is missing, has another key or is damaged; damage is reported if
+// `tell_damage` is set.
+DecodedImages ImageCache::open_file(std::int64_t images, bool tell_damage) const {
     const File file(file_, O_RDONLY);
     Header header;
     struct stat status = {};
     if (!file || pread(file.number(), &header, sizeof header, 0) != sizeof header ||
-        std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 || header.key != key_ ||
-        fstat(file.number(), &status) != 0 || header.bytes < 1 ||
-        status.st_size != header.bytes + static_cast<std::int64_t>(kHeaderBytes)) {
+        std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 || header.key != key_) {
         return {};
     }
-    const auto bytes = static_cast<std::size_t>(header.bytes);
-    auto memory = map_file(file.number(), kHeaderBytes, bytes, false);
-    if (!memory) {
-        return {};
+    // The pixels must have the size that the extents imply and the hash that was written with them.
+    DecodedImages found{header.channels, header.height, header.width, {}};
+    if (header.images == images && fstat(file.number(), &status) == 0 &&
+        status.st_size > static_cast<off_t>(kHeaderBytes)) {
+        const auto bytes = static_cast<std::size_t>(status.st_size) - kHeaderBytes;
+        auto memory = map_file(file.number(), kHeaderBytes, bytes, false);
+        if (memory && hash_of(header, memory.get(), bytes) == header.hash &&
+            bytes == bytes_of(found, images)) {
+            found.pixels = Pixels(std::move(memory), bytes);
+            return found;
+        }
     }
-    return {header.channels, header.height, header.width, Pixels(std::move(memory), bytes)};
+    if (tell_damage) {
+        say(fmt::format("{}: this file is damaged; the pictures are decoded again",
+                        file_.string()));
+    }
+    return {};
 }
 
-// Nothing where the file cannot be written, no pixels where the shape was wrong.
+// Returns nothing if the file cannot be written, and no pixels if the shape was wrong.
 std::optional<DecodedImages> ImageCache::decode_to_file(DecodedImages shape, std::size_t bytes,
                                                         const Decoder& decoder,
                                                         const Progress& progress) {
     NewFile to(file_);
-    // Space is taken first: a full disk would be noticed as a signal later.
+    // Space is reserved first: otherwise a full disk would cause a signal later.
     const int error = !to.file() ? errno
                                  : posix_fallocate(to.file().number(), 0,
                                                    static_cast<off_t>(kHeaderBytes + bytes));
@@ -196,13 +221,16 @@ std::optional<DecodedImages> ImageCache::decode_to_file(DecodedImages shape, std
         return DecodedImages{};
     }
     Header header{.key = key_,
-                  .bytes = static_cast<std::int64_t>(bytes),
+                  .images = decoder.images,
                   .channels = shape.channels,
                   .height = shape.height,
                   .width = shape.width};
     std::memcpy(header.magic, kMagic, sizeof kMagic);
-    std::memcpy(memory.get() - kHeaderBytes, &header, sizeof header);
-    auto moved = std::async(std::launch::async, [&] { return to.move_to_place(); });
+    auto moved = std::async(std::launch::async, [&] {
+        header.hash = hash_of(header, memory.get(), bytes);
+        std::memcpy(memory.get() - kHeaderBytes, &header, sizeof header);
+        return to.move_to_place();
+    });
     while (moved.wait_for(std::chrono::milliseconds(200)) != std::future_status::ready) {
         progress(fmt::format("writing {}", file_.string()));
     }
@@ -217,9 +245,7 @@ std::optional<DecodedImages> ImageCache::decode_to_file(DecodedImages shape, std
 DecodedImages ImageCache::decode(const Decoder& decoder, const Progress& progress) {
     for (bool to_file = !file_.empty();;) {
         DecodedImages images = decoder.shape();
-        const auto bytes =
-            static_cast<std::size_t>(decoder.images) * static_cast<std::size_t>(images.channels) *
-            static_cast<std::size_t>(images.height) * static_cast<std::size_t>(images.width);
+        const std::size_t bytes = bytes_of(images, decoder.images);
         if (to_file) {
             auto done = decode_to_file(images, bytes, decoder, progress);
             if (done && done->pixels.size() != 0) {
@@ -245,17 +271,17 @@ DecodedImages ImageCache::load(const Decoder& decoder) {
         }
     };
     if (file_.empty()) {
-        say("neither XDG_CACHE_HOME nor HOME is set: pictures are decoded in every run");
+        say("neither XDG_CACHE_HOME nor HOME is set: pictures are decoded again in every run");
         return decode(decoder, report);
     }
     std::error_code error;
     fs::create_directories(file_.parent_path(), error);
-    DecodedImages found = open_file();
+    DecodedImages found = open_file(decoder.images, false);
     if (found.pixels.size() != 0) {
         return found;
     }
     Lock lock(file_.string() + ".lock", tell_);
-    found = open_file();  // another process may have written it
+    found = open_file(decoder.images, true);  // another process may have written it
     if (found.pixels.size() != 0) {
         return found;
     }

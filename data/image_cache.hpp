@@ -1,4 +1,4 @@
-// Decoded images in a file that later runs, and other processes of this host, map into memory.
+// Keeps decoded images in a file that later runs and other processes on this host map into memory.
 #pragma once
 
 #include <cstdint>
@@ -16,33 +16,34 @@ struct DecodedImages {
     Pixels pixels;
 };
 
-// Where the files are: $XDG_CACHE_HOME/gyre or $HOME/.cache/gyre; empty where neither is set.
+// Returns the folder of the files: $XDG_CACHE_HOME/gyre or $HOME/.cache/gyre; empty if neither
+// variable is set.
 std::filesystem::path cache_folder();
 
 class ImageCache {
  public:
-    // name: of the file; each holds the images of one `key`, the latest. tell: may be empty.
+    // name: the file's name; a file holds only the images of the latest `key`. tell: may be empty.
     using Tell = std::function<void(const std::string&)>;
     ImageCache(std::string name, std::uint64_t key, Tell tell);
 
-    // What decodes the images where they are not found. `progress` is to be called several times a
-    // second, with a line for the user: a process that is silent for 10 s is taken to be stuck.
+    // Decodes the images if they are not found. It must call `progress` several times a second,
+    // with a line for the user: a process that is silent for 10 s is considered stuck.
     using Progress = std::function<void(const std::string&)>;
     struct Decoder {
-        // The shape of all `images` of them.
+        // The number of images, and the shape that they all have.
         std::int64_t images = 0;
         std::function<DecodedImages()> shape;
-        // False: the shape was wrong, and is asked for again.
+        // Returns false if the shape was wrong; shape() is then called again.
         std::function<bool(const DecodedImages& shape, std::uint8_t* pixels, const Progress&)>
             decode;
     };
-    // From the file, or decoded and written there. One process of several that come at once
-    // decodes; the others wait for it as long as it makes progress. A file that cannot be written
-    // is a remark. Throws what the decoder throws.
+    // Returns the images from the file, or decodes them and writes them there. If several processes
+    // come at once, one decodes and the others wait for it as long as it makes progress. A file
+    // that cannot be written is only reported to `tell`. Throws what the decoder throws.
     DecodedImages load(const Decoder& decoder);
 
  private:
-    DecodedImages open_file() const;
+    DecodedImages open_file(std::int64_t images, bool tell_damage) const;
     DecodedImages decode(const Decoder& decoder, const Progress& progress);
     std::optional<DecodedImages> decode_to_file(DecodedImages shape, std::size_t bytes,
                                                 const Decoder& decoder, const Progress& progress);

@@ -8,10 +8,10 @@
 #include <limits>
 #include <string_view>
 
+#include "base/error.hpp"
 #include "data/decompress.hpp"
 #include "data/formats.hpp"
 #include "data/idx.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {
@@ -30,7 +30,7 @@ struct NpyFile {
     throw input_error(fmt::format("{}: {}", path, what));
 }
 
-// What follows 'KEY': in the header's dictionary.
+// Returns the text after 'KEY': in the header's dictionary.
 std::string_view entry(const std::string& path, std::string_view header, std::string_view key) {
     const std::size_t at = header.find(fmt::format("'{}':", key));
     if (at == header.npos) {
@@ -63,7 +63,7 @@ std::vector<std::int64_t> parse_dims(const std::string& path, std::string_view t
     return dims;
 }
 
-// The bytes of elements; an error where they are not exactly the file's rest.
+// Computes file.elems; throws if the elements are not exactly the rest of the file.
 void check_size(NpyFile& file, std::int64_t file_bytes) {
     const std::int64_t rest = file_bytes - static_cast<std::int64_t>(file.header_bytes);
     std::int64_t bytes = static_cast<std::int64_t>(file.elem_bytes);
@@ -83,13 +83,12 @@ void check_size(NpyFile& file, std::int64_t file_bytes) {
     file.elems = static_cast<std::size_t>(bytes) / file.elem_bytes;
 }
 
-// Reads the header.
 NpyFile open_npy(const fs::path& path) {
     NpyFile file;
     file.path = path.string();
     const std::unique_ptr<Source> source = open_source(path);
     if (!source->known_bytes()) {
-        fail(file.path, "is compressed; unpack it first");
+        fail(file.path, "the file is compressed; unpack it first");
     }
     unsigned char start[12] = {};
     const std::size_t got = source->read(reinterpret_cast<std::byte*>(start), 10);
@@ -114,15 +113,14 @@ NpyFile open_npy(const fs::path& path) {
     type = type.substr(0, type.find(',', 1));
     if (type.size() < 5 || type[0] != '\'' || type.back() != '\'' || type[1] == '>' ||
         type.size() > 8) {
-        fail(file.path,
-             fmt::format("elements of type {}: expected one integer each, the lowest byte first; "
-                         "write the file again with numpy.save(…, array.astype(\"{}\"))",
-                         type, "<i8"));
+        fail(file.path, fmt::format("elements of type {}: expected little-endian integers; "
+                                    "write the file again with numpy.save(…, array.astype(\"{}\"))",
+                                    type, "<i8"));
     }
     file.type = type.substr(2, type.size() - 3);
     if (!entry(file.path, header, "fortran_order").starts_with("False")) {
         fail(file.path,
-             "is in Fortran's order; write it again with numpy.save(…, "
+             "the array is in Fortran order; write it again with numpy.save(…, "
              "numpy.ascontiguousarray(array))");
     }
     file.dims = parse_dims(file.path, entry(file.path, header, "shape"));
@@ -174,7 +172,7 @@ std::vector<std::int32_t> read_labels(const NpyFile& file, const ClassLimit& lim
     return labels;
 }
 
-// [N][H][W][C] as [N][C][H][W].
+// Reorders [N][H][W][C] to [N][C][H][W].
 std::vector<std::uint8_t> planes_of(const std::uint8_t* from, const ImageSet& set) {
     const auto channels = static_cast<std::size_t>(set.channels);
     const std::size_t plane =
@@ -198,8 +196,8 @@ ImageSet read_set(const fs::path& images_path, const fs::path& labels_path,
     if (images.type != "u1") {
         fail(images.path,
              fmt::format("images of type {}: expected uint8 in 0..255; write them again with "
-                         "numpy.save(…, images.astype(numpy.uint8)), times 255 where they are in "
-                         "[0, 1]",
+                         "numpy.save(…, images.astype(numpy.uint8)), multiplied by 255 first if "
+                         "they are in [0, 1]",
                          images.type));
     }
     if (dims.size() != 3 && dims.size() != 4) {
@@ -221,8 +219,8 @@ ImageSet read_set(const fs::path& images_path, const fs::path& labels_path,
     }
     if (labels.dims.empty() || labels.dims.size() > 2 ||
         (labels.dims.size() == 2 && labels.dims[1] != 1)) {
-        fail(labels.path, fmt::format("expected labels of shape [N], found {}; of rows of 0 and 1, "
-                                      "labels.argmax(axis=1) makes them",
+        fail(labels.path, fmt::format("expected labels of shape [N], found {}; convert one-hot "
+                                      "rows with labels.argmax(axis=1)",
                                       format_dims(labels.dims)));
     }
     if (labels.dims[0] != dims[0]) {

@@ -20,8 +20,8 @@
 #include <csetjmp>
 #endif
 
+#include "base/error.hpp"
 #include "data/decompress.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {
@@ -94,8 +94,8 @@ Picture decode_png(const fs::path& path, const Bytes& bytes, bool colour) {
 #endif
 
 #if GYRE_HAVE_JPEG
-// libjpeg's errors come by longjmp, which must skip no destructor: so everything that has one lives
-// here, and read() holds nothing of the kind.
+// libjpeg reports errors by longjmp, which must not skip a destructor: so every object that has one
+// is a member here, and read() has no such local.
 class JpegReader {
  public:
     JpegReader() {
@@ -106,7 +106,7 @@ class JpegReader {
             std::longjmp(errors->at, 1);
         };
         errors_.base.emit_message = [](j_common_ptr info, int level) {
-            // PIL and torchvision, too, take all warnings but this one.
+            // PIL and torchvision also ignore all warnings except this one.
             if (level < 0 && info->err->msg_code == JWRN_JPEG_EOF) {
                 (*info->err->error_exit)(info);
             }
@@ -116,7 +116,7 @@ class JpegReader {
     JpegReader(const JpegReader&) = delete;
     JpegReader& operator=(const JpegReader&) = delete;
 
-    // Both return false where the file is damaged: text() says how.
+    // Both return false if the file is damaged; text() says how.
     bool start(const Bytes& bytes) {
         if (setjmp(errors_.at) != 0) {
             return false;
@@ -162,7 +162,7 @@ Picture decode_jpeg(const fs::path& path, const Bytes& bytes, bool colour) {
     const auto& info = reader.info();
     if (info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK) {
         refuse(path,
-               "a JPEG picture in CMYK, for printing; convert it to RGB, as `convert FILE "
+               "expected a JPEG picture in RGB, found CMYK; convert it, as `convert FILE "
                "-colorspace sRGB FILE` does");
     }
     check_size(path, info.image_width, info.image_height);

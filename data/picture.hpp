@@ -1,4 +1,4 @@
-// Decoding a PNG or JPEG file.
+// Decodes PNG and JPEG files.
 #pragma once
 
 #include <cstdint>
@@ -12,15 +12,15 @@ struct Picture {
     std::vector<std::uint8_t> pixels;  // [height][width][channels]
 };
 
-// Whether a file's name ends as those of pictures do that can be decoded; and as those of others
-// do.
+// Say whether a file's name has the extension of a picture that can be decoded, and of one that
+// cannot.
 bool is_picture_name(const std::filesystem::path& path);
 bool is_other_picture_name(const std::filesystem::path& path);
 
-// One channel for a grey picture, 3 (red, green, blue) for another one or where `colour` is wanted.
-// What a file says of transparency, orientation and 16 bits is dropped, as by PIL's convert("RGB").
-// Its first bytes decide, not its name. Throws input_error: it cannot be read, is neither, is
-// damaged or of more than 2^28 pixels, or this build lacks the library.
+// Returns one channel for a grey picture, 3 (red, green, blue) for a coloured one or if `colour` is
+// set. Transparency and orientation are dropped and 16 bits cut to 8, as by PIL's convert("RGB").
+// The file's first bytes decide, not its name. Throws input_error if it cannot be read, is neither
+// PNG nor JPEG, is damaged, has more than 2^28 pixels, or if this build lacks the library.
 Picture decode_picture(const std::filesystem::path& path, bool colour);
 
 }  // namespace gyre::data

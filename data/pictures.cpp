@@ -1,4 +1,5 @@
-// Folders of pictures: train/CLASS/… and test/CLASS/…, as torchvision's ImageFolder has them.
+// Reads folders of pictures: train/CLASS/… and test/CLASS/…, the layout of torchvision's
+// ImageFolder.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -11,12 +12,12 @@
 #include <system_error>
 #include <thread>
 
+#include "base/error.hpp"
 #include "data/decompress.hpp"
 #include "data/formats.hpp"
 #include "data/image_cache.hpp"
 #include "data/picture.hpp"
 #include "data/resize.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 namespace {
@@ -71,15 +72,15 @@ std::vector<fs::path> pictures_in(const fs::path& folder) {
     }
     if (files.empty()) {
         throw input_error(fmt::format(
-            "{}: a class without pictures: expected .png, .jpg or .jpeg files in it; add some, or "
-            "remove the folder",
+            "{}: this class has no pictures: expected .png, .jpg or .jpeg files in it; add some, "
+            "or remove the folder",
             folder.string()));
     }
     std::sort(files.begin(), files.end());
     return files;
 }
 
-// classes: those of the training set; empty: this is it.
+// classes: those of the training set; empty if this is the training set.
 Listing list_pictures(const fs::path& directory, const std::vector<std::string>& classes) {
     Listing listing;
     listing.classes = classes;
@@ -91,7 +92,7 @@ Listing list_pictures(const fs::path& directory, const std::vector<std::string>&
         const auto found = std::lower_bound(listing.classes.begin(), listing.classes.end(), name);
         if (found == listing.classes.end() || *found != name) {
             throw input_error(fmt::format(
-                "{}: a class that the training set does not have; expected a folder of the same "
+                "{}: this class is not in the training set; expected a folder of the same "
                 "name there (it has {}); rename or remove one of them",
                 folder.string(), fmt::join(listing.classes, ", ")));
         }
@@ -102,7 +103,7 @@ Listing list_pictures(const fs::path& directory, const std::vector<std::string>&
     }
     if (listing.files.empty()) {
         throw input_error(fmt::format(
-            "{}: no folders with pictures in it; expected one for each class, as in train",
+            "{}: found no folders with pictures; expected one for each class, as in train",
             directory.string()));
     }
     return listing;
@@ -122,16 +123,16 @@ class Key {
     std::uint64_t value_ = 0xcbf29ce484222325u;
 };
 
-std::string size_text(const DatasetOptions& options) {
-    return options.resize ? fmt::format("{}x{}", options.resize->height, options.resize->width)
-                          : "as they are";
+std::string size_text(const DataSpec& spec) {
+    return spec.resize ? fmt::format("{}x{}", spec.resize->height, spec.resize->width)
+                       : "as they are";
 }
 
-// Of what the decoded images follow from.
+// Hashes everything that determines the decoded images.
 std::uint64_t key_of(const std::vector<fs::path>& files, const fs::path& directory,
-                     const DatasetOptions& options) {
+                     const DataSpec& spec) {
     Key key;
-    key.add(size_text(options));
+    key.add(size_text(spec));
     for (const fs::path& file : files) {
         struct stat status = {};
         if (stat(file.c_str(), &status) != 0) {
@@ -143,9 +144,9 @@ std::uint64_t key_of(const std::vector<fs::path>& files, const fs::path& directo
     return key.value();
 }
 
-// Calls body(i) for 0 ... count - 1 on threads, in the order in which they come free, until one
-// throws or returns false; what the first index threw that did is thrown here. `tick` is called
-// on this thread with how many are done.
+// Calls body(i) for 0 ... count - 1 on several threads until one call throws or returns false. If
+// calls throw, rethrows the exception of the lowest index. Calls `tick` on this thread with the
+// number of calls done.
 bool for_each(std::int64_t count, const std::function<bool(std::int64_t)>& body,
               const std::function<void(std::int64_t)>& tick) {
     std::atomic<std::int64_t> next{0}, done{0};
@@ -204,7 +205,7 @@ class PictureDecoder {
                    std::optional<ImageSize> resize)
         : name_(std::move(name)), files_(files), resize_(resize) {}
 
-    // That of the first picture; colour_ where another one has turned out to have colours.
+    // Returns the shape of the first picture, with 3 channels if a later one turned out coloured.
     DecodedImages shape() {
         const Picture first = decode_picture(files_.front(), colour_);
         colour_ = first.channels == 3;
@@ -261,7 +262,7 @@ class PictureDecoder {
     int height_ = 0, width_ = 0;
 };
 
-// Images [first, first + labels) of all.
+// Returns images [first, first + labels.size()) of `all`.
 ImageSet part_of(const DecodedImages& all, std::size_t first, std::vector<std::int32_t> labels,
                  const fs::path& directory) {
     ImageSet set;
@@ -286,14 +287,14 @@ fs::path test_folder(const fs::path& directory) {
         }
     }
     throw input_error(
-        fmt::format("{}: pictures in train, but no folder test or val beside it; expected "
+        fmt::format("{}: has pictures in train, but no folder test or val next to it; expected "
                     "test/CLASS/ for the same classes: move some of each class's pictures there",
                     directory.string()));
 }
 
 }  // namespace
 
-Dataset load_pictures(const DatasetFiles& files, const DatasetOptions& options) {
+Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const TellOfData& tell) {
     const fs::path train = files.directory / "train", test = test_folder(files.directory);
     Listing of_train = list_pictures(train, {});
     Listing of_test = list_pictures(test, of_train.classes);
@@ -305,12 +306,12 @@ Dataset load_pictures(const DatasetFiles& files, const DatasetOptions& options) 
     }
 
     std::error_code error;
-    Key place;  // of a folder there is one file for each size
+    Key place;  // a folder has one cache file for each size
     place.add(fs::weakly_canonical(files.directory, error).string());
-    place.add(size_text(options));
+    place.add(size_text(spec));
     ImageCache cache(fmt::format("{}-{:016x}.images", files.name, place.value()),
-                     key_of(all, files.directory, options), options.tell);
-    PictureDecoder decoder(files.name, all, options.resize);
+                     key_of(all, files.directory, spec), tell);
+    PictureDecoder decoder(files.name, all, spec.resize);
     const DecodedImages images = cache.load(
         {.images = static_cast<std::int64_t>(all.size()),
          .shape = [&] { return decoder.shape(); },

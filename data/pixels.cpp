@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "base/error.hpp"
 #include "data/decompress.hpp"
-#include "kernels/base/error.hpp"
 
 namespace gyre::data {
 

@@ -10,8 +10,8 @@
 
 namespace gyre::data {
 
-// Like a vector of bytes. Mapped ones take memory only while they are looked at, the same for all
-// processes; copies share them, and the first write through a copy gives it its own memory.
+// Like a vector of bytes. Mapped bytes take memory only while they are used, and processes share
+// it; copies share them too, until the first write through a copy gives it its own memory.
 class Pixels {
  public:
     Pixels() = default;
@@ -28,9 +28,9 @@ class Pixels {
     std::uint8_t at(std::size_t i) const { return i < bytes_ ? data()[i] : own_.at(i); }
 
     std::uint8_t* writable();
-    // New bytes are 0; fewer of mapped ones stay mapped.
+    // New bytes are 0; mapped bytes stay mapped when the size shrinks.
     void resize(std::size_t bytes);
-    // Some of them: mapped ones stay so, others are copied.
+    // Returns some of the bytes: mapped ones stay mapped, others are copied.
     Pixels part(std::size_t first, std::size_t bytes) const;
     bool mapped() const { return shared_ != nullptr; }
 
@@ -40,12 +40,12 @@ class Pixels {
     std::size_t bytes_ = 0;
 };
 
-// Bytes [offset, offset + bytes) of a file that is at least as long, mapped for reading. Throws
-// input_error.
+// Maps bytes [offset, offset + bytes) of a file, which must be at least that long, for reading.
+// Throws input_error.
 Pixels map_pixels(const std::filesystem::path& path, std::size_t offset, std::size_t bytes);
 
-// A file's memory as a shared pointer to what begins at `offset`; null where it cannot be mapped,
-// errno says why.
+// Maps a file and returns a shared pointer to the byte at `offset`; null if it cannot be mapped,
+// with the reason in errno.
 std::shared_ptr<std::uint8_t> map_file(int file, std::size_t offset, std::size_t bytes,
                                        bool writable);
 

@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kFractionBits = 22;
 
-// Output i is the sum of weights[i * most + k] times input first[i] + k, for k < count[i].
+// Output i is the sum over k < count[i] of weights[i * most + k] times input first[i] + k.
 struct Filter {
     std::vector<int> first, count;
     std::vector<std::int32_t> weights;
@@ -40,8 +40,8 @@ Filter make_filter(int from, int to) {
     return filter;
 }
 
-// lines x [to of the filter] from lines x [its from], where the values of one line are `stride`
-// apart and two neighbouring lines 1; as many lines as `stride`, in each of `blocks`.
+// Filters `blocks` blocks of `stride` lines each from `from` to filter.first.size() values per
+// line. The values of a line are `stride` apart, neighbouring lines are 1 apart.
 void apply(const Filter& filter, const std::uint8_t* in, std::uint8_t* out, int blocks, int from,
            int stride) {
     const auto to = filter.first.size();

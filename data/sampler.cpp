@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-#include "kernels/base/epoch_order.hpp"
+#include "base/epoch_order.hpp"
 
 namespace gyre::data {
 

@@ -5,9 +5,7 @@
 #include <fstream>
 #include <thread>
 
-#include "kernels/backend.hpp"
-#include "kernels/base/error.hpp"
-#include "kernels/cpu_kernels.hpp"
+#include "kernels/choose_cpu_kernels.hpp"
 
 namespace gyre {
 namespace {
@@ -49,14 +47,6 @@ std::vector<InfoLine> device_info() {
 #if !defined(GYRE_HAVE_CUDA)
 std::vector<InfoLine> cuda_info() {
     return {{"CUDA", "not in this build (no toolkit was found, or GYRE_CUDA=OFF)"}};
-}
-int cuda_device_count() {
-    return 0;
-}
-std::unique_ptr<Backend> make_cuda_backend(const GpuOptions&) {
-    throw usage_error(
-        "`device` cuda: this build of gyre has no CUDA; build it where a CUDA toolkit is found "
-        "(-DGYRE_CUDA=ON says what is missing), or use `device` cpu");
 }
 #endif
 

@@ -1,4 +1,4 @@
-// What this build and this machine have to compute with, for `gyre info`.
+// The compute resources of this build and this machine, for `gyre info`.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@ struct InfoLine {
     std::string name, value;
 };
 
-// Compiler, processor and vector width, then what is known of GPUs.
+// Compiler, processor and vector width, followed by cuda_info().
 std::vector<InfoLine> device_info();
 
-// Versions compiled in and found at run time, and the devices; says so where there are none.
+// The versions compiled with and found at run time, and the devices; says so if there are none.
 std::vector<InfoLine> cuda_info();
 
 }  // namespace gyre

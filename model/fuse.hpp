@@ -8,7 +8,7 @@
 // the fused form gives the gradient to the larger, the parts to the first.
 #pragma once
 
-#include "kernels/base/function_ref.hpp"
+#include "base/function_ref.hpp"
 #include "model/graph.hpp"
 
 namespace gyre::model {

@@ -5,10 +5,13 @@
 #include <functional>
 #include <numeric>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "model/layers.hpp"
 
 namespace gyre::model {
+namespace {
+constexpr std::int64_t kMostElems = 1 << 30;  // of a value, for one image
+}  // namespace
 
 std::string text_of(const Shape& shape) {
     return shape.height == 1 && shape.width == 1
@@ -38,8 +41,8 @@ void GraphBuilder::require_planes() const {
 }
 
 void GraphBuilder::flatten() {
-    if (shape().elems() > (1 << 30)) {
-        fail("its input has too many elements");
+    if (shape().elems() > kMostElems) {
+        fail("its input has more than 2^30 elements");
     }
     value_.shape = {static_cast<int>(shape().elems()), 1, 1};
     value_.flat = true;
@@ -68,6 +71,10 @@ void GraphBuilder::append_numbered(const std::string& kind, int number, const Op
               .out = std::visit([](const auto& s) { return s.out(); }, spec),
               .parameters = std::move(tensors.parameters),
               .state = std::move(tensors.state)};
+    // Each layer, so that the next one's extents overflow nothing.
+    if (1.0 * node.out.channels * node.out.height * node.out.width > 1.0 * kMostElems) {
+        fail(fmt::format("its output {} has more than 2^30 elements", text_of(node.out)));
+    }
     node.inputs.insert(node.inputs.begin(), value_.number);
     for (auto* list : {&node.parameters, &node.state}) {
         for (Parameter& parameter : *list) {

@@ -10,7 +10,7 @@
 #include <set>
 #include <string_view>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::model {
 namespace {

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/philox.hpp"
+#include "base/philox.hpp"
 #include "model/graph.hpp"
 
 namespace gyre::model {

@@ -5,7 +5,7 @@
 #include <cctype>
 #include <charconv>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "model/graph.hpp"
 
 namespace gyre::model {

@@ -3,7 +3,7 @@
 // linear layers on gradients before a ReLU.
 #pragma once
 
-#include "kernels/base/function_ref.hpp"
+#include "base/function_ref.hpp"
 #include "model/graph.hpp"
 
 namespace gyre::model {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "model/fuse.hpp"
 #include "model/import.hpp"
 #include "model/layout.hpp"
@@ -17,21 +17,19 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     : backend_(backend),
       input_shape_(input),
       classes_(classes),
-      label_smoothing_(options.label_smoothing),
-      type_(options.type),
+      label_smoothing_(options.loss.label_smoothing),
+      type_(type_of(options.spec.precision)),
       wide_(backend),
-      graph_(build_graph(model, input, classes, options.dropout)) {
+      graph_(build_graph(model, input, classes, options.spec.dropout)) {
     const Graph fused = fuse(graph_);
-    if (options.fuse) {
+    if (options.spec.fuse) {
         graph_ = fused;
     }
     make_operations(options);
     make_head(options);
     place_parameters(options);
-    // The pass and the head have the plain loss.
-    if (options.pass && options.train_batch > 0 && type_ == DataType::float32 &&
-        label_smoothing_ == 0.0f) {
-        make_pass(fused, options);
+    if (options.train_batch > 0) {
+        find_fusable_layers(fused, options.train_batch);
     }
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
     input_ = {backend, static_cast<std::int64_t>(activation_bytes(input, largest_batch))};
@@ -51,7 +49,7 @@ void Net::make_operations(const NetOptions& options) {
     const auto accepts = [&](const Node& node) {
         return make_op(wide_, node.name, node.spec, sizes, type_) != nullptr;
     };
-    if (options.fuse) {
+    if (options.spec.fuse) {
         graph_ = fuse_dropout(graph_, accepts);
     }
     agree_on_layouts(graph_, accepts);
@@ -70,7 +68,7 @@ void Net::make_operations(const NetOptions& options) {
     }
 }
 
-// Of the last operation, where the backend has it with the loss.
+// The last operation with the loss, if the backend has that; the loss is then the plain one.
 void Net::make_head(const NetOptions& options) {
     const auto* linear = std::get_if<LinearSpec>(&graph_.nodes.back().spec);
     if (linear != nullptr && !linear->relu && options.train_batch > 0 && label_smoothing_ == 0.0f) {
@@ -90,7 +88,7 @@ void Net::place_parameters(const NetOptions& options) {
             layer_begins_.push_back(flat_elems_);
         }
         for (Parameter& parameter : node.parameters) {
-            parameter.init = init_of(parameter, options.init);
+            parameter.init = init_of(parameter, options.spec.weight_init);
             place(parameter, flat_elems_, parameters_);
         }
         for (Parameter& tensor : node.state) {
@@ -102,10 +100,9 @@ void Net::place_parameters(const NetOptions& options) {
     flat_state_ = {backend_, state_elems};
 }
 
-// Of a chain: each operation reads the one before, and nobody else does.
-void Net::make_pass(const Graph& fused, const NetOptions& options) {
+void Net::find_fusable_layers(const Graph& fused, int most_images) {
     TrainingPassSpec spec{
-        .input = input_shape_, .classes = classes_, .layers = {}, .images = options.train_batch};
+        .input = input_shape_, .classes = classes_, .layers = {}, .images = most_images};
     std::size_t parameter = 0;
     for (std::size_t i = 0; i < fused.nodes.size(); ++i) {
         const Node& node = fused.nodes[i];
@@ -120,7 +117,7 @@ void Net::make_pass(const Graph& fused, const NetOptions& options) {
             layer.bias_offset = parameters_[parameter++].offset_elems;
         }
     }
-    pass_ = backend_.make_pass(spec);
+    fusable_layers_ = std::move(spec);
 }
 
 std::vector<Net::Placed> Net::all_tensors() const {
@@ -235,8 +232,12 @@ Net::FlatRange Net::flat_range(const Node& node) {
             (last.offset_elems + last.elems + kAlignElems - 1) / kAlignElems * kAlignElems};
 }
 
-void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take,
-                   const InPass& in_pass) {
+void Net::backward(const Batch& batch, const BackwardHooks& hooks) {
+    const auto ready = [&](std::int64_t offset) {
+        if (hooks.ready) {
+            hooks.ready(offset);
+        }
+    };
     for (std::size_t i = ops_.size(); i-- > 0;) {
         const Step& step = steps_[i];
         if (!step.backward) {
@@ -246,14 +247,14 @@ void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Ta
         const OpIo& io = step.train;
         const TimelineSpan span(batch.timeline, "backward", node.name);
         const bool done = with_loss(i);
-        const bool updates = in_pass.update != nullptr && !done && !node.parameters.empty() &&
+        const bool updates = hooks.update != nullptr && !done && !node.parameters.empty() &&
                              ops_[i]->can_update(batch);
         if (!done) {
             ops_[i]->backward_begin(batch, io);
         }
         if (!node.parameters.empty() && !updates) {
             // First the weights: their reduction can start while the rest is computed.
-            if (!done && (!take || !take(i, io.x, io.dy))) {
+            if (!done && (!hooks.take || !hooks.take(i, io.x, io.dy))) {
                 ops_[i]->backward_params(batch, io);
             }
             ready(node.parameters.front().offset_elems);
@@ -274,25 +275,10 @@ void Net::backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Ta
         }
         if (updates) {
             const FlatRange range = flat_range(node);
-            ops_[i]->backward_update(batch, io, *in_pass.update, range.begin);
-            in_pass.updated(range.begin, range.end);
+            ops_[i]->backward_update(batch, io, *hooks.update, range.begin);
+            hooks.updated(range.begin, range.end);
             ready(range.begin);
         }
-    }
-}
-
-void Net::run_pass(const Batch& batch, const GatherArgs& images, float scale, const InPass& in_pass,
-                   const NextSamplesArgs* next) const {
-    const TimelineSpan span(batch.timeline, "training pass");
-    pass_->run(batch, {.images = images,
-                       .next = next,
-                       .scale = scale,
-                       .params = parameter_data(),
-                       .grads = gradient_data(),
-                       .sums = &tail()->loss,
-                       .update = in_pass.update});
-    if (in_pass.update != nullptr) {
-        in_pass.updated(0, flat_elems_);
     }
 }
 

@@ -3,53 +3,55 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "kernels/backend.hpp"
-#include "kernels/base/function_ref.hpp"
-#include "kernels/converted_op.hpp"
+#include "base/function_ref.hpp"
+#include "kernels/ops/backend.hpp"
+#include "kernels/ops/converted_op.hpp"
 #include "model/graph.hpp"
-#include "model/init.hpp"
 #include "model/memory_plan.hpp"
+#include "model/net_spec.hpp"
 #include "model/safetensors.hpp"
 #include "model/spec.hpp"
-#include "model/step_tail.hpp"
+#include "model/step_stats.hpp"
 
 namespace gyre::model {
 
+// What passes a net is made for, beside what was asked for.
 struct NetOptions {
     int train_batch = 64;   // the most images in a training pass
     int eval_batch = 1000;  // the most images in an evaluation pass
-    bool dropout = true;
+    NetSpec spec = {};
+    LossSpec loss = {};
     // The numbers of images for which kernels are chosen, as passes have them (Sharding::sizes());
     // empty: the most images.
     std::vector<int> train_sizes = {}, eval_sizes = {};
-    WeightInit init = WeightInit::automatic;
-    // Of activations and their gradients between operations; the logits' as the loss has them, and
-    // all else, are float32.
-    DataType type = DataType::float32;
-    bool fuse = true;  // operations that the backend offers as one
-    bool pass = true;  // the whole training pass, where the backend offers it as one; in float32
-    float label_smoothing = 0.0f;  // of the training's loss, in [0, 1)
 };
 
-// Updates within a pass, where there is an update: of which parameters, in the flat buffers,
-// updated(begin, end) says, from the end on.
-struct InPass {
+// What a backward pass does with gradients, from the end of the net on; each may be empty.
+struct BackwardHooks {
+    // All gradients at and after this offset are final.
+    FunctionRef<void(std::int64_t offset)> ready = {};
+    // A node with parameters is offered, x [n][in] and dy [n][out]; returns whether its gradients
+    // are computed elsewhere.
+    FunctionRef<bool(std::size_t node, const Tensor& x, const Tensor& dy)> take = {};
+    // Operations that can apply the update at once do so instead of writing gradients; updated()
+    // says to which range of the flat parameters.
     const PassUpdate* update = nullptr;
     FunctionRef<void(std::int64_t begin, std::int64_t end)> updated = {};
 };
 
 // Memory. Parameters lie in one flat buffer, each beginning at a multiple of kAlignElems; gradients
-// in another with the same offsets, followed by the StepTail, which travels with them through the
+// in another with the same offsets, followed by the StepStats, which travels with them through the
 // reduction: the step's loss and other sums. The padding is always zero. Activations, what
 // operations save for the backward pass and gradients of activations lie in one arena, planned by
 // liveness (memory_plan.hpp), which training and evaluation passes share.
 class Net {
  public:
     static constexpr std::int64_t kAlignElems = 16;
-    static constexpr std::int64_t kTailElems = sizeof(StepTail) / sizeof(float);
+    static constexpr std::int64_t kStatsElems = sizeof(StepStats) / sizeof(float);
 
     // Throws Error(bad_input) for a model that does not fit the images.
     Net(Backend& backend, const ModelSpec& model, const Shape& input, int classes,
@@ -58,8 +60,8 @@ class Net {
     const std::vector<Parameter>& parameters() const { return parameters_; }
     std::int64_t parameter_count() const;                    // without padding
     std::int64_t flat_elems() const { return flat_elems_; }  // parameters with padding
-    std::int64_t gradient_elems() const { return flat_elems_ + kTailElems; }
-    std::int64_t tail_offset() const { return flat_elems_; }
+    std::int64_t gradient_elems() const { return flat_elems_ + kStatsElems; }
+    std::int64_t stats_offset() const { return flat_elems_; }
     // Where the parameters of each node that has some begin in the flat buffers, ascending.
     const std::vector<std::int64_t>& layer_begins() const { return layer_begins_; }
     float* parameter_data() const { return flat_parameters_.get(); }
@@ -69,8 +71,8 @@ class Net {
     float* state_data() const { return flat_state_.get(); }
     std::int64_t state_elems() const { return flat_state_.elems(); }
     float* gradient_data() const { return flat_gradients_.get(); }
-    StepTail* tail() const {  // at tail_offset(), on the device
-        return reinterpret_cast<StepTail*>(gradient_data() + tail_offset());
+    StepStats* stats() const {  // at stats_offset(), on the device
+        return reinterpret_cast<StepStats*>(gradient_data() + stats_offset());
     }
     const Shape& input_shape() const { return input_shape_; }
     // As they run: fused where the backend offers it.
@@ -94,6 +96,10 @@ class Net {
 
     // Of activations between operations.
     DataType type() const { return type_; }
+    float label_smoothing() const { return label_smoothing_; }  // of the training's loss
+    // The layers as a backend's fused training pass takes them. Empty: the net has state, some
+    // layer does not read the one before it alone, or the net is not for training.
+    const std::optional<TrainingPassSpec>& fusable_layers() const { return fusable_layers_; }
     // Whether a node's backward pass comes with the loss; backward() then offers it to nobody.
     bool with_loss(std::size_t node) const { return head_ != nullptr && node + 1 == ops_.size(); }
 
@@ -103,26 +109,14 @@ class Net {
 
     void forward(const Batch& batch);
     // After forward(): sums [2] on the device = scale * sum of losses, number of correct images;
-    // in a training pass also the gradient of the first. Without sums they go to the tail.
+    // in a training pass also the gradient of the first. Without sums they go to stats().
     // loss_scale, on the device: a further factor of the gradient of a net in 16 bits; null: 1.
     void loss(const Batch& batch, float scale, float* sums, const float* loss_scale = nullptr);
-    void loss(const Batch& batch, float scale) { loss(batch, scale, &tail()->loss); }
+    void loss(const Batch& batch, float scale) { loss(batch, scale, &stats()->loss); }
     // After loss() in an evaluation pass: [n][classes], on the host.
     std::vector<float> export_logits(int n) const;
-    // After loss() in a training pass. Calls ready(offset) when all gradients at and after offset
-    // are final. take (may be empty) is offered each node with parameters, x [n][in] and dy
-    // [n][out] first, and returns whether it sees to their gradients itself.
-    // in_pass: nodes that can update their parameters at once do so, in place of writing gradients.
-    using Take = FunctionRef<bool(std::size_t node, const Tensor& x, const Tensor& dy)>;
-    void backward(const Batch& batch, FunctionRef<void(std::int64_t)> ready, Take take = {},
-                  const InPass& in_pass = {});
-    // Whether the backend has the whole training pass as one operation, which run_pass() then is:
-    // the images are gathered, all gradients written, loss and correct put into the tail, and where
-    // asked all parameters updated.
-    bool has_pass() const { return pass_ != nullptr; }
-    // next: where the images are those, in place of batch.samples.
-    void run_pass(const Batch& batch, const GatherArgs& images, float scale, const InPass& in_pass,
-                  const NextSamplesArgs* next = nullptr) const;
+    // After loss() in a training pass.
+    void backward(const Batch& batch, const BackwardHooks& hooks = {});
     // Writes the gradients of a node's parameters, from x and dy of batch.n images. On CPUs, where
     // no operation is of 16 bits, they are float32 in any net.
     void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
@@ -148,7 +142,7 @@ class Net {
     void make_operations(const NetOptions& options);
     void make_head(const NetOptions& options);
     void place_parameters(const NetOptions& options);
-    void make_pass(const Graph& fused, const NetOptions& options);
+    void find_fusable_layers(const Graph& fused, int most_images);
     // Of parameters and state, with where they lie.
     struct Placed {
         const Parameter& tensor;
@@ -173,7 +167,7 @@ class Net {
     Graph graph_;
     std::vector<std::unique_ptr<Op>> ops_;  // of each node
     std::vector<Step> steps_;               // of each node
-    std::unique_ptr<TrainingPass> pass_;
+    std::optional<TrainingPassSpec> fusable_layers_;
     std::unique_ptr<LossHead> head_;  // of training passes: the last operation with the loss
     std::vector<Parameter> parameters_, state_;
     std::vector<std::int64_t> layer_begins_;

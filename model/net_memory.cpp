@@ -292,9 +292,6 @@ std::string Net::description() const {
         text += fmt::format("{}  {} -> {}{}\n", node.name, text_of(node.in), text_of(node.out),
                             elems == 0 ? "" : fmt::format(", {} parameters", elems));
     }
-    if (pass_ != nullptr) {
-        text += pass_->description() + "\n";
-    }
     return text + fmt::format("activations and their gradients: {:.1f} MiB\n",
                               static_cast<double>(arena_.bytes()) / (1 << 20));
 }

@@ -5,7 +5,7 @@
 #include <set>
 #include <variant>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "model/protobuf.hpp"
 
 namespace gyre::model {

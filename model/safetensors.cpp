@@ -11,8 +11,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "kernels/base/data_type.hpp"
-#include "kernels/base/error.hpp"
+#include "base/data_type.hpp"
+#include "base/error.hpp"
 #include "model/whole_file.hpp"
 
 namespace gyre::model {
@@ -70,6 +70,35 @@ void convert(const std::vector<char>& raw, std::vector<float>& values, Convert t
         Stored stored;
         std::memcpy(&stored, raw.data() + i * sizeof stored, sizeof stored);
         values[i] = to_float(stored);
+    }
+}
+
+// As the format has it, tensors follow each other without holes up to the end of the file. Throws
+// JSON's exceptions where an entry lacks something.
+void require_whole(const std::filesystem::path& path, const nlohmann::json& header,
+                   std::uint64_t data_begin, std::uint64_t data_bytes) {
+    std::vector<std::pair<std::uint64_t, std::uint64_t>> parts;
+    for (const auto& [name, entry] : header.items()) {
+        if (name != "__metadata__") {
+            const auto& offsets = entry.at("data_offsets");
+            parts.emplace_back(offsets.at(0).get<std::uint64_t>(),
+                               offsets.at(1).get<std::uint64_t>());
+        }
+    }
+    std::sort(parts.begin(), parts.end());
+    std::uint64_t end = 0;
+    for (const auto& [first, last] : parts) {
+        if (first != end) {
+            fail(path, fmt::format("after offset {} of the data, which begin at offset {}, comes a "
+                                   "tensor with data_offsets [{},{}]",
+                                   end, data_begin, first, last));
+        }
+        end = last;
+    }
+    if (end != data_bytes) {
+        fail(path, fmt::format("its tensors are {} bytes from offset {} on, but the file has {} "
+                               "bytes there: something was added",
+                               end, data_begin, data_bytes));
     }
 }
 
@@ -171,6 +200,10 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
     TensorFile file;
     try {
         const auto header = nlohmann::json::parse(header_text);
+        if (!header.is_object()) {
+            fail(path,
+                 fmt::format("its header (offset 8, {} bytes) is not a JSON object", header_bytes));
+        }
         for (const auto& [name, entry] : header.items()) {
             if (name == "__metadata__") {
                 file.metadata = entry.get<std::map<std::string, std::string>>();
@@ -186,6 +219,7 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
             }
             file.tensors.push_back(read_tensor(path, in, name, entry, data_begin, data_bytes));
         }
+        require_whole(path, header, data_begin, data_bytes);
     } catch (const nlohmann::json::exception& problem) {
         fail(path, fmt::format("its header (offset 8, {} bytes) is not the JSON it should be: {}",
                                header_bytes, problem.what()));

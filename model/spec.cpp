@@ -3,11 +3,11 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <fstream>
 #include <sstream>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "model/layers.hpp"
+#include "model/whole_file.hpp"
 
 namespace gyre::model {
 namespace {
@@ -129,16 +129,15 @@ ModelSpec load_model(const std::string& name_or_path) {
             return parse_model(builtin.text, builtin.name);
         }
     }
-    std::ifstream file(name_or_path, std::ios::binary);
-    std::ostringstream text;
-    text << file.rdbuf();
-    if (!file) {
+    std::string why;
+    const auto text = read_text(name_or_path, why);
+    if (!text) {
         throw input_error(fmt::format(
-            "model '{}' is neither built in ({}) nor a file that can be read; give `model` one of "
-            "these names or the path of a model file",
-            name_or_path, fmt::join(builtin_models(), ", ")));
+            "model '{}' is neither built in ({}) nor a file that can be read: {}; give `model` one "
+            "of these names or the path of a model file",
+            name_or_path, fmt::join(builtin_models(), ", "), why));
     }
-    return parse_model(text.str(), name_or_path);
+    return parse_model(*text, name_or_path);
 }
 
 std::vector<std::string> builtin_models() {

@@ -37,7 +37,7 @@ struct LayerSpec {
 };
 
 struct ModelSpec {
-    std::string name;    // `net`, `wide`, or the file's path
+    std::string name;    // `net`, `wide`, `resnet`, or the file's path
     std::string source;  // the text it was read from
     std::vector<LayerSpec> layers;
 };

@@ -13,7 +13,7 @@
 #include <cstring>
 #include <thread>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::model {
 namespace {
@@ -97,6 +97,15 @@ void synchronize_folder(const std::filesystem::path& folder) {
 void write_whole_file(const std::vector<std::filesystem::path>& names,
                       const std::vector<std::string_view>& pieces, const char* what) {
     const std::filesystem::path& path = names.back();
+    for (const std::filesystem::path& name : names) {
+        struct stat there = {};
+        if (stat(name.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
+            throw input_error(fmt::format(
+                "{}: {} cannot go there: that is no regular file, and stays as it is; give the "
+                "path of a file",
+                name.string(), what));
+        }
+    }
     // Always the same name: what a killed job left there is written over.
     const std::filesystem::path aside = path.string() + ".gyre.tmp";
     const int descriptor = open_alone(aside);
@@ -124,6 +133,29 @@ void write_whole_file(const std::vector<std::filesystem::path>& names,
                         path.string(), what, std::strerror(why)));
     }
     synchronize_folder(std::filesystem::absolute(path).parent_path());
+}
+
+std::optional<std::string> read_text(const std::filesystem::path& path, std::string& why) {
+    constexpr std::size_t kMost = std::size_t{1} << 20;
+    const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    std::string text(kMost + 1, '\0');
+    std::size_t bytes = 0;
+    ssize_t part = descriptor < 0 ? -1 : 1;
+    while (part > 0 && bytes < text.size()) {
+        do {
+            part = read(descriptor, text.data() + bytes, text.size() - bytes);
+        } while (part < 0 && errno == EINTR);
+        bytes += part > 0 ? static_cast<std::size_t>(part) : 0;
+    }
+    why = part < 0 ? std::strerror(errno) : "it has more than 1 MiB";
+    if (descriptor >= 0) {
+        close(descriptor);
+    }
+    if (part < 0 || bytes > kMost) {
+        return std::nullopt;
+    }
+    text.resize(bytes);
+    return text;
 }
 
 }  // namespace gyre::model

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Downloads MNIST (four .gz files, 11 MB) and checks the published MD5 sums.
 # Usage: scripts/get-mnist.sh [DIR]    default DIR: data-cache/mnist in the repository
-# GYRE_MNIST_MIRRORS: base URLs to use instead of the usual ones, separated by spaces; file:// works.
+# GYRE_MNIST_MIRRORS: base URLs to use instead of the defaults, separated by spaces; file:// works.
 set -euo pipefail
 
 if [ $# -gt 1 ] || [ "${1-}" = -h ] || [ "${1-}" = --help ]; then
@@ -46,7 +46,7 @@ download() {
 }
 
 mkdir -p -- "$dir"
-# In $dir, so that the final rename is atomic.
+# The temporary file is in $dir, so that the final rename is atomic.
 part=$(mktemp "$dir/.get-mnist.XXXXXX")
 trap 'rm -f -- "$part"' EXIT
 
@@ -80,7 +80,7 @@ done
 if [ ${#failed[@]} -gt 0 ]; then
     {
         echo "get-mnist: missing or damaged: ${failed[*]}"
-        echo "Copy these files into $dir by hand, or name a mirror that has them:"
+        echo "Copy these files into $dir by hand, or give a mirror that has them:"
         printf '  GYRE_MNIST_MIRRORS=https://host/folder/ %q %q\n' "$0" "$dir"
     } >&2
     exit 1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Packs what a check on a GPU machine without gyre's packages needs into one file: the programs,
+# Packs a build into one file for a check on a GPU machine that lacks gyre's packages: the programs,
 # without debugging symbols, and their shared libraries. scripts/gpu-check.sh takes it as BUILD_DIR.
 #   scripts/pack.sh [BUILD_DIR] [FILE.tar.xz]     default: build, build/gyre-pack.tar.xz
-# It must stay small (20 MiB): configure for the GPU's kind alone, such as
+# The file must stay small (20 MiB): configure only for that kind of GPU, for example with
 #   cmake --preset release -DCMAKE_CUDA_ARCHITECTURES=90-real
 set -euo pipefail
 
@@ -20,26 +20,26 @@ trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/lib" "$folder/kernels"
 for program in "${programs[@]}"; do
     if [ ! -x "$build/$program" ]; then
-        echo "pack: $build/$program is missing: build it first" >&2
+        echo "pack: $build/$program is missing; build it first" >&2
         exit 1
     fi
-    # Names stay: by them bench-kernels knows its kernels.
+    # Symbol names stay, because bench-kernels identifies its kernels by them.
     strip --strip-debug -o "$folder/$program" "$build/$program"
-    # The C library and the compiler's belong to the machine.
+    # The C library and the compiler's libraries belong to the machine.
     ldd "$build/$program" | awk '$2 == "=>" && $3 ~ "^/" { print $3 }' |
         grep -v -E '/(libc|libm|libdl|librt|libpthread|libgcc_s|libstdc\+\+)\.so' |
         xargs -r cp -L -n -t "$folder/lib"
 done
-# What ptxas said of the kernels, for bench-kernels' estimates.
+# ptxas' reports of the kernels are for bench-kernels' estimates.
 find "$build/kernels" -path '*gyre_cuda_kernels.dir*' -name '*.resources' 2>/dev/null |
     xargs -r cp -t "$folder/kernels"
 [ ! -f "$build/kernels/loops.txt" ] || cp "$build/kernels/loops.txt" "$folder/kernels"
-# All programs have the same kernels: a dictionary that reaches back over two of them finds those again.
+# All programs contain the same kernels, which a dictionary as large as two programs finds again.
 XZ_OPT=--lzma2=preset=1,dict=256MiB tar -C "$folder" -cJf "$out" .
 kib=$(du -sk --apparent-size "$out" | cut -f1)
 if [ "$kib" -gt "$most_kib" ]; then
     find "$folder" -type f -printf '%10k KiB  %P\n' | sort -rn | head -n 8 >&2
-    echo "pack: $out has $kib KiB, more than $most_kib: build for one kind of GPU" \
+    echo "pack: $out has $kib KiB, more than $most_kib; build for one kind of GPU" \
         "(-DCMAKE_CUDA_ARCHITECTURES=90-real)" >&2
     exit 1
 fi

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs a compiler command of nvcc and keeps what ptxas says of each kernel's registers, stack and
-# spills beside the object, in OBJECT.resources, for tests/resources.cmake. The build calls it.
+# Runs an nvcc command and keeps ptxas' report of each kernel's registers, stack and spills next to the
+# object, in OBJECT.resources, for tests/kernels/resources.cmake. The build calls this script.
 set -uo pipefail
 
 object=

@@ -1,6 +1,9 @@
 #!/usr/bin/env bash
-# Installs the Debian packages that gyre is built, run and tested with, as far as they are missing.
-# Works as root or with sudo on Debian 12 and later and Ubuntu 24.04; elsewhere it names what is missing.
+# Installs the missing Debian packages that gyre needs.
+#   scripts/setup.sh          for building, training and most tests
+#   scripts/setup.sh --all    also, if available, for tests that would otherwise be skipped: Arm's
+#                             compiler and emulator, and a disassembler of GPU code (from PyPI)
+# It works as root or with sudo on Debian 12 and later and Ubuntu 24.04; elsewhere it lists what is missing.
 set -euo pipefail
 
 packages=(
@@ -12,43 +15,77 @@ packages=(
     libpng-dev libjpeg-dev                                      # folders of pictures
     libboost-context-dev                                        # fibers of the GPU emulator
     catch2 libbenchmark-dev python3                             # tests, benchmarks
-    iproute2                                                    # hosts made of this machine, for tests
+    iproute2                                                    # simulated hosts, for tests
     dataset-fashion-mnist                                       # the default data set
 )
 
-# What only makes something nicer is installed along with the rest, and not asked for by itself.
-nice=(gnuplot-nox) # pictures of trainings
+# Optional packages are installed together with missing ones, but not by themselves.
+nice=(gnuplot-nox) # plots of trainings
 
-missing=()
-for package in "${packages[@]}"; do
-    # Also true where another package provides this one under its own name.
-    if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed'; then
-        missing+=("$package")
+# Runs a command as root; fails if it cannot become root.
+as_root() {
+    if [ "$(id -u)" -eq 0 ]; then
+        "$@"
+    # If sudo asks for a password, it is usable only on a terminal.
+    elif command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [ -t 0 ]; }; then
+        sudo "$@"
+    else
+        return 1
     fi
-done
-if [ ${#missing[@]} -eq 0 ]; then
-    exit 0
-fi
-missing+=("${nice[@]}")
+}
 
-as_root=()
-if [ "$(id -u)" -ne 0 ]; then
-    as_root=(sudo)
-    # A sudo that would ask for a password is of use only where somebody can answer.
-    if ! command -v sudo >/dev/null || { ! sudo -n true 2>/dev/null && [ ! -t 0 ]; }; then
-        as_root=(false)
+# Prints those of the packages that are not installed.
+missing() {
+    local package
+    for package in "$@"; do
+        # This also succeeds if another package provides this one.
+        if ! dpkg-query -W -f='${Status}' "$package" 2>/dev/null | grep -q 'ok installed'; then
+            echo "$package"
+        fi
+    done
+}
+
+install_packages() {
+    echo "gyre: installing $*"
+    if ! command -v apt-get >/dev/null || ! as_root true; then
+        echo "gyre: these packages are missing and cannot be installed from here: $*" >&2
+        return 1
+    fi
+    if ! {
+        as_root apt-get -o Acquire::Retries=1 update -qq &&
+            as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
+                --no-install-recommends "$@" >/dev/null
+    }; then
+        echo "gyre: apt-get could not install these packages (see above): $*" >&2
+        return 1
+    fi
+}
+
+mapfile -t needed < <(missing "${packages[@]}")
+if [ ${#needed[@]} -gt 0 ]; then
+    install_packages "${needed[@]}" "${nice[@]}"
+fi
+[ "${1-}" = --all ] || exit 0
+
+# Tests that need these are skipped without them, and report that.
+if [ "$(uname -m)" = x86_64 ]; then
+    mapfile -t needed < <(missing qemu-user g++-aarch64-linux-gnu)
+    if [ ${#needed[@]} -gt 0 ]; then
+        install_packages "${needed[@]}" || true
     fi
 fi
-if ! command -v apt-get >/dev/null || [ "${as_root[*]}" = false ]; then
-    echo "gyre: these packages are missing and cannot be installed from here: ${missing[*]}" >&2
-    exit 1
-fi
-echo "gyre: installing ${missing[*]}"
-if ! {
-    "${as_root[@]}" apt-get update -qq &&
-        "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq \
-            --no-install-recommends "${missing[@]}" >/dev/null
-}; then
-    echo "gyre: apt-get could not install these packages (see above): ${missing[*]}" >&2
-    exit 1
+# The disassembler goes into a separate folder, where tests/kernels/sass_gate.py looks for it; the system's
+# Python packages and the source tree are not changed.
+if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
+    tools=${XDG_CACHE_HOME:-$HOME/.cache}/gyre/cuda-tools
+    if ! compgen -G "$tools/lib/python3*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null; then
+        if [ -n "$(missing python3-venv)" ]; then
+            install_packages python3-venv || true
+        fi
+        if ! { [ -x "$tools/bin/pip" ] || python3 -m venv "$tools"; } ||
+            ! "$tools/bin/pip" install -q --disable-pip-version-check --timeout 20 --retries 1 \
+                nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump; then
+            echo "gyre: nvdisasm could not be installed (see above)" >&2
+        fi
+    fi
 fi

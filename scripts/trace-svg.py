@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Draws one step of a trace that gyre train --trace has written, all ranks below each other, as SVG.
+"""Draws one step of a trace written by gyre train --trace as SVG, with the ranks below each other.
 
-    scripts/trace-svg.py TRACE.json OUT.svg [--step N]      N: which of the traced steps, from 1; default 2
+    scripts/trace-svg.py TRACE.json OUT.svg [--step N]      N: number of the traced step, from 1; default 2
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import sys
 
 WIDTH, LEFT, ROW, GAP, TOP = 980, 120, 26, 14, 40
-# What a span's name begins with, its class and what the legend says.
+# The prefix of a span's name, and its class, which is also its text in the legend.
 KINDS = (("forward", "forward"), ("backward", "backward"), ("wait for", "waiting"), ("bucket", "collective"),
          ("statistics", "collective"), ("", "gather, loss, update"))  # fmt: skip
 COLORS = {"forward": "#5b8ff9", "backward": "#f6903d", "waiting": "#e8684a", "collective": "#5ad8a6",

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# From a clean clone to a trained net: installs what is missing, builds, trains with two ranks, and draws
-# the curves of the training, build/run.svg.
+# Goes from a clean clone to a trained net: installs missing packages, builds, trains with two ranks, and
+# draws the training's curves in build/run.svg.
 #   scripts/train.sh [ARGUMENTS OF gyre train ...]
 #   GYRE_RANKS=4 scripts/train.sh --model wide --optimizer adam --epochs 3
 set -euo pipefail
@@ -8,47 +8,46 @@ root=$(cd "$(dirname "$0")/.." && pwd)
 ranks=${GYRE_RANKS:-2}
 
 "$root/scripts/setup.sh"
-log=$root/build/build.log
-mkdir -p "$root/build"
-# What only tests need is left to scripts/test.sh, and so are, without a GPU, its kernels; unless that has
-# run: its build has all.
-configure=(--preset train)
+# Only scripts/test.sh builds the parts for tests; if it has run, its build is used.
 if grep -qs '^GYRE_TESTS:[A-Z]*=ON' "$root/build/CMakeCache.txt"; then
-    configure=(--preset release)
-elif ! compgen -G "/dev/nvidia[0-9]*" >/dev/null && [ ! -e /dev/dxg ] && [ ! -e /dev/nvhost-gpu ]; then
-    configure+=(-DGYRE_CUDA=OFF)
-fi
-if ! (cd "$root" && cmake "${configure[@]}" && cmake --build --preset release --target gyre) >"$log" 2>&1; then
-    tail -n 40 "$log" >&2
-    echo "gyre: the build failed; the whole log is in $log" >&2
-    exit 1
+    "$root/scripts/build.sh" quick gyre
+else
+    "$root/scripts/build.sh" train
 fi
 
-# The curves of the training, unless it writes its own.
+# Curves are drawn unless the arguments already write metrics elsewhere.
 curves=$root/build/run
 words=("$@")
 case " $* " in
-*" --metrics"* | *" --json"* | *" --help "* | *" -h "*) curves= ;;
+*" --metrics"* | *" --help "* | *" -h "*) curves= ;;
 *)
     rm -f "$curves.jsonl"
     words+=(--metrics "$curves.jsonl")
     ;;
 esac
-"$root/scripts/launch.sh" -np "$ranks" -- "$root/build/gyre" train "${words[@]}" &
+# Open MPI wants to be told twice that it may run as root; ranks that outnumber the processors must yield.
+export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+more=()
+if [ "$ranks" -gt "$(nproc)" ]; then
+    more=(--oversubscribe --mca mpi_yield_when_idle 1)
+fi
+mpirun --bind-to none "${more[@]}" -np "$ranks" "$root/build/gyre" train "${words[@]}" </dev/null &
 job=$!
-signalled='' status=0
-trap 'signalled=1; kill -TERM "$job" 2>/dev/null || true' INT TERM HUP
+signalled='' interrupted='' status=0
+trap 'signalled=1 interrupted=1; kill -TERM "$job" 2>/dev/null || true' INT TERM HUP
 while :; do
     wait "$job" && code=0 || code=$?
-    [ "$code" -eq 127 ] || status=$code # 127: waited for already
-    [ -n "$signalled" ] || break        # a signal ends a wait, not the job
+    [ "$code" -eq 127 ] || status=$code # 127: already waited for
+    [ -n "$signalled" ] || break        # a signal ends the wait, not the job
     signalled=''
 done
-if [ "$status" -eq 0 ] && [ -n "$curves" ]; then
+if [ -n "$interrupted" ]; then
+    status=130 # mpirun has a code of its own for a signal
+elif [ "$status" -eq 0 ] && [ -n "$curves" ]; then
     if command -v gnuplot >/dev/null; then
         "$root/build/gyre" plot "$curves.jsonl" -o "$curves.svg" || true
     else
-        echo "gyre: for a picture of it: apt-get install gnuplot-nox, and build/gyre plot build/run.jsonl -o build/run.svg"
+        echo "gyre: to draw its curves: apt-get install gnuplot-nox, and build/gyre plot build/run.jsonl -o build/run.svg"
     fi
 fi
 exit "$status"

@@ -3,11 +3,83 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <set>
+#include <sstream>
 #include <utility>
+#include <vector>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
+#include "train/nearest.hpp"
+#include "train/setting.hpp"
 
 namespace gyre::train {
+namespace {
+
+struct Transform {
+    const char* name;
+    int AugmentSpec::*amount;
+    int most;
+    const char* unit;
+};
+constexpr Transform kTransforms[] = {{"rotate", &AugmentSpec::rotate, 180, "degrees"},
+                                     {"shift", &AugmentSpec::shift, 1 << 14, "pixels"},
+                                     {"crop", &AugmentSpec::crop, 1 << 14, "pixels"},
+                                     {"cutout", &AugmentSpec::cutout, 1 << 14, "pixels"}};
+
+std::string read_one(const std::string& item, AugmentSpec& spec) {
+    const std::size_t digits = item.find_first_of("0123456789");
+    const std::string name = item.substr(0, digits);
+    const std::string number = digits == item.npos ? "" : item.substr(digits);
+    if (name == "hflip") {
+        if (!number.empty()) {
+            return fmt::format("'{}': hflip takes no number", item);
+        }
+        spec.hflip = true;
+        return {};
+    }
+    const auto found = std::find_if(std::begin(kTransforms), std::end(kTransforms),
+                                    [&](const Transform& t) { return name == t.name; });
+    if (found == std::end(kTransforms)) {
+        const std::vector<std::string> words = {"rotate", "shift", "crop", "hflip", "cutout"};
+        return fmt::format("'{}' must be one of shiftN, cropN, rotateN, cutoutN, hflip{}", item,
+                           did_you_mean(name, words));
+    }
+    int amount = 0;
+    if (!read_number(number, amount, {1, found->most}).empty()) {
+        return fmt::format("'{}': {} needs a number of {} from 1 to {}, such as {}4", item, name,
+                           found->unit, found->most, name);
+    }
+    spec.*found->amount = amount;
+    return {};
+}
+
+}  // namespace
+
+std::string read_augment(const std::string& text, AugmentSpec& spec) {
+    AugmentSpec read;
+    std::set<std::string> seen;
+    std::istringstream in(text == "none" ? "" : text + ",");
+    for (std::string item; std::getline(in, item, ',');) {
+        if (std::string problem = read_one(item, read); !problem.empty()) {
+            return problem;
+        }
+        if (!seen.insert(item.substr(0, item.find_first_of("0123456789"))).second) {
+            return fmt::format("'{}' stands there twice", item);
+        }
+    }
+    spec = read;
+    return {};
+}
+
+std::string augment_text(const AugmentSpec& spec) {
+    std::string text = spec.hflip ? "hflip" : "";
+    for (const Transform& transform : kTransforms) {
+        if (const int amount = spec.*transform.amount; amount > 0) {
+            text += fmt::format("{}{}{}", text.empty() ? "" : ",", transform.name, amount);
+        }
+    }
+    return text.empty() ? "none" : text;
+}
 
 void check(const AugmentSpec& spec, const Shape& shape) {
     const int side = std::min(shape.height, shape.width);

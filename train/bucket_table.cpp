@@ -28,7 +28,7 @@ std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, Dat
                 names.append(names.empty() ? "" : " ").append(p->name);
             }
         }
-        const bool exact = type == DataType::float32 || buckets[i].begin >= net.tail_offset();
+        const bool exact = type == DataType::float32 || buckets[i].begin >= net.stats_offset();
         const std::size_t bytes = static_cast<std::size_t>(buckets[i].elems()) *
                                   bytes_of(exact ? DataType::float32 : type);
         table += fmt::format("{:>6}  {:>14}  {:>10}  {:>8.1f}", i, buckets[i].begin,

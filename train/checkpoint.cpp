@@ -5,17 +5,18 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "kernels/base/error.hpp"
-#include "kernels/base/printable.hpp"
+#include "base/error.hpp"
+#include "base/printable.hpp"
 #include "train/hash.hpp"
+#include "train/settings.hpp"
 
 namespace gyre::train {
 namespace {
 
 constexpr const char* kOptimizer = "optimizer.";
 constexpr const char* kCursor = "gyre.cursor";
-constexpr const char* kSettings = "gyre.settings";
 constexpr const char* kHash = "gyre.hash";
+constexpr int kSchema = 2;  // of kSettingsKey
 
 nlohmann::ordered_json to_json(const Cursor& p) {
     return {{"epoch", p.epoch},   {"step", p.step},       {"loss_sum", p.loss_sum},
@@ -36,12 +37,49 @@ Cursor to_cursor(const nlohmann::json& json) {
     return p;
 }
 
+nlohmann::ordered_json to_json(const Identity& identity) {
+    return {{"schema", kSchema}, {"flags", identity.settings}, {"facts", identity.facts}};
+}
+
+// Settings of schema 1: the texts of flags as they were given, and facts by their descriptions.
+Identity to_identity_of_texts(const Values& texts) {
+    Identity identity;
+    RunSpec run;
+    const std::vector<Setting> rows = settings(run);
+    for (const auto& [key, text] : texts) {
+        const Setting* const row = key.starts_with("--") ? find(rows, key.substr(2)) : nullptr;
+        const auto fact = std::find_if(kFacts.begin(), kFacts.end(),
+                                       [&](const auto& known) { return known.second == key; });
+        if (row != nullptr) {
+            // A text that is refused today differs from every value.
+            identity.settings[row->name] = row->set(text).empty() ? row->value() : text;
+        } else if (key.starts_with("--")) {
+            identity.settings[key.substr(2)] = text;
+        } else {
+            identity.facts[fact == kFacts.end() ? key : fact->first] = text;
+        }
+    }
+    return identity;
+}
+
 // Without what writing adds.
 std::string content_hash(const TensorFile& file) {
     return hash_tensors(file, {kHash, "format"});
 }
 
 }  // namespace
+
+Identity parse_identity(const std::string& text) {
+    const auto json = nlohmann::json::parse(text);
+    if (!json.contains("schema")) {
+        return to_identity_of_texts(json.get<Values>());
+    }
+    if (json.at("schema") != kSchema) {
+        throw input_error(fmt::format("schema {}, which this version of gyre does not know",
+                                      json.at("schema").dump()));
+    }
+    return {json.at("flags").get<Values>(), json.at("facts").get<Values>()};
+}
 
 std::filesystem::path last_checkpoint(const std::filesystem::path& folder) {
     return folder / "last.safetensors";
@@ -57,7 +95,7 @@ TensorFile checkpoint_file(Checkpoint checkpoint) {
         file.tensors.push_back(std::move(tensor));
     }
     file.metadata[kCursor] = to_json(checkpoint.cursor).dump();
-    file.metadata[kSettings] = nlohmann::json(checkpoint.settings).dump();
+    file.metadata[kSettingsKey] = to_json(checkpoint.identity).dump();
     file.metadata[kHash] = content_hash(file);
     return file;
 }
@@ -103,15 +141,22 @@ Checkpoint read_checkpoint(const std::filesystem::path& given) {
     }
     tensors.erase(optimizer, tensors.end());
     const auto& metadata = checkpoint.weights.metadata;
-    if (metadata.count(kCursor) == 0 || metadata.count(kSettings) == 0) {
+    if (metadata.count(kCursor) == 0 || metadata.count(kSettingsKey) == 0) {
         throw input_error(
             fmt::format("{}: the file has weights but not the state of a training of gyre's; begin "
                         "a new training from them with `init`",
                         path.string()));
     }
+    if (metadata.count(kHash) == 0) {
+        throw input_error(
+            fmt::format("{}: the file is damaged: the hash of its content is missing; take another "
+                        "checkpoint of this training, or begin a new one from its weights with "
+                        "`init`",
+                        path.string()));
+    }
     try {
         checkpoint.cursor = to_cursor(nlohmann::json::parse(metadata.at(kCursor)));
-        checkpoint.settings = nlohmann::json::parse(metadata.at(kSettings)).get<Settings>();
+        checkpoint.identity = parse_identity(metadata.at(kSettingsKey));
     } catch (const std::exception& problem) {
         throw input_error(fmt::format("{}: its metadata are not those of a checkpoint: {}",
                                       path.string(), printable(problem.what())));
@@ -126,23 +171,43 @@ TensorFile read_weights(const std::filesystem::path& path) {
     return file;
 }
 
-void require_same_settings(const Settings& saved, const Settings& now, const std::string& path) {
-    const auto value = [](const Settings& settings, const std::string& name) {
-        const auto found = settings.find(name);
-        return found == settings.end() || found->second.empty()
-                   ? std::string("not given")
-                   : fmt::format("'{}'", printable(found->second));
-    };
-    Settings names = saved;
-    names.insert(now.begin(), now.end());
+void require_same(const Identity& saved, const Identity& now, const std::string& path) {
     std::string differences;
-    for (const auto& [name, any] : names) {
-        const std::string then = value(saved, name), here = value(now, name);
+    const auto compare = [&](const std::string& what, const std::string& then,
+                             const std::string& here) {
+        const auto text = [](const std::string& value) {
+            return value.empty() ? "not given" : fmt::format("'{}'", printable(value));
+        };
         if (then != here) {
-            differences +=
-                fmt::format("{}{}: {} in the saved training, {} now",
-                            differences.empty() ? "" : "; ", printable(name), then, here);
+            differences += fmt::format("{}{}: {} in the saved training, {} now",
+                                       differences.empty() ? "" : "; ", printable(what), text(then),
+                                       text(here));
         }
+    };
+    const auto value_in = [](const Values& values, const std::string& name) {
+        const auto found = values.find(name);
+        return found == values.end() ? std::string() : found->second;
+    };
+    RunSpec defaults;
+    const std::vector<Setting> rows = settings(defaults);
+    Values names = saved.settings;
+    names.insert(now.settings.begin(), now.settings.end());
+    for (const auto& [name, any] : names) {
+        const Setting* const row = find(rows, name);
+        if (row != nullptr && !row->must_match_on_resume()) {
+            continue;  // an earlier version saved more
+        }
+        // A file of an earlier version lacks later settings, which then had their defaults.
+        const auto value = [&](const Values& values) {
+            return row == nullptr || values.contains(name) ? value_in(values, name) : row->value();
+        };
+        compare(fmt::format("`{}`", name), value(saved.settings), value(now.settings));
+    }
+    names = saved.facts;
+    names.insert(now.facts.begin(), now.facts.end());
+    for (const auto& [key, any] : names) {
+        compare(kFacts.contains(key) ? kFacts.at(key) : key, value_in(saved.facts, key),
+                value_in(now.facts, key));
     }
     if (!differences.empty()) {
         throw input_error(
@@ -151,6 +216,29 @@ void require_same_settings(const Settings& saved, const Settings& now, const std
                         path, differences));
     }
 }
+
+std::vector<std::filesystem::path> numbered_checkpoints(const std::filesystem::path& folder) {
+    constexpr std::string_view kFirst = "step-", kLast = ".safetensors";
+    std::vector<std::filesystem::path> found;
+    std::error_code error;
+    for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
+         at.increment(error)) {
+        const std::string name = at->path().filename().string();
+        if (name.size() > kFirst.size() + kLast.size() && name.starts_with(kFirst) &&
+            name.find_first_not_of("0123456789", kFirst.size()) == name.size() - kLast.size() &&
+            name.ends_with(kLast)) {
+            found.push_back(at->path());
+        }
+    }
+    std::sort(found.begin(), found.end(), [](const auto& a, const auto& b) {
+        const std::string first = a.filename().string(), second = b.filename().string();
+        return std::pair(first.size(), first) < std::pair(second.size(), second);
+    });
+    return found;
+}
+
+CheckpointWriter::CheckpointWriter(std::filesystem::path folder, int keep)
+    : folder_(std::move(folder)), keep_(keep), kept_(numbered_checkpoints(folder_)) {}
 
 CheckpointWriter::~CheckpointWriter() {
     if (pending_.valid()) {

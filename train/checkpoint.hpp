@@ -13,6 +13,7 @@
 #include "comm/communicator.hpp"
 #include "model/safetensors.hpp"
 #include "train/rooms.hpp"
+#include "train/setting.hpp"
 
 namespace gyre::train {
 
@@ -25,14 +26,30 @@ struct Cursor {
     double best_accuracy = -1.0;  // of the test set; < 0: none yet
 };
 
-// By name, what must be the same where a training goes on.
-using Settings = std::map<std::string, std::string>;
+// What must be the same when a training is resumed: the settings that must match, by their names,
+// and what follows from others, from the data and from the ranks, by the keys of kFacts.
+struct Identity {
+    Values settings, facts;
+};
+// The keys of facts, and what they are called in messages.
+inline const Values kFacts = {{"communicator", "the communicator"},
+                              {"data_set", "the data set"},
+                              {"device", "the device"},
+                              {"global_batch", "the global batch"},
+                              {"model", "the model"},
+                              {"ranks", "the number of ranks"},
+                              {"schedule_steps", "the steps of the schedule"}};
+
+// The key of a checkpoint's identity in its metadata.
+constexpr const char* kSettingsKey = "gyre.settings";
+// Reads what stands there, JSON of any schema so far. Throws std::exception.
+Identity parse_identity(const std::string& json);
 
 struct Checkpoint {
     TensorFile weights;                 // with the metadata of those who read weights alone
     std::vector<HostTensor> optimizer;  // Optimizer::export_state()
     Cursor cursor;
-    Settings settings;
+    Identity identity;
 };
 
 // As it is written; a hash of all of it stands in the metadata.
@@ -41,6 +58,8 @@ TensorFile checkpoint_file(Checkpoint checkpoint);
 // The file of a folder with which its training goes on.
 std::filesystem::path last_checkpoint(const std::filesystem::path& folder);
 std::filesystem::path best_checkpoint(const std::filesystem::path& folder);
+// The files of --keep in a folder, by their steps.
+std::vector<std::filesystem::path> numbered_checkpoints(const std::filesystem::path& folder);
 
 // path: a file, or the folder of --save. Throws Error(bad_input) for what is no checkpoint, or is
 // damaged.
@@ -51,14 +70,14 @@ TensorFile read_undamaged(const std::filesystem::path& path);
 TensorFile read_weights(const std::filesystem::path& path);
 
 // Throws Error(bad_input), naming what differs, unless both are the same.
-void require_same_settings(const Settings& saved, const Settings& now, const std::string& path);
+void require_same(const Identity& saved, const Identity& now, const std::string& path);
 
 // Writes checkpoints beside the training, in a thread of its own, one after another.
 class CheckpointWriter {
  public:
-    // keep: how many numbered files stay; those of other runs are left alone.
-    CheckpointWriter(std::filesystem::path folder, int keep)
-        : folder_(std::move(folder)), keep_(keep) {}
+    // keep: how many numbered files stay in the folder, with those of earlier runs; 0: all that are
+    // there, and no new one is written.
+    CheckpointWriter(std::filesystem::path folder, int keep);
     // Lets a file that is being written become whole.
     ~CheckpointWriter();
 
@@ -71,7 +90,7 @@ class CheckpointWriter {
  private:
     const std::filesystem::path folder_;
     const int keep_;
-    std::vector<std::filesystem::path> kept_;  // numbered ones, the oldest first
+    std::vector<std::filesystem::path> kept_;  // numbered ones, in the order they were written
     std::future<void> pending_;
 };
 

@@ -19,9 +19,8 @@ std::vector<FactoredLayer> choose_factored(const Net& net, const Communicator& c
                                            std::int64_t most_images, FactorUse use, bool on_gpu) {
     std::vector<FactoredLayer> chosen;
     const bool several_hosts = comm.local_size() < comm.size();
-    // A pass that is one operation has no factors to give, nor has a GPU any in 16 bits.
-    if (use == FactorUse::off || comm.size() == 1 || net.has_pass() ||
-        (on_gpu && net.type() != DataType::float32) ||
+    // A GPU has no factors in 16 bits.
+    if (use == FactorUse::off || comm.size() == 1 || (on_gpu && net.type() != DataType::float32) ||
         (use == FactorUse::automatic && !several_hosts && !on_gpu)) {
         return chosen;
     }

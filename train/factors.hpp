@@ -9,21 +9,14 @@
 
 #include <cstdint>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "comm/reducer.hpp"
 #include "model/net.hpp"
 #include "train/rooms.hpp"
+#include "train/run_spec.hpp"
 
 namespace gyre::train {
-
-// on: they are used where they are fewer bytes; automatic: on CPU ranks where they are less than
-// half as many and some rank is on another host, on GPUs, wherever those are, where they are less
-// than a quarter of 16 MiB or more.
-enum class FactorUse { automatic, on, off };
-inline const std::vector<std::pair<std::string, FactorUse>> kFactorUses = {
-    {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}};
 
 struct FactoredLayer {
     std::size_t node;  // of the net

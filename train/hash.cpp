@@ -2,37 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <cstring>
 #include <map>
+
+#include "data/hash.hpp"
 
 namespace gyre::train {
 namespace {
 
-// Multiply and shift, eight bytes at a time.
-class Hash {
- public:
-    void add(const void* data, std::size_t bytes) {
-        const auto* at = static_cast<const unsigned char*>(data);
-        mix(bytes);
-        for (; bytes >= 8; at += 8, bytes -= 8) {
-            std::uint64_t word;
-            std::memcpy(&word, at, 8);
-            mix(word);
-        }
-        std::uint64_t rest = 0;
-        std::memcpy(&rest, at, bytes);
-        mix(rest);
-    }
-    std::string text() const { return fmt::format("{:016x}", state_); }
-    std::uint64_t value() const { return state_; }
-
- private:
-    void mix(std::uint64_t word) {
-        state_ = (state_ ^ word) * 0x9E3779B97F4A7C15u;
-        state_ ^= state_ >> 29;
-    }
-    std::uint64_t state_ = 0x6779726500000000u;
-};
+std::string text_of(const Hash& hash) {
+    return fmt::format("{:016x}", hash.value());
+}
 
 }  // namespace
 
@@ -44,7 +23,7 @@ std::string hash_dataset(const Dataset& dataset) {
         hash.add(set->pixels.data(), set->pixels.size());
         hash.add(set->labels.data(), set->labels.size() * sizeof(std::int32_t));
     }
-    return hash.text();
+    return text_of(hash);
 }
 
 std::string hash_tensors(const TensorFile& file, const std::set<std::string>& without) {
@@ -74,7 +53,7 @@ std::uint64_t hash_bytes(const void* data, std::size_t bytes) {
 std::string hash_text(const std::string& text) {
     Hash hash;
     hash.add(text.data(), text.size());
-    return hash.text();
+    return text_of(hash);
 }
 
 }  // namespace gyre::train

@@ -4,7 +4,7 @@
 #include <cstdint>
 
 #include "data/dataset.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/ops/backend.hpp"
 #include "train/rooms.hpp"
 
 namespace gyre::train {

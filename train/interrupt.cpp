@@ -5,7 +5,7 @@
 #include <csignal>
 #include <initializer_list>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::train {
 namespace {

@@ -7,8 +7,8 @@
 #include <cmath>
 #include <map>
 
-#include "kernels/base/error.hpp"
-#include "kernels/base/printable.hpp"
+#include "base/error.hpp"
+#include "base/printable.hpp"
 
 namespace gyre::train {
 namespace {
@@ -83,8 +83,8 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
                      .state = scaling_.get(),
                      .beta1 = spec_.rule == UpdateRule::sgd ? 0.0f : adam_.beta1,
                      .beta2 = adam_.beta2,
-                     .next_scale = &net.tail()->loss_scale,
-                     .skips = &net.tail()->skipped};
+                     .next_scale = &net.stats()->loss_scale,
+                     .skips = &net.stats()->skipped};
         sgd_.skip = adam_.skip = &scaling_.get()->skip;
     }
 }
@@ -197,7 +197,9 @@ std::vector<float> Optimizer::download(const Moment& moment) const {
 }
 
 std::vector<HostTensor> Optimizer::export_state() const {
-    std::vector<HostTensor> tensors = {{"step", {}, {static_cast<float>(steps_)}}};
+    const auto step = static_cast<float>(steps_);
+    const auto rest = static_cast<float>(steps_ - static_cast<std::int64_t>(step));
+    std::vector<HostTensor> tensors = {{"step", {}, {step}}, {kStepRest, {}, {rest}}};
     if (spec_.loss_scaling) {
         LossScale now;
         backend_.download(&now, scaling_.get(), sizeof now);
@@ -242,7 +244,8 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
         given.erase(found);
         return &tensor.values;
     };
-    const std::vector<float>& step = *take("step", {});
+    const float step = take("step", {})->front();
+    const float rest = given.contains(kStepRest) ? take(kStepRest, {})->front() : 0.0f;
     LossScale scaling;
     if (spec_.loss_scaling) {
         scaling.scale = take("scaler.scale", {})->front();
@@ -270,12 +273,14 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
             "the model it was saved with",
             source, printable(given.begin()->first)));
     }
-    if (!(step[0] >= 0.0f && step[0] < 0x1p62f && step[0] == std::floor(step[0]))) {
+    if (!(step >= 0.0f && step < 0x1p48f && step == std::floor(step) &&
+          std::abs(rest) <= step * 0x1p-24f && rest == std::floor(rest))) {
         throw input_error(
-            fmt::format("{}: step of the optimiser's state is {}, expected a number of steps",
-                        source, step[0]));
+            fmt::format("{}: step of the optimiser's state is {} and {} {}, expected a number of "
+                        "steps and what its rounding left",
+                        source, step, kStepRest, rest));
     }
-    steps_ = static_cast<std::int64_t>(step[0]);
+    steps_ = static_cast<std::int64_t>(step) + static_cast<std::int64_t>(rest);
     if (spec_.loss_scaling) {
         scaling.updates = static_cast<std::int32_t>(steps_) - scaling.skipped;
         backend_.upload(scaling_.get(), &scaling, sizeof scaling);

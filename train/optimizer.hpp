@@ -11,33 +11,18 @@
 #include "comm/bucket_plan.hpp"
 #include "comm/communicator.hpp"
 #include "model/net.hpp"
+#include "train/optimizer_spec.hpp"
 #include "train/rooms.hpp"
-#include "train/schedule.hpp"
 
 namespace gyre::train {
 
-enum class UpdateRule { sgd, adam, adamw };
-inline const std::vector<std::pair<std::string, UpdateRule>> kUpdateRules = {
-    {"sgd", UpdateRule::sgd}, {"adam", UpdateRule::adam}, {"adamw", UpdateRule::adamw}};
-
-// The arguments of torch.optim.SGD, Adam and AdamW.
-struct OptimizerSpec {
-    UpdateRule rule = UpdateRule::sgd;
-    std::optional<float> learning_rate = {};  // sgd 0.01, adam and adamw 0.001
-    std::optional<float> weight_decay = {};   // sgd and adam 0, adamw 0.01
-    float momentum = 0.5f;                    // sgd's, in [0, 1)
-    bool nesterov = false;                    // sgd's
-    std::array<float, 2> betas = {0.9f, 0.999f};
-    float epsilon = 1e-8f;
-    std::optional<float> max_grad_norm = {};  // empty: gradients are not clipped
-    ScheduleSpec schedule = {};               // of the learning rate
-    std::optional<LossScaling> loss_scaling = {};
-};
 // Throws Error(usage) for what a rule or a schedule cannot have.
 void check(const OptimizerSpec& spec);
 
 class Optimizer {
  public:
+    static constexpr const char* kStepRest = "step_rest";
+
     // Throws as check() does. most_steps: of a call to next_steps(). shares: the parameters'
     // buckets, where ranks may share updates out (ZeRO stage 1,
     // torch.distributed.optim.ZeroRedundancyOptimizer): of a bucket that is shared out this rank
@@ -66,7 +51,8 @@ class Optimizer {
     void updated(std::int64_t begin, std::int64_t end);
 
     // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
-    // steps done so far (exact up to 2^24, as PyTorch's), and for each parameter, in its shape,
+    // steps done so far, rounded to float32 as PyTorch's, with `step_rest`, what the rounding left
+    // (states without it have 0), and for each parameter, in its shape,
     // what PyTorch calls NAME.momentum_buffer (sgd with momentum) or NAME.exp_avg and
     // NAME.exp_avg_sq (adam and adamw); of a scaled loss, scalars by the names of GradScaler's
     // state, `scaler.scale` and `scaler._growth_tracker`, and `scaler.skipped`. Collective where

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::train {
 namespace {

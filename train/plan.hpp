@@ -4,9 +4,8 @@
 //
 // Every rank computes the same step; bucket i's reduction starts when its gradients are final and
 // the reduction of bucket i-1 is done; its update follows after the backward pass and the update of
-// bucket i-1. Reductions take nothing
-// from the computation, which is right for GPUs with NCCL and optimistic for CPUs that also run
-// TCP.
+// bucket i-1. Reductions take nothing from the computation, which is right for GPUs with NCCL and
+// optimistic for CPUs that also run TCP.
 #pragma once
 
 #include <cstdint>

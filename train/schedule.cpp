@@ -4,7 +4,7 @@
 #include <cmath>
 #include <numbers>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::train {
 namespace {
@@ -47,6 +47,19 @@ void check(const ScheduleSpec& spec) {
     if ((cosine || one_cycle) && spec.total_steps < 1) {
         throw usage_error("`schedule` cosine and one-cycle need `total_steps`");
     }
+}
+
+ScheduleSpec in_steps(ScheduleSpec spec, int epochs, std::int64_t epoch_steps) {
+    if (spec.warmup_epochs) {
+        spec.warmup_steps = *spec.warmup_epochs * epoch_steps;
+    }
+    if (spec.step_epochs) {
+        spec.step_size = *spec.step_epochs * epoch_steps;
+    }
+    if (spec.total_steps == 0) {
+        spec.total_steps = epochs * epoch_steps;
+    }
+    return spec;
 }
 
 double scheduled_rate(const ScheduleSpec& spec, double rate, std::int64_t step) {

@@ -32,11 +32,16 @@ struct ScheduleSpec {
     std::int64_t warmup_steps = 0;               // one_cycle: none, as it has its own
     std::int64_t total_steps = 0;                // of the training: for cosine and one_cycle
     std::optional<std::int64_t> step_size = {};  // step's
-    std::optional<double> gamma = {};            // step's; 0.1
-    std::optional<double> min_rate = {};         // cosine's; 0
+    // The same in epochs, if that is how they are given: in_steps() writes them above.
+    std::optional<int> warmup_epochs = {}, step_epochs = {};
+    std::optional<double> gamma = {};     // step's; 0.1
+    std::optional<double> min_rate = {};  // cosine's; 0
 };
-// Throws Error(usage) for what does not go together.
+// Throws Error(usage) for what does not go together. The lengths must be in steps.
 void check(const ScheduleSpec& spec);
+
+// The same schedule with all its lengths in steps, in a training of so many epochs.
+ScheduleSpec in_steps(ScheduleSpec spec, int epochs, std::int64_t epoch_steps);
 
 // The rate of a step, from 0; `rate` is that of a constant schedule.
 double scheduled_rate(const ScheduleSpec& spec, double rate, std::int64_t step);

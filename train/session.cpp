@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <limits>
 #include <variant>
 
 #include "train/bucket_table.hpp"
@@ -13,60 +14,76 @@ namespace {
 // Of a bucket that is shared out, which is two operations in place of one: below this a message
 // costs its latency (auto_bucket_bytes()).
 constexpr std::int64_t kLeastSharedBytes = 16 << 10;
+
+// Kernels count the images of a step in 32 bits.
+Sharding checked(const Sharding& sharding) {
+    constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+    if (sharding.global_batch < 1 || sharding.global_batch > kMost) {
+        throw AgreedError(
+            ExitCode::usage,
+            fmt::format("a step would have {} images over all ranks, but it has from 1 to {}; "
+                        "lower `batch-size`, `accumulate` or `shards`",
+                        sharding.global_batch, kMost));
+    }
+    return sharding;
+}
+
 }  // namespace
 
-Session::Session(Communicator& comm, Backend& backend, const SessionSpec& spec, ImageSet&& images,
-                 const Normalisation& normalisation)
+Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const TrainingTask& task,
+                 ImageSet&& images, const Normalisation& normalisation)
     : comm_(comm),
       backend_(backend),
-      spec_(spec),
-      sharding_{images.count, spec.global_batch, comm.rank(), comm.size(), spec.shards},
+      run_(run),
+      classes_(task.classes),
+      eval_images_(task.eval_images),
+      sharding_(checked({images.count, global_batch(run.batch, comm.size()), comm.rank(),
+                         comm.size(), run.batch.shards})),
+      optimizer_spec_(resolved_optimizer(run, sharding_.steps())),
+      graph_steps_(choose_graph_steps()),
       train_batch_(static_cast<int>(most_in_pass())),
-      eval_batch_(evaluation_batch(comm, spec.eval_images, spec.eval_batch, spec.shards)),
+      eval_batch_(
+          evaluation_batch(comm, eval_images_, run.evaluation.batch_size, run.batch.shards)),
       reduces_on_gpu_(comm.use_device(backend) && !backend.host_memory()),
       shares_(choose_shares(reduces_on_gpu_ || backend.host_memory())) {
     check_shards();
     agree(comm, [&] {
-        check(spec.optimizer);
-        check(spec.augment, {images.channels, images.height, images.width});
-        make_net({images.channels, images.height, images.width});
+        check(optimizer_spec_);
+        check(run.batch.augment, {images.channels, images.height, images.width});
+        make_net(task.model, {images.channels, images.height, images.width});
         images_ = std::make_unique<DeviceImages>(backend, std::move(images), normalisation);
+        program_ = std::make_unique<StepProgram>(backend, *net_, *images_, run.batch.augment,
+                                                 run.net.pass);
     });
     check_norms();
-    // Passes that a step adds up have no factors of the whole batch, and only what the communicator
-    // works in can be gathered.
-    const bool can_gather =
-        spec.accumulate == 1 && spec.shards == 0 && (reduces_on_gpu_ || backend.host_memory());
+    // Passes that a step adds up have no factors of the whole batch, a fused one gives none away,
+    // and only what the communicator works in can be gathered.
+    const bool can_gather = run.batch.accumulate == 1 && run.batch.shards == 0 &&
+                            !program_->fused() && (reduces_on_gpu_ || backend.host_memory());
     factored_ =
         choose_factored(*net_, comm, train_batch_,
-                        can_gather ? spec.reduction.factors : FactorUse::off, reduces_on_gpu_);
-    const std::vector<Bucket> buckets = plan(spec.reduction.bucket_bytes);
+                        can_gather ? run.reduction.factors : FactorUse::off, reduces_on_gpu_);
+    const std::vector<Bucket> buckets = plan(run.reduction.bucket_bytes);
     require_same_manifest(
-        comm, {{"the bucket layout", bucket_table(buckets, *net_, spec.reduction.type)}});
+        comm, {{"the bucket layout", bucket_table(buckets, *net_, run.reduction.type)}});
     restart(buckets);
 }
 
-void Session::make_net(const Shape& shape) {
-    const bool evaluates = spec_.eval_images > 0;
-    net_ = std::make_unique<Net>(
-        backend_, spec_.model, shape, spec_.classes,
-        NetOptions{.train_batch = train_batch_,
-                   .eval_batch = eval_batch_,
-                   .dropout = spec_.dropout,
-                   .train_sizes = train_sizes(),
-                   .eval_sizes = evaluates ? evaluation_sizes(comm_, spec_.eval_images, eval_batch_,
-                                                              spec_.shards)
-                                           : std::vector<int>(),
-                   .init = spec_.init,
-                   .type = spec_.type,
-                   // which gathers its images itself, as they are
-                   .pass = spec_.pass && !spec_.augment.any(),
-                   .label_smoothing = spec_.label_smoothing});
+void Session::make_net(const ModelSpec& model, const Shape& shape) {
+    NetOptions options{.train_batch = train_batch_,
+                       .eval_batch = eval_batch_,
+                       .spec = run_.net,
+                       .loss = run_.loss,
+                       .train_sizes = train_sizes()};
+    if (eval_images_ > 0) {
+        options.eval_sizes = evaluation_sizes(comm_, eval_images_, eval_batch_, run_.batch.shards);
+    }
+    net_ = std::make_unique<Net>(backend_, model, shape, classes_, options);
 }
 
 std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) const {
     // The step's loss and counts must arrive as they are.
-    const bool apart = shares_ || spec_.reduction.type != DataType::float32;
+    const bool apart = shares_ || run_.reduction.type != DataType::float32;
     std::int64_t bytes =
         bucket_bytes.value_or(auto_bucket_bytes(net_->gradient_elems(), reduces_on_gpu_));
     if (shares_) {  // a bucket is two operations
@@ -75,28 +92,29 @@ std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) cons
     }
     const std::vector<Bucket> buckets = plan_buckets(
         net_->layer_begins(), net_->gradient_elems(), bytes,
-        apart ? std::optional(net_->tail_offset()) : std::nullopt, ranges_of(factored_));
+        apart ? std::optional(net_->stats_offset()) : std::nullopt, ranges_of(factored_));
     return shares_ ? share_out(buckets, comm_.size(), kLeastSharedBytes) : buckets;
 }
 
 std::int64_t Session::most_in_pass() const {
     const std::int64_t images = sharding_.global(0).count;
-    return spec_.shards > 0
-               ? rank_share(images, 0, spec_.shards).count
-               : rank_share(rank_share(images, 0, comm_.size()).count, 0, spec_.accumulate).count;
+    return run_.batch.shards > 0
+               ? rank_share(images, 0, run_.batch.shards).count
+               : rank_share(rank_share(images, 0, comm_.size()).count, 0, run_.batch.accumulate)
+                     .count;
 }
 
 std::vector<int> Session::train_sizes() const {
-    if (spec_.shards == 0) {
-        return sharding_.sizes(spec_.accumulate);
+    if (run_.batch.shards == 0) {
+        return sharding_.sizes(run_.batch.accumulate);
     }
     // Of all shards, so that no choice of kernels follows from which of them are the rank's.
-    const Sharding all{sharding_.images, sharding_.global_batch, 0, 1, spec_.shards};
-    return all.sizes(spec_.shards);
+    const Sharding all{sharding_.images, sharding_.global_batch, 0, 1, run_.batch.shards};
+    return all.sizes(run_.batch.shards);
 }
 
 void Session::check_shards() const {
-    const int shards = spec_.shards;
+    const int shards = run_.batch.shards;
     if (shards == 0) {
         return;
     }
@@ -112,19 +130,20 @@ void Session::check_shards() const {
             refuse(fmt::format("{} cannot be combined with `shards`; {}", what, instead));
         }
     };
-    without(spec_.accumulate > 1, "`accumulate`",
+    without(run_.batch.accumulate > 1, "`accumulate`",
             "leave it out: a rank already goes through its shards one after another, so more "
             "shards are smaller passes");
-    without(spec_.reduction.type != DataType::float32, "`comm-dtype` of 16 bits",
+    without(run_.reduction.type != DataType::float32, "`comm-dtype` of 16 bits",
             "leave it at fp32");
-    without(spec_.shard_optimizer == ShardUse::on, "`shard-optimizer` on", "leave it at auto");
-    without(spec_.reduction.factors == FactorUse::on, "`factors` on", "leave it at auto");
+    without(run_.reduction.shard_optimizer == ShardUse::on, "`shard-optimizer` on",
+            "leave it at auto");
+    without(run_.reduction.factors == FactorUse::on, "`factors` on", "leave it at auto");
 }
 
 void Session::check_norms() const {
     for (const Node& node : net_->nodes()) {
         const auto* norm = std::get_if<BatchNorm2dSpec>(&node.spec);
-        if (norm != nullptr && !norm->local && spec_.shards > 1) {
+        if (norm != nullptr && !norm->local && run_.batch.shards > 1) {
             throw AgreedError(
                 ExitCode::usage,
                 "the model's `batchnorm` takes its statistics over the global batch, "
@@ -135,15 +154,15 @@ void Session::check_norms() const {
 }
 
 bool Session::choose_shares(bool direct) const {
-    if (spec_.shard_optimizer != ShardUse::on || comm_.size() == 1) {
+    if (run_.reduction.shard_optimizer != ShardUse::on || comm_.size() == 1) {
         return false;
     }
-    if (spec_.optimizer.max_grad_norm) {
+    if (optimizer_spec_.max_grad_norm) {
         throw AgreedError(ExitCode::usage,
                           "`max-grad-norm` needs the norm of all gradients, which no rank has with "
                           "`shard-optimizer` on; leave one of them out");
     }
-    if (spec_.optimizer.loss_scaling) {
+    if (optimizer_spec_.loss_scaling) {
         throw AgreedError(
             ExitCode::usage,
             "`precision` fp16 skips an update where any gradient is not finite, which "
@@ -158,9 +177,21 @@ bool Session::choose_shares(bool direct) const {
     return true;
 }
 
+int Session::choose_graph_steps() const {
+    const std::optional<int> given = run_.device.graph_steps;
+    if (run_.reports.check_sync > 0 && given.value_or(1) > 1) {
+        throw AgreedError(
+            ExitCode::usage,
+            "`check-sync` compares parameters between steps: leave `graph-steps` at 1");
+    }
+    constexpr int kStepsOnGpu = 8;
+    const bool gpu = backend_.can_capture() && !backend_.device_identity().emulated;
+    return given.value_or(gpu && run_.reports.check_sync == 0 ? kStepsOnGpu : 1);
+}
+
 bool Session::choose_graph() const {
     const bool possible = backend_.can_capture() && reducer_->direct();
-    if (spec_.graph == GraphUse::on && !possible) {
+    if (run_.device.graph == GraphUse::on && !possible) {
         throw AgreedError(
             ExitCode::usage,
             backend_.can_capture()
@@ -169,8 +200,8 @@ bool Session::choose_graph() const {
                 : "`graph` on is about GPUs, but this run uses the CPU");
     }
     const bool saves_time = !backend_.device_identity().emulated;
-    return possible &&
-           (spec_.graph == GraphUse::on || (spec_.graph == GraphUse::automatic && saves_time));
+    return possible && (run_.device.graph == GraphUse::on ||
+                        (run_.device.graph == GraphUse::automatic && saves_time));
 }
 
 void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
@@ -179,32 +210,26 @@ void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
     reducer_ = nullptr;
     optimizer_ = nullptr;
     agree(comm_, [&] {
-        optimizer_ = std::make_unique<Optimizer>(backend_, *net_, spec_.optimizer, graph_steps,
+        optimizer_ = std::make_unique<Optimizer>(backend_, *net_, optimizer_spec_, graph_steps,
                                                  &comm_, buckets);
     });
-    reducer_ = std::make_unique<Reducer>(comm_, backend_, std::move(buckets), net_->gradient_data(),
-                                         spec_.reduction.type, net_->tail_offset(),
-                                         spec_.shards > 0 ? SumOrder::tree : SumOrder::library);
+    reducer_ = std::make_unique<Reducer>(
+        comm_, backend_, std::move(buckets), net_->gradient_data(), run_.reduction.type,
+        net_->stats_offset(), run_.batch.shards > 0 ? SumOrder::tree : SumOrder::library);
     factors_ =
         std::make_unique<Factors>(backend_, *net_, comm_, *reducer_, factored_, train_batch_);
     trainer_ = std::make_unique<Trainer>(StepParts{.backend = backend_,
                                                    .net = *net_,
-                                                   .images = *images_,
+                                                   .program = *program_,
                                                    .optimizer = *optimizer_,
                                                    .reducer = *reducer_,
                                                    .factors = *factors_},
-                                         sharding_,
-                                         TrainerOptions{.seed = spec_.seed,
-                                                        .shuffle = spec_.shuffle,
-                                                        .augment = spec_.augment,
-                                                        .accumulate = spec_.accumulate,
-                                                        .graph = choose_graph(),
-                                                        .graph_steps = graph_steps});
+                                         sharding_, run_, choose_graph() ? graph_steps : 0);
 }
 
 void Session::initialise() {
     if (comm_.is_root()) {
-        net_->initialise(spec_.seed);
+        net_->initialise(run_.seed);
     }
     share_parameters();
 }
@@ -228,7 +253,7 @@ void Session::share(float* data, std::int64_t elems) {
 
 Evaluation Session::evaluate(const DeviceImages& images) {
     share(net_->state_data(), net_->state_elems());
-    return train::evaluate(comm_, backend_, *net_, images, eval_batch_, spec_.shards);
+    return train::evaluate(comm_, backend_, *net_, images, eval_batch_, run_.batch.shards);
 }
 
 }  // namespace gyre::train

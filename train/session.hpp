@@ -20,51 +20,17 @@
 #include "train/images.hpp"
 #include "train/optimizer.hpp"
 #include "train/rooms.hpp"
+#include "train/run_spec.hpp"
+#include "train/step_program.hpp"
 #include "train/trainer.hpp"
 
 namespace gyre::train {
 
-// How gradients become the sum over the ranks.
-struct ReductionSpec {
-    std::optional<std::int64_t> bucket_bytes = {};  // empty: auto_bucket_bytes()
-    DataType type = DataType::float32;              // that gradients travel in
-    FactorUse factors = FactorUse::automatic;
-};
-
-// The step as a graph of the device. automatic: where it can be captured and saves time.
-enum class GraphUse { automatic, on, off };
-inline const std::vector<std::pair<std::string, GraphUse>> kGraphUses = {
-    {"auto", GraphUse::automatic}, {"on", GraphUse::on}, {"off", GraphUse::off}};
-
-// Whether the ranks share the update of large buckets out. automatic: no, as nothing measured gains
-// by it so far.
-enum class ShardUse { automatic, on, off };
-inline const std::vector<std::pair<std::string, ShardUse>> kShardUses = {
-    {"auto", ShardUse::automatic}, {"on", ShardUse::on}, {"off", ShardUse::off}};
-
-struct SessionSpec {
+// What is trained, as far as the model's text and the data say it.
+struct TrainingTask {
     ModelSpec model = {};
     int classes = 10;
-    std::int64_t global_batch = 64;  // images of a step, over all ranks
-    int accumulate = 1;              // passes that a rank divides its share of a step into
-    // A step's batch is cut into so many parts, which are summed up in one order on any number of
-    // ranks; a power of two and a multiple of that. 0: weights depend on it by their rounding.
-    int shards = 0;
-    std::uint64_t seed = 1;  // of weights, order and dropout
-    WeightInit init = WeightInit::automatic;
-    bool shuffle = true;
-    bool dropout = true;
-    AugmentSpec augment = {};           // of training images
-    DataType type = DataType::float32;  // of activations; float16 wants optimizer.loss_scaling
-    bool pass = true;                   // the training pass as one operation, where there is one
-    float label_smoothing = 0.0f;       // in [0, 1), of the training's loss; evaluations have none
     std::int64_t eval_images = 0;  // of the set that evaluate() is for, over all ranks; 0: none
-    int eval_batch = 1000;         // the most of them in a pass of a rank
-    OptimizerSpec optimizer = {};
-    ReductionSpec reduction = {};
-    ShardUse shard_optimizer = ShardUse::automatic;
-    GraphUse graph = GraphUse::automatic;
-    int graph_steps = 1;  // of whole batches in a graph; Trainer::step() says what then differs
 };
 
 class Session {
@@ -74,30 +40,31 @@ class Session {
     // backend must outlive the session.
     // Throws AgreedError for shards, a graph or shares that cannot be, and for what went wrong on
     // some rank; Error(communication) where the ranks' buckets differ.
-    Session(Communicator& comm, Backend& backend, const SessionSpec& spec, ImageSet&& images,
-            const Normalisation& normalisation);
+    Session(Communicator& comm, Backend& backend, const RunSpec& run, const TrainingTask& task,
+            ImageSet&& images, const Normalisation& normalisation);
 
     // Collective. All ranks take rank 0's parameters and state; initialise(): which it draws from
     // the seed.
     void share_parameters();
     void initialise();
 
-    // Collective. Loss and accuracy on the images that spec.eval_images announced. All ranks take
+    // Collective. Loss and accuracy on the images that task.eval_images announced. All ranks take
     // rank 0's state first, as statistics of a rank's own share differ.
     Evaluation evaluate(const DeviceImages& images);
 
     // Collective. Begins anew with these buckets, as plan() makes them, and an optimiser that has
     // done no step; parameters stay.
-    void restart(std::vector<Bucket> buckets) { restart(std::move(buckets), spec_.graph_steps); }
+    void restart(std::vector<Bucket> buckets) { restart(std::move(buckets), graph_steps_); }
     void restart(std::vector<Bucket> buckets, int graph_steps);
     std::vector<Bucket> plan(std::optional<std::int64_t> bucket_bytes) const;
 
     Communicator& communicator() { return comm_; }
     Backend& backend() { return backend_; }
-    const SessionSpec& spec() const { return spec_; }
+    const RunSpec& run() const { return run_; }
     const Sharding& sharding() const { return sharding_; }
     Net& net() { return *net_; }
     DeviceImages& images() { return *images_; }
+    const StepProgram& program() const { return *program_; }
     // These are made anew by restart().
     Optimizer& optimizer() { return *optimizer_; }
     Reducer& reducer() { return *reducer_; }
@@ -105,25 +72,31 @@ class Session {
     Trainer& trainer() { return *trainer_; }
 
  private:
-    void make_net(const Shape& shape);
+    void make_net(const ModelSpec& model, const Shape& shape);
     void share(float* data, std::int64_t elems);
     void check_shards() const;
     void check_norms() const;
     std::int64_t most_in_pass() const;  // of images, on any rank
     std::vector<int> train_sizes() const;
+    int choose_graph_steps() const;
     bool choose_graph() const;
     bool choose_shares(bool direct) const;
 
     Communicator& comm_;
     Backend& backend_;
-    const SessionSpec spec_;
+    const RunSpec run_;
+    const int classes_;
+    const std::int64_t eval_images_;
     const Sharding sharding_;
-    const int train_batch_;  // the most images in a pass of a rank
-    const int eval_batch_;   // likewise
+    const OptimizerSpec optimizer_spec_;  // resolved
+    const int graph_steps_;               // as far as graphs are captured
+    const int train_batch_;               // the most images in a pass of a rank
+    const int eval_batch_;                // likewise
     const bool reduces_on_gpu_, shares_;
     std::unique_ptr<Net> net_;
     std::vector<FactoredLayer> factored_;
     std::unique_ptr<DeviceImages> images_;
+    std::unique_ptr<StepProgram> program_;
     std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Reducer> reducer_;
     std::unique_ptr<Factors> factors_;

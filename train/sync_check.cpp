@@ -43,4 +43,13 @@ void require_same_parameters(Communicator& comm, const Net& net, const std::stri
     }
 }
 
+void SyncCheck::on_pause(const Training& training) {
+    if (due_) {
+        require_same_parameters(
+            training.session.communicator(), training.session.net(),
+            fmt::format("epoch {}, step {}", training.cursor.epoch, training.cursor.step));
+    }
+    due_ = false;
+}
+
 }  // namespace gyre::train

@@ -3,11 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "kernels/base/host_name.hpp"
+#include "base/error.hpp"
+#include "base/host_name.hpp"
 
 namespace gyre::train {
 namespace {
@@ -70,27 +73,50 @@ void add_rank(nlohmann::ordered_json& events, int rank, const nlohmann::json& pa
 
 }  // namespace
 
-void Trace::before_step(std::int64_t number) {
-    Trainer& trainer = session_.trainer();
-    if (number > steps_.last) {
-        trainer.trace(nullptr);
-    } else if (number >= steps_.first && !begun_) {
-        begun_ = true;
-        session_.backend().synchronize();
-        session_.communicator().barrier();
-        timeline_.begin();
-        trainer.trace(&timeline_);
+Trace::Trace(const ReportSpec& reports, bool is_root) : reports_(reports) {
+    if (is_root) {
+        file_.open(reports.trace, std::ios::binary | std::ios::trunc);
+        if (!file_) {
+            throw input_error(
+                fmt::format("`trace` {}: the file cannot be written: {}; check the path",
+                            reports.trace, std::strerror(errno)));
+        }
     }
 }
 
-std::string Trace::gather() {
-    Communicator& comm = session_.communicator();
-    session_.trainer().trace(nullptr);
-    timeline_.read();
-    const std::string own = begun_ ? own_part(timeline_).dump() : "";
+void Trace::on_launch(const Training& training, std::int64_t number) {
+    Session& session = training.session;
+    if (number > reports_.trace_steps.last) {
+        session.trainer().trace(nullptr);
+    } else if (number >= reports_.trace_steps.first && !timeline_) {
+        timeline_.emplace(session.backend());
+        session.backend().synchronize();
+        session.communicator().barrier();
+        timeline_->begin();
+        session.trainer().trace(&*timeline_);
+    }
+}
+
+void Trace::on_end(const Training& training, Ending) {
+    Communicator& comm = training.session.communicator();
+    training.session.trainer().trace(nullptr);
+    if (timeline_) {
+        timeline_->read();
+    }
+    const std::string text = timeline_ ? gather(comm) : "";
+    agree(comm, [&] {
+        if (comm.is_root() && !(file_ << text << std::flush)) {
+            throw input_error(fmt::format("`trace` {}: writing it failed: {}; is the disk full?",
+                                          reports_.trace, std::strerror(errno)));
+        }
+    });
+}
+
+std::string Trace::gather(Communicator& comm) const {
+    const std::string own = own_part(*timeline_).dump();
     nlohmann::ordered_json events = nlohmann::ordered_json::array();
     nlohmann::json root;
-    for (int rank = 0; rank < comm.size() && begun_; ++rank) {
+    for (int rank = 0; rank < comm.size(); ++rank) {
         const std::string text = broadcast_string(comm, own, rank);
         if (!comm.is_root()) {
             continue;
@@ -103,7 +129,7 @@ std::string Trace::gather() {
         const bool same_clock = part["host"] == root["host"] && std::abs(apart) < 1.0;
         add_rank(events, rank, part, same_clock ? apart : 0.0);
     }
-    if (!comm.is_root() || !begun_) {
+    if (!comm.is_root()) {
         return {};
     }
     return nlohmann::ordered_json({{"displayTimeUnit", "ms"}, {"traceEvents", std::move(events)}})

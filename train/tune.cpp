@@ -2,13 +2,13 @@
 
 #include <algorithm>
 
-#include "kernels/base/clock.hpp"
+#include "base/clock.hpp"
 
 namespace gyre::train {
 namespace {
 
 // What steps change of a net and the next step builds on: the parameters and the state, and in the
-// gradient buffer the padding and the tail, which no kernel overwrites.
+// gradient buffer the padding and the StepStats, which no kernel overwrites.
 class KeptNet {
  public:
     KeptNet(Backend& backend, Net& net)

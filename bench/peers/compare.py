@@ -2,18 +2,18 @@
 """Times gyre against PyTorch DDP (torch_ddp.py) on this machine's CPU.
 
 Both train on the same images, in turn (torch, gyre, torch, gyre, ...), with the same batch per
-rank, one thread and one core per rank; the first epoch is the warm-up of both and not counted, and
+rank, one thread and one core per rank. The first epoch is a warm-up and not counted, and
 neither evaluates on test images. Speeds are images/s over all ranks; memory is the peak resident
-memory of the largest rank. A ratio above 1 says that gyre is faster (speed) or larger (memory).
+memory of the largest rank. A ratio above 1 means that gyre is faster (speed) or larger (memory).
 
-    tests/hosts.sh 2 python3 bench/peers/compare.py --rate 1gbit --check
+    tests/program/hosts.sh 2 python3 bench/peers/compare.py --rate 1gbit --check
 
-puts one rank of either on each of two hosts, made of this machine, whose link has that rate.
+This puts one rank of each on each of two simulated hosts on this machine, whose link has that rate.
 
     python3 bench/peers/compare.py --isa avx2 --check
 
-holds both to AVX2 on a processor that has more: gyre by its build, torch and its libraries by their
-environment. --check compares with the goals below; exit status 1 when one is missed.
+This limits both to AVX2 on a processor that has more, through their environment. --check compares with
+the goals below; the exit status is 1 if one is missed.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ import tempfile
 import torch_ddp
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# images: of the training set, per epoch (0: all); speed: the least ratio gyre / torch, by gyre's set
-# of instructions.
+# images: of the training set, per epoch (0: all); speed: the least ratio gyre / torch, by gyre's
+# instruction set.
 CASES = {
     "net": {"images": 30000, "epochs": 3, "optimizer": "sgd", "lr": "0.01",
             "speed": {"AVX-512": 8.0, "AVX2": 7.0}},
     "wide": {"images": 1920, "epochs": 2, "optimizer": "adam", "lr": "0.001",
              "speed": {"AVX-512": 2.5, "AVX2": 2.0}},
 }  # fmt: skip
-# What holds torch, MKL and oneDNN, and gyre, to an instruction set.
+# The environment that limits torch, MKL, oneDNN and gyre to an instruction set.
 TORCH_ISA = {
     "native": {},
     "avx2": {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2",
@@ -57,8 +57,15 @@ def show(command: list[str]) -> str:
     return " ".join(shlex.quote(word) for word in command)
 
 
+def across_hosts(hosts: list[str]) -> list[str]:
+    """mpirun with its options for the hosts of tests/program/hosts.sh."""
+    command = ["mpirun", "--allow-run-as-root", "--host", ",".join(hosts), "--map-by", "slot"]
+    command += ["--bind-to", "none", "--mca", "btl_tcp_if_include", "eth0"]
+    return command + ["--mca", "oob_tcp_if_include", "eth0"]
+
+
 def run(command: list[str], env: dict[str, str], timeout: float) -> str:
-    """Standard output of a command that must succeed within `timeout` seconds."""
+    """The standard output of a command, which must succeed within `timeout` seconds."""
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -70,12 +77,12 @@ def run(command: list[str], env: dict[str, str], timeout: float) -> str:
 
 
 def events(text: str) -> list[dict]:
-    """The JSON lines of a text; other lines are passed over."""
+    """The JSON lines of a text; other lines are skipped."""
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
 def figures(lines: list[dict]) -> dict:
-    """Speed of the epochs after the first, last loss and memory of one run's events."""
+    """Speed in the epochs after the first, last loss, and memory of a run, from its events."""
     epochs = [line for line in lines if line["event"] == "epoch"]
     end = next(line for line in lines if line["event"] == "end")
     speeds = [epoch["images_per_second"] for epoch in epochs[1:]]
@@ -109,11 +116,11 @@ def gyre_command(args: argparse.Namespace, case: dict, name: str, out: str) -> l
         command += ["--limit", str(case["images"])]
     command += ["--batch-size", str(args.batch_size), "--epochs", str(case["epochs"])]
     command += ["--mean", str(torch_ddp.MEAN), "--std", str(torch_ddp.STD), "--seed", "1"]
-    return command + ["--threads", "1", "--device", "cpu", "--no-eval", "--json", out]
+    return command + ["--threads", "1", "--device", "cpu", "--no-eval", "--metrics", out]
 
 
 def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str]) -> dict:
-    """All runs of one case against one interpreter's torch."""
+    """Does all runs of one case against one interpreter's torch."""
     case = CASES[name]
     with tempfile.TemporaryDirectory(prefix="gyre-compare-") as folder:
         out = os.path.join(folder, "gyre.jsonl")
@@ -177,7 +184,7 @@ def cpu_model() -> str:
 
 
 def commit() -> str:
-    """The repository's commit, with a + when there are uncommitted changes."""
+    """The repository's commit, with a + if there are uncommitted changes."""
     def git(*words: str) -> str:
         command = ["git", "-C", str(ROOT), *words]
         try:
@@ -190,12 +197,12 @@ def commit() -> str:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def check(results: list[dict]) -> bool:
-    """Prints whether each goal is met; true when all are."""
+    """Prints whether each goal is met; returns whether all are."""
     good = True
     for r in results:
         goals = CASES[r["case"]]["speed"]
@@ -218,30 +225,29 @@ def main() -> int:
     add("--gyre", help="the gyre binary (default: build/gyre)")
     add("--python", action="append",
         help="interpreter with torch; give it more than once to compare with several")  # fmt: skip
-    add("--mpirun", help="the launcher, with its options (default: mpirun; across hosts "
-        "scripts/launch.sh)")  # fmt: skip
-    add("--rate", help="of every link, such as 1gbit; started by tests/hosts.sh only")
+    add("--mpirun", help="the launcher, with its options (default: mpirun; across hosts with "
+        "their names and their network)")  # fmt: skip
+    add("--rate", help="rate of every link, such as 1gbit; only under tests/program/hosts.sh")
     add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
     add("--case", action="append", choices=CASES, help="net, wide (default: both)")
     add("--runs", type=int, default=5, help="runs of each side")
-    add("--ranks", type=int, help="(default: 2; across hosts one on each)")
+    add("--ranks", type=int, help="number of ranks (default: 2; across hosts one on each)")
     add("--batch-size", type=int, default=64, help="images per rank and step")
-    add("--limit", type=int, help="images per epoch, in place of each case's own")
-    add("--epochs", type=int, help="epochs with the warm-up, in place of each case's own")
+    add("--limit", type=int, help="images per epoch, instead of each case's own")
+    add("--epochs", type=int, help="epochs including the warm-up, instead of each case's own")
     add("--adam", choices=["auto", "default", "foreach", "fused"], default="auto",
-        help="torch's form of Adam; auto: fused where it has that on the CPU")  # fmt: skip
+        help="torch's form of Adam; auto: fused if torch has it on the CPU")  # fmt: skip
     add("--bucket-view", action="store_true", help="DDP with gradient_as_bucket_view=True")
     add("--timeout", type=float, default=900, help="seconds that one run may take")
-    add("--check", action="store_true", help="exit status 1 when a goal is missed")
+    add("--check", action="store_true", help="exit with status 1 if a goal is missed")
     add("--json", help="write all figures to this file")
     args = parser.parse_args()
 
     hosts = torch_ddp.made_hosts()
     if args.rate and not hosts:
-        parser.error("--rate needs hosts: start this with tests/hosts.sh 2")
+        parser.error("--rate needs hosts: start this with tests/program/hosts.sh 2")
     args.ranks = args.ranks or len(hosts) or 2
-    launcher = f"{ROOT / 'scripts/launch.sh'} --host {','.join(hosts)}" if hosts else "mpirun"
-    args.mpirun = args.mpirun or launcher
+    args.mpirun = args.mpirun or show(across_hosts(hosts) if hosts else ["mpirun"])
     args.gyre = args.gyre or str(ROOT / "build/gyre")
     for case in CASES.values():
         case["images"] = case["images"] if args.limit is None else args.limit
@@ -258,7 +264,7 @@ def main() -> int:
         pythons.append(python)
 
     env = dict(os.environ) | TORCH_ISA[args.isa]
-    if os.geteuid() == 0:  # Open MPI does not run as root unless told twice
+    if os.geteuid() == 0:  # Open MPI needs both to run as root
         env |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
     host = {"cpu": cpu_model(), "cores": cores(), "system": platform.platform()}
     host |= {"date": datetime.datetime.now().astimezone().isoformat(timespec="seconds")}
@@ -266,7 +272,7 @@ def main() -> int:
     print(f"{host['cpu']}, {host['cores']} cores, {host['system']}")
     print(f"{host['date']}, commit {host['commit']}, load {host['load_at_start']:.2f}")
     if hosts:
-        print(f"{len(hosts)} hosts made of this machine, links: {args.rate or 'as they are'}")
+        print(f"{len(hosts)} hosts simulated on this machine, links: {args.rate or 'unchanged'}")
     if args.rate:
         subprocess.run([torch_ddp.HOSTS, "rate", args.rate], check=True)
     if host["cores"] < args.ranks:
@@ -278,7 +284,7 @@ def main() -> int:
     print(f"\nmedian (least-greatest) of {args.runs} runs; ratios gyre / torch, "
           f"speed ratio: median over the pairs of runs\n{table(results)}")  # fmt: skip
     if any(r["blas"].startswith("libblas.so.3") for r in results):
-        print("note: a torch here ran on the reference BLAS, which is slow and no fair peer for "
+        print("note: a torch here ran on the reference BLAS, which is slow and not a fair peer for "
               "wide: install libopenblas0-pthread")  # fmt: skip
     if args.json:
         text = json.dumps({"host": host, "results": results}, indent=1)

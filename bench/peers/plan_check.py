@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 """Compares `gyre plan` with `gyre train` across hosts whose links have a known rate.
 
-    tests/hosts.sh 2 python3 bench/peers/plan_check.py --check
+    tests/program/hosts.sh 2 python3 bench/peers/plan_check.py --check
 
-Each run: the compute times, by `gyre plan` with one rank on every host at once; then a training of
-many short epochs. The least prediction of all runs is compared with the fastest epoch of all runs,
-which leaves out what other work on the machine adds to either. The link's bandwidth is the rate
-that the script sets, less the headers of TCP; its latency is measured with bench-allreduce. Exit
-status with --check: 1 when prediction / measurement is off by more than --tolerance; 77 when there
-are no hosts.
+Each run measures the compute times with `gyre plan`, with one rank on every host at once, and then
+trains many short epochs. The least prediction of all runs is compared with the fastest epoch of all
+runs, which excludes the effect of other work on the machine. The link's bandwidth is the rate
+that the script sets, less the headers of TCP; its latency is measured with bench-allreduce. The exit
+status is 1 if, with --check, prediction / measurement is off by more than --tolerance, and 77 if
+there are no hosts.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ import subprocess
 import sys
 import tempfile
 
-from compare import CASES, ROOT, run, show
+from compare import CASES, ROOT, across_hosts, run, show
 
-# Payload of an Ethernet frame of 1514 bytes, which is what tbf counts: less the headers of Ethernet
+# The payload of an Ethernet frame of 1514 bytes, which tbf counts, excludes the headers of Ethernet
 # (14), IP (20) and TCP with time stamps (32).
 PAYLOAD = (1514 - 14 - 20 - 32) / 1514
 UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
-# Rate of the links, steps of an epoch, epochs. tbf saves up to 96 KB of rate that was not used
-# (tests/hosts.sh). `net` reduces 87 KB a step: at 1gbit that would be all of it, and at 100mbit the
-# link goes on working, as it were, while nothing is sent, so a step may take less than predicted.
+# Rate of the links, steps per epoch, epochs. tbf saves up to 96 KB of unused rate
+# (tests/program/hosts.sh). `net` reduces 87 KB per step: at 1gbit the saved rate would cover all of it, and at
+# 100mbit it accumulates while nothing is sent, so a step may take less than predicted.
 LENGTHS = {"net": ("100mbit", 40, 8), "wide": ("1gbit", 2, 7)}
 
 
@@ -37,11 +37,11 @@ def bits_per_second(rate: str) -> float:
     for unit, factor in UNITS.items():
         if rate.endswith(unit):
             return float(rate.removesuffix(unit)) * factor
-    sys.exit(f"plan_check.py: '{rate}' is no rate such as 1gbit or 100mbit")
+    sys.exit(f"plan_check.py: '{rate}' is not a rate such as 1gbit or 100mbit")
 
 
 def latency_seconds(args: argparse.Namespace, launch: list[str], env: dict[str, str]) -> float:
-    """Of one message: a ring of two sends two one after the other, a ring of n 2 (n-1)."""
+    """The latency of one message: a ring of n ranks sends 2 (n-1) messages one after another."""
     command = [*launch, f"{args.build}/bench-allreduce", "-b", "8", "-e", "8", "-n", "50"]
     times = []
     for _ in range(args.runs):
@@ -53,7 +53,7 @@ def latency_seconds(args: argparse.Namespace, launch: list[str], env: dict[str, 
 
 def compare(args: argparse.Namespace, name: str, launch: list[str], env: dict[str, str],
             bandwidth: float, latency: float) -> float:
-    """The least prediction over the least measurement."""
+    """The ratio of the least prediction to the least measurement."""
     case = CASES[name]
     _, steps, epochs = LENGTHS[name]
     common = ["--model", name, "--batch-size", str(args.batch_size), "--threads", "1"]
@@ -66,9 +66,9 @@ def compare(args: argparse.Namespace, name: str, launch: list[str], env: dict[st
         plan += ["--bandwidth", f"{bandwidth}B", "--latency", f"{latency}s"]
         plan += ["--algorithm", "ring", "--json", planned]
         train = [*launch, f"{args.build}/gyre", "train", *common, "--data", args.data]
-        train += ["--factors", "off"]  # which the plan does not know
+        train += ["--factors", "off"]  # as the plan does not model factors
         train += ["--lr", case["lr"], "--limit", str(steps * args.batch_size * args.hosts)]
-        train += ["--epochs", str(epochs), "--no-eval", "--json", trained]
+        train += ["--epochs", str(epochs), "--no-eval", "--metrics", trained]
         print(f"{name}:\n  {show(plan)}\n  {show(train)}", flush=True)
         print(f"  {'run':>3} {'compute ms':>10} {'exposed ms':>10} {'step ms':>10} | measured: "
               f"{'exposed ms':>10} {'step ms':>10}", flush=True)  # fmt: skip
@@ -96,28 +96,28 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     add = parser.add_argument
     add("--build", default=str(ROOT / "build"), help="folder of gyre and bench-allreduce")
-    add("--launch", default=str(ROOT / "scripts/launch.sh"), help="the launcher, with its options")
+    add("--launch", help="the launcher, with its options (default: mpirun across the hosts)")
     add("--data", default="fashion-mnist", help="data set name, or directory")
     add("--case", action="append", choices=LENGTHS, help="net, wide (default: both)")
-    add("--rate", help="of every link, in place of each case's own")
+    add("--rate", help="rate of every link, instead of each case's own")
     add("--runs", type=int, default=3, help="runs of each side")
     add("--batch-size", type=int, default=64, help="images per rank and step")
     add("--bucket-kib", type=int, help="size of a bucket (default: auto)")
     add("--timeout", type=float, default=300, help="seconds that one run may take")
-    add("--tolerance", type=float, default=0.25, help="of the ratio")
-    add("--check", action="store_true", help="exit status 1 when a ratio is off by more")
+    add("--tolerance", type=float, default=0.25, help="allowed deviation of the ratio from 1")
+    add("--check", action="store_true", help="exit with status 1 if a ratio is off by more")
     args = parser.parse_args()
     hosts = os.environ.get("GYRE_HOSTS", "").split()
     if len(hosts) < 2:
-        print("plan_check.py: skipped: start it with tests/hosts.sh 2", file=sys.stderr)
+        print("plan_check.py: skipped: start it with tests/program/hosts.sh 2", file=sys.stderr)
         return 77
     args.hosts = len(hosts)
-    launch = [*args.launch.split(), "--host", ",".join(hosts)]
+    launch = args.launch.split() if args.launch else across_hosts(hosts)
     env = dict(os.environ)
     good = True
     for name in args.case or LENGTHS:
         rate = args.rate or LENGTHS[name][0]
-        subprocess.run([str(ROOT / "tests/hosts.sh"), "rate", rate], check=True)
+        subprocess.run([str(ROOT / "tests/program/hosts.sh"), "rate", rate], check=True)
         bandwidth = bits_per_second(rate) * PAYLOAD / 8
         latency = latency_seconds(args, launch, env)
         print(f"{len(hosts)} hosts, {rate}: {bandwidth / 1e6:.1f} MB/s of payload, "

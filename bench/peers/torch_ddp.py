@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
 """The PyTorch DistributedDataParallel recipe, done correctly, as a peer for gyre's timings.
 
-gloo, one thread and one core per rank, every rank trains on its own 1/ranks of each epoch's
-permutation, the images lie normalised in memory (so no data loader is measured), the model is in
-train mode with its dropout, gradients go through DDP with its default buckets.
+It uses gloo, with one thread and one core per rank. Every rank trains on its own 1/ranks of each
+epoch's permutation, the images are normalised in memory (so no data loader is measured), the model is
+in train mode with its dropout, and gradients go through DDP with its default buckets.
 
-Rank 0 prints JSON lines: one per epoch (images_per_second counts the images of all ranks), one at
+Rank 0 prints JSON lines: one per epoch (images_per_second counts the images of all ranks), and one at
 the end (peak_memory_bytes: peak resident memory of the largest rank).
 
 torch is imported only by the ranks and by functions that need it, so that the launcher stays small
@@ -28,19 +28,19 @@ import subprocess
 import sys
 import time
 
-MEAN, STD = 0.1307, 0.3081  # of the pixels scaled to 0..1
+MEAN, STD = 0.1307, 0.3081  # of pixels scaled to 0..1
 
 
-HOSTS = str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "hosts.sh")
+HOSTS = str(pathlib.Path(__file__).resolve().parents[2] / "tests" / "program" / "hosts.sh")
 
 
 def made_hosts() -> list[str]:
-    """The hosts that tests/hosts.sh has made of this machine, if it has started us."""
+    """The hosts that tests/program/hosts.sh simulates on this machine, if it started this script."""
     return os.environ.get("GYRE_HOSTS", "").split()
 
 
 def find_python(wanted: str | None) -> str | None:
-    """The interpreter asked for, or the first usual one, that can import torch, or None."""
+    """The wanted interpreter, or the first usual one, if it can import torch; otherwise None."""
     usual = [sys.executable, shutil.which("python3"), "/usr/bin/python3"]
     for path in [wanted] if wanted else dict.fromkeys(p for p in usual if p):
         try:
@@ -52,13 +52,13 @@ def find_python(wanted: str | None) -> str | None:
 
 
 def no_torch(wanted: str | None) -> str:
-    """One line for when find_python() found none."""
+    """The error message if find_python() found none."""
     who = f"{wanted} cannot import torch" if wanted else "no Python here can import torch"
     return f"{who}: install python3-torch or name an interpreter that has it with --python"
 
 
 def dataset_dir(name: str) -> pathlib.Path:
-    """A directory as it is, or the system's data set of that name."""
+    """The directory `name`, or the system's data set of that name."""
     bases = ["", "/usr/local/share/datasets", "/usr/share/datasets"]
     for path in (pathlib.Path(base, name) for base in bases):
         if (path / "train-images-idx3-ubyte.gz").is_file():
@@ -95,7 +95,7 @@ def load_set(name: str, limit: int = 0, part: str = "train"):
 
 
 def build_model(name: str, dropout: bool = True):
-    """The nets that gyre calls `net` and `wide`, for 28 x 28 images; log-probabilities come out."""
+    """The nets that gyre calls `net` and `wide`, for 28 x 28 images; they return log-probabilities."""
     from collections import OrderedDict
 
     from torch import nn
@@ -137,7 +137,7 @@ def has_fused(kind: str) -> bool:
 
 
 def make_optimizer(args: argparse.Namespace, parameters):
-    """The optimiser, and which form of it was taken: default, foreach or fused."""
+    """The optimiser, and the form of it that was chosen: default, foreach or fused."""
     import torch
 
     kind = {"sgd": "SGD", "adam": "Adam"}[args.optimizer]
@@ -155,7 +155,7 @@ def make_optimizer(args: argparse.Namespace, parameters):
 def peak_memory_bytes() -> int:
     """Peak resident memory of this process.
 
-    VmHWM where there is one: getrusage's figure also covers what ran before exec.
+    It is VmHWM if available: getrusage's figure also covers the process before exec.
     """
     try:
         for line in pathlib.Path("/proc/self/status").read_text().splitlines():
@@ -167,7 +167,7 @@ def peak_memory_bytes() -> int:
 
 
 def blas_name() -> str:
-    """What this torch multiplies matrices with: MKL, or the file name of the BLAS it has loaded.
+    """The library that this torch multiplies matrices with: MKL, or the file name of the loaded BLAS.
 
     Debian's torch takes the system's libblas.so.3, which is the slow reference BLAS
     (libblas.so.3.x.y) until libopenblas0-pthread or the like is installed.
@@ -187,14 +187,14 @@ def blas_name() -> str:
 
 
 def pin(rank: int) -> None:
-    """One core for each rank, as mpirun binds its ranks."""
+    """Binds each rank to one core, as mpirun does."""
     if hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
         os.sched_setaffinity(0, {cores[rank % len(cores)]})
 
 
 def accuracy(model, images, labels) -> float:
-    """Share of the images whose most likely class is the label's."""
+    """The share of images whose most likely class is the label."""
     import torch
 
     with torch.no_grad():
@@ -203,7 +203,7 @@ def accuracy(model, images, labels) -> float:
 
 
 def work(args: argparse.Namespace) -> None:
-    """One rank."""
+    """Runs one rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     pin(rank)
     import torch
@@ -233,8 +233,8 @@ def work(args: argparse.Namespace) -> None:
     for epoch in range(1, args.epochs + 1):
         dist.barrier()
         start = time.perf_counter()
-        # What DistributedSampler does: the same permutation on all ranks, filled up to a multiple
-        # of the ranks from its own start, every ranks'th index to one rank.
+        # As in DistributedSampler, all ranks have the same permutation, padded from its start to a
+        # multiple of the number of ranks, and each rank takes every ranks'th index.
         order = torch.randperm(n, generator=torch.Generator().manual_seed(args.seed + epoch))
         mine = torch.cat([order, order[: -n % ranks]])[rank::ranks]
         total, steps = 0.0, 0
@@ -264,7 +264,7 @@ def work(args: argparse.Namespace) -> None:
         line = {"event": "end", "torch": torch.__version__, "ranks": ranks, "model": args.model}
         line |= {"optimizer": args.optimizer, "form": form, "images": n}
         line["blas"] = blas_name()
-        line["isa"] = torch.backends.cpu.get_cpu_capability()  # of its kernels; MKL has its own
+        line["isa"] = torch.backends.cpu.get_cpu_capability()  # of torch's kernels, not of MKL's
         line["images_per_second"] = statistics.harmonic_mean(speeds) if speeds else None
         line["peak_memory_bytes"] = peak.item()
         if args.evaluate:
@@ -274,7 +274,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def launch(args: argparse.Namespace) -> int:
-    """Starts the ranks and waits for them; ends all when one fails. The exit status."""
+    """Starts the ranks and waits for them; ends all if one fails. Returns the exit status."""
     python = find_python(args.python)
     if not python:
         print(f"torch_ddp.py: {no_torch(args.python)}", file=sys.stderr)
@@ -321,19 +321,19 @@ def main() -> int:
     add("--momentum", type=float, default=0.5, help="for sgd")
     add("--betas", type=float, nargs=2, default=[0.9, 0.999], help="for adam")
     add("--one-cycle", action="store_true", help="OneCycleLR up to --lr, per step")
-    add("--no-dropout", action="store_true", help="leave the dropout layers out")
-    add("--evaluate", action="store_true", help="accuracy on the test images at the end")
+    add("--no-dropout", action="store_true", help="leave out the dropout layers")
+    add("--evaluate", action="store_true", help="measure accuracy on the test images at the end")
     add("--adam", "--form", dest="form", choices=["auto", "default", "foreach", "fused"],
         default="default",
-        help="form of the optimiser; auto: fused where there is one")  # fmt: skip
+        help="form of the optimiser; auto: fused if available")  # fmt: skip
     add("--batch-size", type=int, default=64, help="images per rank and step")
     add("--epochs", type=int, default=2)
-    add("--limit", type=int, default=0, help="train on the first N images only (0: all)")
-    add("--skip-first-epoch", action="store_true", help="the first epoch is a warm-up")
+    add("--limit", type=int, default=0, help="train only on the first N images (0: all)")
+    add("--skip-first-epoch", action="store_true", help="treat the first epoch as a warm-up")
     add("--ranks", type=int, default=2)
     add("--seed", type=int, default=1)
     add("--channels-last", action="store_true", help="variant: NHWC memory format")
-    add("--bucket-view", action="store_true", help="variant: gradients are views of the buckets")
+    add("--bucket-view", action="store_true", help="variant in which gradients are views of the buckets")
     add("--python", help="interpreter with torch for the ranks (default: the first found)")
     add("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()

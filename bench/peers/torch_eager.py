@@ -1,28 +1,28 @@
 #!/usr/bin/env python3
-"""PyTorch on one device, as a peer for gyre on one GPU, and the comparison of both.
+"""Times PyTorch on one device, as a peer for gyre on one GPU, and compares both.
 
-    torch_eager.py --model net --batch-size 64              a JSON line of torch's speed for each form
-    torch_eager.py --compare --gyre build/gyre --json FILE  a table: torch's forms, gyre's kernel sets
+    torch_eager.py --model net --batch-size 64              prints a JSON line with torch's speed for each form
+    torch_eager.py --compare --gyre build/gyre --json FILE  prints a table of torch's forms and gyre's kernel sets
 
 Forms of the step (--forms):
-    eager    call by call, the optimiser in its default form
+    eager    call by call, with the optimiser in its default form
     fused    the same with the fused optimiser
     graph    the fused step, from the choice of images to the update, captured by hand in a CUDA graph and
-             replayed: what a user gets with much care (on a CPU, which has no graphs, call by call)
-    compile  torch.compile(mode="reduce-overhead") of everything up to the loss, fused optimiser
+             replayed, as a user can do with much care (on a CPU, which has no graphs, call by call)
+    compile  torch.compile(mode="reduce-overhead") of everything up to the loss, with the fused optimiser
 
 The nets are gyre's (torch_ddp.py builds them), with their dropout, in train mode. Images, normalised as
-floats, labels and the order of each epoch are on the device, nothing is read back in a step, cuDNN chooses
-its algorithms by timing (cudnn.benchmark). The clock starts after the warm-up's steps are done and stops
-when the device is; images/s is the median over --repeats.
+floats, labels and the order of each epoch are on the device, a step reads nothing back, and cuDNN chooses
+its algorithms by timing (cudnn.benchmark). The clock starts when the warm-up's steps are done and stops
+when the device is done; images/s is the median over --repeats.
 
-TF32 is off unless --tf32 is given, then on for convolutions and products, on both sides. torch's
-own default is on for convolutions only.
+TF32 is off unless --tf32 is given; then it is on for convolutions and products, on both sides. By default
+torch itself uses it only for convolutions.
 
-Of gyre's epochs the first is the warm-up. A ratio above 1 says that gyre is faster than torch's fastest
-form. A form that fails or takes longer than --timeout is said and left out.
+gyre's first epoch is the warm-up. A ratio above 1 means that gyre is faster than torch's fastest
+form. A form that fails or takes longer than --timeout is reported and left out.
 
-Exit status: 0; 1 a run failed; 2 wrong use; 77 (skipped) without torch or without the device.
+Exit status: 0; 1: a run failed; 2: wrong use; 77 (skipped): torch or the device is missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ import torch_ddp
 
 SKIPPED = 77
 FORMS = ["eager", "fused", "graph", "compile"]
-# The optimiser that goes with each net, and its learning rate; images of an epoch of gyre's (0: all).
+# Each net's optimiser and learning rate, and the images of one gyre epoch (0: all).
 CASES = {
     "net": {"optimizer": "sgd", "lr": 0.01, "images": 0},
     "wide": {"optimizer": "adam", "lr": 0.001, "images": 16384},
@@ -54,8 +54,8 @@ class Skipped(Exception):
 
 
 def make_step(args: argparse.Namespace, form: str, model, images, labels, total):
-    """A function of a batch (indices of images on the device) that takes one step of training and adds
-    the loss to `total`. It may be called as often as one likes with batches of one size."""
+    """Returns a function of a batch (indices of images on the device) that takes one step of training and
+    adds the loss to `total`. It may be called any number of times with batches of one size."""
     import torch
     from torch.nn.functional import nll_loss
 
@@ -88,7 +88,7 @@ def make_step(args: argparse.Namespace, form: str, model, images, labels, total)
     beside = torch.cuda.Stream()
 
     def replay(batch) -> None:
-        # Captured after a few steps on another stream, as libraries set themselves up in the first.
+        # The capture follows a few steps on another stream, as libraries initialise in the first steps.
         nonlocal calls
         calls += 1
         static.copy_(batch)
@@ -108,7 +108,7 @@ def make_step(args: argparse.Namespace, form: str, model, images, labels, total)
 
 
 def measure(args: argparse.Namespace, form: str) -> dict:
-    """Images/s of torch with this form of the step."""
+    """Torch's images/s with this form of the step."""
     import torch
 
     device = torch.device(args.device)
@@ -163,7 +163,7 @@ def measure(args: argparse.Namespace, form: str) -> dict:
 
 
 def torch_speeds(args: argparse.Namespace, python: str, name: str, batch: int) -> dict[str, dict]:
-    """By form; those that failed or did not end in time are missing."""
+    """Torch's figures by form, without forms that failed or did not end in time."""
     case = CASES[name]
     command = [python, __file__, "--model", name, "--batch-size", str(batch)]
     command += ["--device", args.device, "--data", args.data, "--limit", str(args.limit)]
@@ -177,7 +177,7 @@ def torch_speeds(args: argparse.Namespace, python: str, name: str, batch: int) -
         if done.returncode == SKIPPED:
             raise Skipped
     except subprocess.TimeoutExpired as error:
-        print(f"torch_eager.py: more than {args.timeout:g} s: {compare.show(command)}", file=sys.stderr)
+        print(f"torch_eager.py: took more than {args.timeout:g} s: {compare.show(command)}", file=sys.stderr)
         output = error.stdout or ""
         output = output.decode() if isinstance(output, bytes) else output
     shown = compare.show(command)
@@ -195,7 +195,7 @@ def gyre_speed(args: argparse.Namespace, name: str, batch: int, kernels: str) ->
         command += ["--mean", str(torch_ddp.MEAN), "--std", str(torch_ddp.STD), "--seed", "1"]
         command += ["--limit", str(images)] if images else []
         command += ["--device", args.gyre_device, "--kernels", kernels, "--no-eval"]
-        command += ["--log-interval", "1000000", "--json", out] + (["--precision", "tf32"] if args.tf32 else [])
+        command += ["--log-interval", "1000000", "--metrics", out] + (["--precision", "tf32"] if args.tf32 else [])
         compare.run(command, dict(os.environ), args.timeout)
         figures = compare.figures(compare.events(pathlib.Path(out).read_text()))
     return figures | {"command": compare.show(command)}
@@ -212,10 +212,10 @@ def compare_all(args: argparse.Namespace) -> int:
         for batch in args.batch_sizes:
             try:
                 found = torch_speeds(args, python, name, batch)
-            except Skipped:  # which said why
+            except Skipped:  # has printed the reason
                 return SKIPPED
             if not found:
-                print(f"torch_eager.py: no form of torch's ran for {name}, {batch} images", file=sys.stderr)
+                print(f"torch_eager.py: none of torch's forms ran for {name}, {batch} images", file=sys.stderr)
                 return 1
             best = max(line["images_per_second"] for line in found.values())
             ours = {kernels: gyre_speed(args, name, batch, kernels) for kernels in sets}
@@ -227,7 +227,7 @@ def compare_all(args: argparse.Namespace) -> int:
             cells += [f"{line['images_per_second']:11.0f} {line['ratio']:5.2f}" for line in ours.values()]
             table.append(f"{name:6} {batch:6} " + " ".join(cells))
             print(table[-1], flush=True)
-            if args.json:  # what there is, should the rest not be reached
+            if args.json:  # write the results so far, in case the rest is not reached
                 pathlib.Path(args.json).write_text(json.dumps(rows, indent=1) + "\n")
     first = next(iter(rows[0]["torch"].values()))
     print(f"\ntorch {first['torch']} on {first['device']}, gyre on {args.gyre_device}, TF32 "
@@ -260,21 +260,21 @@ def main() -> int:
     add("--lr", type=float, default=0.01)
     add("--momentum", type=float, default=0.5, help="for sgd")
     add("--forms", type=forms, default=["eager", "fused", "graph", "compile"],
-        help="of the step, as eager,fused,graph,compile")  # fmt: skip
+        help="forms of the step, such as eager,fused,graph,compile")  # fmt: skip
     add("--batch-size", type=int, default=64)
-    add("--limit", type=int, default=0, help="use the first N images only (0: all)")
-    add("--steps", type=int, default=200, help="steps timed, in each repeat")
+    add("--limit", type=int, default=0, help="use only the first N images (0: all)")
+    add("--steps", type=int, default=200, help="timed steps in each repeat")
     add("--warmup", type=int, default=30, help="steps before")
     add("--repeats", type=int, default=3)
     add("--tf32", action="store_true", help="TF32 for convolutions and products")
     add("--channels-last", action="store_true", help="variant: NHWC memory format")
     add("--compare", action="store_true", help="compare with gyre")
     add("--gyre", default=str(compare.ROOT / "build" / "gyre"), help="the gyre binary")
-    add("--gyre-device", default="cuda", help="cuda, or emulated to try this script")
+    add("--gyre-device", default="cuda", help="cuda, or emulated to test this script")
     add("--kernels", default="ours,cudnn,auto", help="gyre's kernel sets to compare")
     add("--case", action="append", choices=CASES, help="net, wide (default: both)")
-    add("--batch-sizes", type=numbers, default=[64, 1024], help="of the comparison, as 64,1024")
-    add("--epochs", type=int, default=3, help="gyre's, with the warm-up")
+    add("--batch-sizes", type=numbers, default=[64, 1024], help="batch sizes of the comparison, such as 64,1024")
+    add("--epochs", type=int, default=3, help="gyre's epochs, including the warm-up")
     add("--python", help="interpreter with torch (default: the first found)")
     add("--timeout", type=float, default=300, help="seconds that one run may take")
     add("--json", help="write all figures of the comparison to this file")
@@ -302,7 +302,7 @@ def main() -> int:
         except FileNotFoundError as error:
             print(f"torch_eager.py: {error}", file=sys.stderr)
             return 1
-        except Exception as error:  # whatever a form of torch's fails with, the others go on
+        except Exception as error:  # whatever error one form fails with, the others continue
             print(f"torch_eager.py: {form}: {error!r}", file=sys.stderr)
             failed = 1
     return failed

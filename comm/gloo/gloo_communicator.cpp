@@ -12,7 +12,6 @@
 #include <gloo/math.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
-#include <gloo/transport/tcp/device.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netdb.h>
@@ -27,12 +26,13 @@
 #include <mutex>
 #include <thread>
 
+#include "base/host_name.hpp"
+#include "base/printable.hpp"
 #include "comm/communicator.hpp"
+#include "comm/gloo/job_device.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/launch/start_alarm.hpp"
 #include "comm/term_sums.hpp"
-#include "kernels/base/host_name.hpp"
-#include "kernels/base/printable.hpp"
 
 namespace gyre::comm {
 namespace {
@@ -121,7 +121,7 @@ constexpr std::uint8_t kDirectSlotPrefix = 0x40;  // Gloo's own are 1 to 8
 
 class GlooCommunicator final : public Communicator {
  public:
-    GlooCommunicator(const StartUp& start_up, const LaunchOptions& options, StartAlarm& alarm);
+    GlooCommunicator(const StartUp& start_up, const LaunchSpec& options, StartAlarm& alarm);
     ~GlooCommunicator() override;
 
     std::string description() const override {
@@ -310,12 +310,12 @@ std::shared_ptr<gloo::Context> GlooCommunicator::connect(
     return context;
 }
 
-GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchOptions& options,
+GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchSpec& options,
                                    StartAlarm& alarm)
     : rank_(start_up.rank),
       size_(start_up.world_size),
       own_terminal_(start_up.own_terminal),
-      timeout_(static_cast<std::int64_t>(options.collective_timeout * 1000.0)) {
+      timeout_(static_cast<std::int64_t>(options.collective_timeout() * 1000.0)) {
     // Gloo writes to its connections in a way that ends the process where the other side is gone.
     std::signal(SIGPIPE, SIG_IGN);
     store_ = make_store(start_up, options.init_timeout);
@@ -344,7 +344,7 @@ void GlooCommunicator::connect_all() {
         } else {
             address.hostname = place_.one_host ? "127.0.0.1" : outside_address();
         }
-        auto device = gloo::transport::tcp::CreateDevice(address);
+        auto device = make_job_device(address, place_.token);
         control_ = connect("control", device);
         gradients_ = connect("gradients", device);
     });
@@ -483,8 +483,7 @@ bool gloo_available() {
 }
 
 std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
-                                                     const LaunchOptions& options,
-                                                     StartAlarm& alarm) {
+                                                     const LaunchSpec& options, StartAlarm& alarm) {
     return std::make_unique<GlooCommunicator>(start_up, options, alarm);
 }
 

@@ -7,7 +7,7 @@ bool gloo_available() {
     return false;
 }
 
-std::unique_ptr<Communicator> make_gloo_communicator(const StartUp&, const LaunchOptions&,
+std::unique_ptr<Communicator> make_gloo_communicator(const StartUp&, const LaunchSpec&,
                                                      StartAlarm&) {
     throw Error(ExitCode::internal, "gyre was built without Gloo");  // refused before
 }

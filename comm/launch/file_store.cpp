@@ -7,9 +7,9 @@
 #include <cerrno>
 #include <fstream>
 
+#include "base/host_name.hpp"
 #include "comm/launch/meeting_error.hpp"
 #include "comm/launch/rendezvous.hpp"
-#include "kernels/base/host_name.hpp"
 
 namespace gyre::comm {
 namespace {

@@ -203,15 +203,15 @@ void require_usable(const Launcher& launcher, std::optional<int> size, std::opti
 }
 
 // What the flags ask for.
-bool wants_mpi(const LaunchOptions& options) {
+bool wants_mpi(const LaunchSpec& options) {
     return options.init_method == "mpi" || options.comm == "mpi";
 }
-bool by_flags(const LaunchOptions& options) {
+bool by_flags(const LaunchSpec& options) {
     return options.rank || options.world_size ||
            (!options.init_method.empty() && options.init_method != "mpi");
 }
 
-void require_consistent(const LaunchOptions& options) {
+void require_consistent(const LaunchSpec& options) {
     const bool mpi = wants_mpi(options);
     if (mpi && (options.comm == "gloo" ||
                 !(options.init_method.empty() || options.init_method == "mpi"))) {
@@ -227,8 +227,7 @@ void require_consistent(const LaunchOptions& options) {
 
 // This process's rank and the number of ranks, as the launcher says it unless flags do. True: and
 // that is all, as the process is alone or MPI does the rest.
-bool identify_by_launcher(StartUp& start_up, const LaunchOptions& options,
-                          const Launcher& launcher) {
+bool identify_by_launcher(StartUp& start_up, const LaunchSpec& options, const Launcher& launcher) {
     const std::optional<int> size = environment_int(launcher.size);
     const std::optional<int> rank = environment_int(launcher.rank);
     if (!by_flags(options)) {
@@ -259,7 +258,7 @@ bool identify_by_launcher(StartUp& start_up, const LaunchOptions& options,
 }
 
 // The same, with or without a launcher.
-bool identify(StartUp& start_up, const LaunchOptions& options) {
+bool identify(StartUp& start_up, const LaunchSpec& options) {
     const Launcher* launcher = find_launcher();
     if (launcher != nullptr && !(options.rank && options.world_size)) {
         return identify_by_launcher(start_up, options, *launcher);
@@ -275,7 +274,7 @@ bool identify(StartUp& start_up, const LaunchOptions& options) {
     return false;
 }
 
-void require_identified(const StartUp& start_up, const LaunchOptions& options) {
+void require_identified(const StartUp& start_up, const LaunchSpec& options) {
     if (start_up.world_size < 1 || start_up.rank < 0) {
         const bool no_size = start_up.world_size < 1;
         throw Error(
@@ -306,7 +305,7 @@ void meet_by_file(StartUp& start_up, const std::string& path) {
 
 }  // namespace
 
-StartUp find_start_up(const LaunchOptions& options) {
+StartUp find_start_up(const LaunchSpec& options) {
     require_consistent(options);
     StartUp start_up;
     if (identify(start_up, options)) {
@@ -331,8 +330,7 @@ StartUp find_start_up(const LaunchOptions& options) {
 
 namespace {
 
-std::unique_ptr<Communicator> make_host_communicator(const LaunchOptions& options,
-                                                     StartAlarm& alarm) {
+std::unique_ptr<Communicator> make_host_communicator(const LaunchSpec& options, StartAlarm& alarm) {
     const StartUp start_up = find_start_up(options);
     switch (start_up.method) {
         case StartUp::Method::single:
@@ -357,24 +355,24 @@ std::unique_ptr<Communicator> make_host_communicator(const LaunchOptions& option
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options, StartAlarm& alarm) {
+std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, StartAlarm& alarm) {
     auto host = make_host_communicator(options, alarm);
     const bool required = options.comm == "nccl";
     if (host->size() == 1 || !(required || options.comm == "auto")) {
         return host;
     }
     return make_nccl_communicator(
-        std::move(host), {required, options.share_gpu, options.nccl_register, options.init_timeout,
-                          options.collective_timeout});
+        std::move(host),
+        {required, options.share_gpu, options.init_timeout, options.collective_timeout()});
 }
 
-std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options) {
+std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options) {
     StartAlarm alarm(options.init_timeout);
     return make_communicator(options, alarm);
 }
 
 std::unique_ptr<Communicator> make_communicator() {
-    return make_communicator(LaunchOptions{});
+    return make_communicator(LaunchSpec{});
 }
 
 }  // namespace gyre::comm

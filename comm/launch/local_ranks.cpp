@@ -5,6 +5,7 @@
 #include <poll.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,10 +17,13 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <thread>
 
+#include "base/clock.hpp"
+#include "base/error.hpp"
 #include "comm/launch/meeting_error.hpp"
-#include "kernels/base/clock.hpp"
-#include "kernels/base/error.hpp"
+#include "comm/launch/socket.hpp"
+#include "comm/launch/start_alarm.hpp"
 
 namespace gyre::comm {
 namespace {
@@ -32,6 +36,76 @@ constexpr std::array kForwarded = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
     throw Error(ExitCode::communication, fmt::format("gyre launch: {}: {}; is there a limit on "
                                                      "processes or files (ulimit -a)?",
                                                      what, error_text(errno)));
+}
+
+// The folder in which the ranks meet. A process of its own removes it, when the launcher lets go of
+// it or has ended in whatever way.
+class MeetingFolder {
+ public:
+    MeetingFolder();
+    ~MeetingFolder();
+    MeetingFolder(const MeetingFolder&) = delete;
+    MeetingFolder& operator=(const MeetingFolder&) = delete;
+    const std::filesystem::path& path() const { return path_; }
+
+ private:
+    [[noreturn]] void await_end(Socket there) const;
+
+    std::filesystem::path path_;
+    Socket here_;  // at its other end is that process
+};
+
+MeetingFolder::MeetingFolder() {
+    std::string name = (std::filesystem::temp_directory_path() / "gyre-launch-XXXXXX").string();
+    std::array<int, 2> ends{};
+    if (mkdtemp(name.data()) == nullptr) {
+        fail(fmt::format("no folder {} can be made for the ranks to meet in", name));
+    }
+    path_ = name;
+    std::fflush(nullptr);
+    // The child's child belongs to nobody here.
+    pid_t child = -1;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0) {
+        here_ = Socket(ends[0]);
+        Socket there(ends[1]);
+        child = fork();
+        if (child == 0) {
+            here_.close();
+            if (fork() == 0) {
+                await_end(std::move(there));
+            }
+            _exit(0);
+        }
+    }
+    if (child < 0) {
+        const int error = errno;
+        rmdir(path_.c_str());
+        errno = error;
+        fail("the process that removes the ranks' folder cannot be started");
+    }
+    waitpid(child, nullptr, 0);
+}
+
+void MeetingFolder::await_end(Socket there) const {
+    setsid();  // no signal of the terminal's ends it
+    char byte = 0;
+    there.receive_all(&byte, 1);
+    // A rank whose parent was killed may still write to it for a moment.
+    std::error_code error;
+    for (int i = 0; i < 50; ++i) {
+        std::filesystem::remove_all(path_, error);
+        if (!std::filesystem::exists(path_, error)) {
+            break;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    _exit(0);
+}
+
+MeetingFolder::~MeetingFolder() {
+    char byte = 0;
+    shutdown(here_.fd(), SHUT_WR);
+    here_.receive_all(&byte, 1);
 }
 
 class LocalRanks {
@@ -65,8 +139,8 @@ class LocalRanks {
     void take_signals();
     bool running() const;
 
-    std::filesystem::path folder_;
     sigset_t signals_, before_;
+    std::optional<MeetingFolder> folder_;
     int signal_fd_ = -1;
     std::vector<Rank> ranks_;
     int code_ = 0;
@@ -76,17 +150,13 @@ class LocalRanks {
 
 LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command)
     : ranks_(static_cast<std::size_t>(ranks)) {
-    std::string name = (std::filesystem::temp_directory_path() / "gyre-launch-XXXXXX").string();
-    if (mkdtemp(name.data()) == nullptr) {
-        fail(fmt::format("no folder {} can be made for the ranks to meet in", name));
-    }
-    folder_ = name;
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGCHLD);
     for (const int signal : kForwarded) {
         sigaddset(&signals_, signal);
     }
     sigprocmask(SIG_BLOCK, &signals_, &before_);
+    folder_.emplace();  // whose process takes no signal, either
     signal_fd_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
     std::fflush(nullptr);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
@@ -106,8 +176,6 @@ LocalRanks::~LocalRanks() {
     }
     close(signal_fd_);
     sigprocmask(SIG_SETMASK, &before_, nullptr);
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
 }
 
 void LocalRanks::start(std::size_t rank, const std::vector<std::string>& command) {
@@ -151,7 +219,7 @@ void LocalRanks::become(std::size_t rank, const std::vector<std::string>& comman
                                       {"LOCAL_RANK", own},
                                       {"WORLD_SIZE", all},
                                       {"LOCAL_WORLD_SIZE", all},
-                                      {kLaunchFolder, (folder_ / "store").string()}}) {
+                                      {kLaunchFolder, (folder_->path() / "store").string()}}) {
         setenv(name, value.c_str(), 1);
     }
     std::vector<char*> words;
@@ -235,7 +303,19 @@ void LocalRanks::look_for_ends() {
 }
 
 void LocalRanks::end_the_rest() {
-    if (!failed_ || seconds_since(*failed_) < kGraceSeconds * (urged_ + 1)) {
+    if (!failed_) {
+        return;
+    }
+    // A stopped rank can neither notice that another has failed nor follow a SIGTERM.
+    for (std::size_t r = 0; r < ranks_.size(); ++r) {
+        const pid_t process = ranks_[r].process;
+        if (process != 0 && state_of_process(process) == ProcessState::stopped) {
+            fmt::print(stderr, "gyre launch: rank {} is stopped while another has failed: killed\n",
+                       r);
+            kill(process, SIGKILL);
+        }
+    }
+    if (seconds_since(*failed_) < kGraceSeconds * (urged_ + 1)) {
         return;
     }
     fmt::print(stderr, "gyre launch: ranks go on {:.0f} s after one failed: {}\n",

@@ -10,10 +10,10 @@ namespace gyre::comm {
 // Starts `ranks` processes of `command` (its first word the program's path), which find each other
 // by their environment (GYRE_LAUNCH_DIR, RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE), and waits
 // for all of them. Their lines come out behind "[RANK] ". SIGINT, SIGTERM, SIGHUP, SIGUSR1 and
-// SIGUSR2 go to all of them. Where one fails the others have kGraceSeconds to end by themselves,
-// then as long after a SIGTERM, then they are killed; no rank outlives its parent. Returns 0, or
-// the exit code of the first that failed, 128 + N where signal N ended it. Throws
-// Error(communication) where processes cannot be started.
+// SIGUSR2 go to all of them. If one fails, the others have kGraceSeconds to end by themselves, then
+// as long after a SIGTERM, then they are killed, and those that are stopped at once; no rank
+// outlives its parent. Returns 0, or the exit code of the first that failed, 128 + N if signal N
+// ended it. Throws Error(communication) if processes cannot be started.
 int run_local_ranks(int ranks, const std::vector<std::string>& command);
 
 // The variable by which such a rank knows where to meet.

@@ -4,8 +4,8 @@
 #include <string>
 #include <system_error>
 
-#include "kernels/base/clock.hpp"
-#include "kernels/base/error.hpp"
+#include "base/clock.hpp"
+#include "base/error.hpp"
 
 namespace gyre::comm {
 

@@ -14,18 +14,19 @@
 #include <sstream>
 #include <thread>
 
+#include "base/clock.hpp"
+#include "base/host_name.hpp"
+#include "base/printable.hpp"
 #include "comm/launch/meeting_error.hpp"
-#include "kernels/base/clock.hpp"
-#include "kernels/base/host_name.hpp"
-#include "kernels/base/printable.hpp"
 
 namespace gyre::comm {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kAskInterval = 10ms;  // for a key that is not there yet
-constexpr auto kLinger = 300ms;      // in which the others learn that rank 0 gives up
+constexpr auto kAskInterval = 10ms;     // for a key that is not there yet
+constexpr auto kLinger = 300ms;         // in which the others learn that rank 0 gives up
+constexpr std::size_t kMostNamed = 16;  // of the ranks that are missing
 
 // What each rank says of itself, line by line.
 struct RankFacts {
@@ -112,7 +113,8 @@ std::string await(Store& store, const std::string& key, int world_size, int root
         if (Clock::now() > store.deadline || root_gone) {
             std::vector<int> missing;
             std::string refused;
-            for (int rank = 0; rank < world_size; ++rank) {
+            int rank = 0;
+            for (; rank < world_size && missing.size() < kMostNamed; ++rank) {
                 if (!store.find(rank_key(rank))) {
                     missing.push_back(rank);
                     if (const auto text = store.find(fmt::format("refused/{}", rank))) {
@@ -129,12 +131,14 @@ std::string await(Store& store, const std::string& key, int world_size, int root
             if (missing.front() == 0) {  // the others come only after it
                 missing = {0};
             }
+            const bool more = missing.front() != 0 && rank < world_size;
             throw meeting_error(fmt::format(
-                "{} of {} ranks did not come to {} within `init-timeout`; missing: rank{} {}. "
+                "{}{} of {} ranks did not come to {} within `init-timeout`; missing: rank{} {}{}. "
                 "Start them with the same `init-method` and `world-size`, check that they reach "
                 "that address, or raise `init-timeout`{}",
-                missing.size(), world_size, store.where(), missing.size() == 1 ? "" : "s",
-                fmt::join(missing, ", "), refused));
+                more ? "at least " : "", missing.size(), world_size, store.where(),
+                missing.size() == 1 ? "" : "s", fmt::join(missing, ", "),
+                more ? ", perhaps others" : "", refused));
         }
         std::this_thread::sleep_for(kAskInterval);
     }
@@ -219,6 +223,7 @@ Place meet(Store& store, const StartUp& start_up) {
     }
     Place place;
     place.host = mine.host;
+    place.token = all.front().nonce;
     place.machine = mine.machine;
     for (int other = 0; other < size; ++other) {
         const RankFacts& facts = all[static_cast<std::size_t>(other)];

@@ -12,21 +12,10 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "comm/launch/launch_spec.hpp"
 #include "comm/launch/start_alarm.hpp"
 
 namespace gyre::comm {
-
-// What the user asked for; what is empty comes from the environment.
-struct LaunchOptions {
-    std::string comm = "auto";  // auto, nccl, mpi, gloo
-    std::string init_method;    // mpi, env://, tcp://HOST:PORT, file:///PATH
-    std::optional<int> rank, world_size;
-    std::string job_id;                 // tells jobs apart that meet on one port or file
-    double init_timeout = 60.0;         // seconds until all ranks must have met
-    double collective_timeout = 120.0;  // seconds of one collective over Gloo
-    bool share_gpu = false;             // ranks may share a GPU, also where they reduce over NCCL
-    bool nccl_register = false;         // gradient buffers with NCCL
-};
 
 // What a rank knows when it starts.
 struct StartUp {
@@ -45,7 +34,7 @@ struct StartUp {
 
 // Throws Error(usage) for flags that do not fit together, Error(communication) for an environment
 // that does not suffice.
-StartUp find_start_up(const LaunchOptions& options);
+StartUp find_start_up(const LaunchSpec& options);
 
 // What a meeting may hold: what the ranks say of themselves, and Gloo's address of each pair of
 // ranks, twice.
@@ -107,6 +96,7 @@ struct Place {
                    : peers[static_cast<std::size_t>(rank)].name;
     }
     std::string host;
+    std::string token;    // the same on all ranks of this job; no other job has it
     std::string machine;  // the same for ranks that share a machine and its name
     int local_rank = 0, local_size = 1;
     bool one_host = true;  // all ranks of the job
@@ -125,14 +115,13 @@ std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const 
 
 // The communicator that options and environment ask for. The alarm, where there are several ranks,
 // goes on watching until it is stopped; without one, the start is watched until this returns.
-std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options, StartAlarm& alarm);
-std::unique_ptr<Communicator> make_communicator(const LaunchOptions& options);
+std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, StartAlarm& alarm);
+std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options);
 
 // Whether Gloo was found when gyre was built.
 bool gloo_available();
 // Collective: meets the other ranks as start_up says.
 std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,
-                                                     const LaunchOptions& options,
-                                                     StartAlarm& alarm);
+                                                     const LaunchSpec& options, StartAlarm& alarm);
 
 }  // namespace gyre::comm

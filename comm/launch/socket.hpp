@@ -35,6 +35,7 @@ class Socket {
         return *this;
     }
     int fd() const { return fd_; }
+    int release() { return std::exchange(fd_, -1); }
     bool open() const { return fd_ >= 0; }
     void close() {
         if (fd_ >= 0) {

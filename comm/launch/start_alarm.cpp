@@ -14,9 +14,9 @@
 #include <string_view>
 #include <vector>
 
-#include "kernels/base/error.hpp"
-#include "kernels/base/host_name.hpp"
-#include "kernels/base/printable.hpp"
+#include "base/error.hpp"
+#include "base/host_name.hpp"
+#include "base/printable.hpp"
 
 namespace gyre::comm {
 namespace {

@@ -8,8 +8,8 @@
 #include <thread>
 #include <utility>
 
-#include "kernels/base/clock.hpp"
-#include "kernels/base/option_names.hpp"
+#include "base/clock.hpp"
+#include "base/option_names.hpp"
 
 namespace gyre::comm {
 

@@ -16,12 +16,12 @@
 #include <sstream>
 #include <thread>
 
+#include "base/clock.hpp"
+#include "base/host_name.hpp"
+#include "base/printable.hpp"
 #include "comm/launch/meeting_error.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/launch/socket.hpp"
-#include "kernels/base/clock.hpp"
-#include "kernels/base/host_name.hpp"
-#include "kernels/base/printable.hpp"
 
 namespace gyre::comm {
 namespace {
@@ -29,11 +29,13 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr std::string_view kGreeting = "gyre rendezvous 1\n";
-constexpr auto kConnectInterval = 50ms;     // to a rank 0 that is not there yet
-constexpr auto kAnswerTime = 3s;            // within which whoever listens must say that it is gyre
-constexpr auto kSilentTime = 2s;            // after which a rank that starts counts as not heard of
+constexpr auto kConnectInterval = 50ms;  // to a rank 0 that is not there yet
+constexpr auto kAnswerTime = 3s;         // of one attempt to hear that gyre listens
+constexpr auto kLateTime = 5s;    // after the deadline, for the answers that a start still asks for
+constexpr auto kSilentTime = 2s;  // after which a rank that starts counts as not heard of
 constexpr std::size_t kMostStrangers = 64;  // connections that belong to no rank
 constexpr std::size_t kMostJobId = 4096;
+constexpr int kMostWarnings = 8;  // of strangers
 
 struct Addresses {
     addrinfo* first = nullptr;
@@ -131,8 +133,10 @@ class Server {
  private:
     struct Client {
         Socket socket;
+        std::string address;
+        std::string unsent;  // nothing more is read until it has been taken
         bool greeted = false;
-        std::string received;
+        std::string received{};
         std::string name{};  // "3 on b", once it has come as this rank
     };
     static constexpr std::size_t kOverhead = 64;  // of a key and its value in memory
@@ -153,8 +157,11 @@ class Server {
     bool is_started(const std::string& name) const {
         return values_.contains(kStartedKey + name.substr(0, name.find(' ')));
     }
-    // Its end during the start is the start's.
+    // Its end during the start is the start's, but not a stranger's.
     void gone(const Client& client) {
+        if (client.name.empty() && !client.greeted) {
+            warn(client);
+        }
         const std::lock_guard lock(mutex_);
         if (!client.name.empty() && !is_started(client.name)) {
             values_.emplace(kFailedKey,
@@ -162,12 +169,25 @@ class Server {
         }
         heard_.erase(client.name);
     }
+    void warn(const Client& client) {
+        if (warnings_++ < kMostWarnings) {
+            fmt::print(stderr,
+                       "gyre: rank 0 has dropped a connection from {}, which {}; the start goes "
+                       "on{}\n",
+                       client.address, client.received.empty() ? "said nothing" : "is not gyre's",
+                       warnings_ == kMostWarnings ? " (others are dropped in silence)" : "");
+        }
+    }
     // Of those that belong to no rank, the oldest make room for others.
-    static void limit_strangers(std::vector<Client>& clients) {
+    void limit_strangers(std::vector<Client>& clients) {
         const auto stranger = [](const Client& client) { return client.name.empty(); };
         if (static_cast<std::size_t>(std::count_if(clients.begin(), clients.end(), stranger)) >
             kMostStrangers) {
-            clients.erase(std::find_if(clients.begin(), clients.end(), stranger));
+            const auto oldest = std::find_if(clients.begin(), clients.end(), stranger);
+            if (!oldest->greeted) {
+                warn(*oldest);
+            }
+            clients.erase(oldest);
         }
     }
 
@@ -176,7 +196,8 @@ class Server {
         for (;;) {
             std::vector<pollfd> waits = {{wake_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
             for (const Client& client : clients) {
-                waits.push_back({client.socket.fd(), POLLIN, 0});
+                const short event = client.unsent.empty() ? POLLIN : POLLOUT;
+                waits.push_back({client.socket.fd(), event, 0});
             }
             if (poll(waits.data(), waits.size(), -1) < 0 && errno != EINTR) {
                 return;  // the others will miss rank 0's answers, and say so
@@ -194,41 +215,45 @@ class Server {
             }
             clients = std::move(kept);
             if (waits[1].revents != 0) {
-                Socket socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC));
-                if (socket.fd() >= 0) {
-                    socket.set_timeouts(kAnswerTime);
-                    if (socket.send_all(std::string(kGreeting) + frame(job_id_))) {
-                        clients.push_back({std::move(socket), false, {}});
-                        limit_strangers(clients);
-                    }
-                }
+                take_in(clients);
             }
         }
     }
 
+    void take_in(std::vector<Client>& clients) {
+        sockaddr_storage from{};
+        auto* const address = reinterpret_cast<sockaddr*>(&from);
+        socklen_t length = sizeof from;
+        Socket socket(accept4(listener_.fd(), address, &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
+        if (socket.fd() >= 0) {
+            socket.set_timeouts(kAnswerTime);
+            clients.push_back({.socket = std::move(socket),
+                               .address = numeric(address, length).text(),
+                               .unsent = std::string(kGreeting) + frame(job_id_)});
+            limit_strangers(clients);
+        }
+    }
+
+    // What the client takes now. False where it is gone.
+    static bool send_on(Client& client) {
+        const ssize_t sent =
+            send(client.socket.fd(), client.unsent.data(), client.unsent.size(), MSG_NOSIGNAL);
+        client.unsent.erase(0, sent > 0 ? static_cast<std::size_t>(sent) : 0);
+        return sent >= 0 || errno == EAGAIN || errno == EINTR;
+    }
+
     // False where the client is gone or is no gyre.
     bool answer(Client& client) {
-        std::array<char, 1 << 16> buffer;
-        const ssize_t bytes = recv(client.socket.fd(), buffer.data(), buffer.size(), MSG_DONTWAIT);
-        if (bytes <= 0) {
-            return bytes < 0 && (errno == EAGAIN || errno == EINTR);
+        if (client.unsent.empty() && !receive_from(client)) {
+            return false;
         }
-        std::string& received = client.received;
-        received.append(buffer.data(), static_cast<std::size_t>(bytes));
-        if (!client.greeted) {
-            const auto shown = std::string_view(received).substr(0, kGreeting.size());
-            if (shown != kGreeting.substr(0, shown.size())) {
-                return false;
-            }
-            if (shown.size() < kGreeting.size()) {
+        while (send_on(client)) {
+            if (!client.unsent.empty()) {
                 return true;
             }
-            received.erase(0, kGreeting.size());
-            client.greeted = true;
-        }
-        for (;;) {
             std::uint32_t length = 0;
-            if (received.size() < sizeof length) {
+            const std::string& received = client.received;
+            if (!client.greeted || received.size() < sizeof length) {
                 return true;
             }
             std::memcpy(&length, received.data(), sizeof length);
@@ -240,12 +265,31 @@ class Server {
             if (received.size() < sizeof length + length) {
                 return true;
             }
-            const std::string reply = handle(client, received.substr(sizeof length, length));
-            received.erase(0, sizeof length + length);
-            if (!client.socket.send_all(frame(reply))) {
+            client.unsent = frame(handle(client, received.substr(sizeof length, length)));
+            client.received.erase(0, sizeof length + length);
+        }
+        return false;
+    }
+    // What has come, and whether it begins as gyre does.
+    static bool receive_from(Client& client) {
+        std::array<char, 1 << 16> buffer;
+        const ssize_t bytes = recv(client.socket.fd(), buffer.data(), buffer.size(), 0);
+        if (bytes <= 0) {
+            return bytes < 0 && (errno == EAGAIN || errno == EINTR);
+        }
+        std::string& received = client.received;
+        received.append(buffer.data(), static_cast<std::size_t>(bytes));
+        if (!client.greeted) {
+            const auto shown = std::string_view(received).substr(0, kGreeting.size());
+            if (shown != kGreeting.substr(0, shown.size())) {
                 return false;
             }
+            if (shown.size() == kGreeting.size()) {
+                received.erase(0, kGreeting.size());
+                client.greeted = true;
+            }
         }
+        return true;
     }
 
     // "F" and a key, or "S", a key, a zero and a value; answered by "1" (and the value) or "0", or
@@ -282,6 +326,7 @@ class Server {
     }
 
     Socket listener_, wake_;
+    int warnings_ = 0;
     const std::string job_id_;
     const StoreLimits limits_;
     std::mutex mutex_;  // guards what follows
@@ -336,6 +381,9 @@ class TcpStore final : public Store {
 
     std::string ask(const std::string& request) {
         const std::lock_guard lock(mutex_);
+        const auto begin = Clock::now();
+        // Rank 0 may be busy, or stopped for a while.
+        connection_.set_timeouts(time_until(deadline + kLateTime, kAnswerTime));
         if (lost_.empty() && connection_.send_all(frame(request))) {
             if (auto reply = connection_.receive_frame(limits_.value + 1)) {
                 return *reply;
@@ -345,15 +393,22 @@ class TcpStore final : public Store {
             const bool ended = errno == 0 || errno == ECONNRESET || errno == EPIPE;
             const bool late = errno == EAGAIN || errno == EWOULDBLOCK;
             lost_ = late ? fmt::format(
-                               "rank 0 at {} has not answered for {} s during the start: "
+                               "rank 0 at {} has not answered for {:.0f} s during the start: "
                                "stopped, or its host or network is gone",
-                               where(), kAnswerTime.count())
+                               where(), seconds_since(begin))
                          : fmt::format(
                                "rank 0 at {} closed the connection during the start ({}); "
                                "see its message",
                                where(), ended ? "its process has ended" : error_text(errno));
         }
         throw meeting_error(lost_);
+    }
+
+    // From now, and at least this.
+    static std::chrono::milliseconds time_until(Clock::time_point end,
+                                                std::chrono::milliseconds least) {
+        return std::max(least,
+                        std::chrono::duration_cast<std::chrono::milliseconds>(end - Clock::now()));
     }
 
     const StartUp start_up_;
@@ -418,17 +473,27 @@ std::string TcpStore::try_connect(int port, bool& fatal) {
             continue;
         }
         // Also the longest that connect() takes, for a host that does not answer at all.
-        socket.set_timeouts(kAnswerTime);
+        const auto answer_time =
+            std::min<std::chrono::milliseconds>(kAnswerTime, time_until(deadline, 100ms));
+        socket.set_timeouts(answer_time);
         if (::connect(socket.fd(), at->ai_addr, at->ai_addrlen) != 0) {
             trouble =
                 fmt::format("{}: {}", name, errno == EINPROGRESS ? "no answer" : error_text(errno));
             continue;
         }
         std::string greeting(kGreeting.size(), '\0');
+        errno = 0;
         const bool greeted = socket.send_all(kGreeting) &&
                              socket.receive_all(greeting.data(), greeting.size()) &&
                              greeting == kGreeting;
         const auto job = greeted ? socket.receive_frame(kMostJobId) : std::nullopt;
+        if (!job && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+            trouble = fmt::format(
+                "what listens at {} has not answered for {:.2g} s: it is stopped, busy, or not "
+                "gyre",
+                name, std::chrono::duration<double>(answer_time).count());
+            continue;
+        }
         if (!job) {
             trouble = fmt::format("what listens there is not gyre (another program uses {})", name);
             fatal = true;

@@ -1,12 +1,12 @@
 // The communicator over MPI (Open MPI 4 or later).
 //
-// Gradient reductions are non-blocking and run on a communicator of their own, cut into pieces of
-// which a few are under way at a time: MPI's temporary copies then stay small, are reused and fit
-// the cache, and the sum of one piece overlaps the transfer of the next. MPI makes progress only
-// inside its calls, so while the backward pass computes, something has to call it: each new
-// reduction moves the earlier ones on, and a helper thread does so every 100 us while much is left.
-// Small reductions are not worth waking a thread for. One mutex guards every call, so
-// MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
+// Gradient reductions are non-blocking and run on a separate communicator. They are cut into
+// pieces, and only a few pieces are under way at a time: MPI's temporary copies then stay small,
+// are reused and fit the cache, and the sum of one piece overlaps the transfer of the next. MPI
+// makes progress only inside its calls, so something has to call it while the backward pass
+// computes: each new reduction advances the earlier ones, and a helper thread does so every 100 us
+// while much is left. Small reductions are not worth waking a thread. One mutex guards every call,
+// so MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
 #include <fmt/format.h>
 #include <mpi.h>
 #include <unistd.h>
@@ -21,10 +21,10 @@
 #include <mutex>
 #include <thread>
 
+#include "base/host_name.hpp"
 #include "comm/communicator.hpp"
 #include "comm/launch/backoff.hpp"
 #include "comm/term_sums.hpp"
-#include "kernels/base/host_name.hpp"
 
 namespace gyre::comm {
 namespace {
@@ -55,23 +55,23 @@ void add_narrow(void* in, void* inout, int* elems, MPI_Datatype*) {
     term_sum_of(type)(inout, inout, in, static_cast<std::size_t>(*elems));
 }
 
-// What a reduce_scatter sends and receives: MPI reads the lists while it is under way.
+// The lists and terms of a reduce_scatter, which MPI uses while it is under way.
 struct Exchange {
     std::vector<int> send_counts, send_offsets, receive_counts, receive_offsets;
     std::vector<std::byte> terms;  // [ranks][columns]
 };
 
-// Settings that have to be there before MPI starts. Whatever the user has set stays.
+// Sets variables that must be set before MPI starts. Values set by the user are kept.
 void configure_open_mpi() {
     const auto set = [](const char* name, const char* value) {
         setenv(fmt::format("OMPI_MCA_{}", name).c_str(), value, 0);
     };
     // A ring sends 2 (n-1)/n of the data instead of all of it log2(n) times.
     set("coll_libnbc_iallreduce_algorithm", "1");
-    // Without the protocol in which the receiver fetches or the sender puts: over TCP it makes
-    // exchanges half duplex, up to three times slower.
+    // The put and get protocols are excluded: over TCP they make exchanges half duplex, up to three
+    // times slower.
     set("btl_tcp_flags", "send,inplace,need-ack,need-csum,hetero-rdma");
-    // Ranks wait by polling; with more of them than processors they must let each other go first.
+    // Ranks wait by polling; if there are more ranks than processors, they must yield.
     const char* ranks = std::getenv("OMPI_COMM_WORLD_LOCAL_SIZE");
     if (ranks != nullptr && std::atol(ranks) > sysconf(_SC_NPROCESSORS_ONLN)) {
         set("mpi_yield_when_idle", "1");
@@ -109,8 +109,9 @@ class MpiCommunicator final : public Communicator {
     void begin_exchange(Piece& piece);
     void finish(Piece& piece);
     void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
-    void make_progress();  // the thread's loop
-    // Waits for what `call`, which is given a request, starts on the control communicator.
+    void make_progress();  // the loop of the helper thread
+    // Waits for the operation that `call`, which gets a request, starts on the control
+    // communicator.
     template <typename Call>
     void complete(Call call);
 
@@ -120,12 +121,12 @@ class MpiCommunicator final : public Communicator {
     };
     Sum sums_[3] = {{MPI_FLOAT, MPI_SUM}, {MPI_UINT16_T, MPI_OP_NULL}, {MPI_UINT16_T, MPI_OP_NULL}};
 
-    SpinTime spin_;     // of who waits
+    SpinTime spin_;     // how long waiting threads spin
     std::mutex mutex_;  // guards MPI and everything below
     MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
     std::deque<Piece> waiting_, under_way_;  // in the order of the calls, the same on all ranks
-    std::vector<std::unique_ptr<Exchange>> exchanges_;  // not in use, with their memory
+    std::vector<std::unique_ptr<Exchange>> exchanges_;  // unused, kept for their memory
     std::int64_t bytes_left_ = 0;
     bool stopping_ = false;
     std::condition_variable wake_;
@@ -155,7 +156,7 @@ class MpiCommunicator::Operation final : public Request {
     Operation& operator=(const Operation&) = delete;
 
     // MPI writes into the data until the last piece is done, and non-blocking collectives cannot
-    // be cancelled. An error on the way here ends the job.
+    // be cancelled. If an error leads here, it ends the job.
     ~Operation() override {
         const std::lock_guard lock(comm_.mutex_);
         for (auto* pieces : {&comm_.waiting_, &comm_.under_way_}) {
@@ -194,12 +195,12 @@ class MpiCommunicator::Operation final : public Request {
         if (collective.kind == Collective::Kind::all_reduce) {
             return kPieceElems;
         }
-        // Offsets of rows are ints, and a gathering is one piece, as its rows lie apart.
+        // Offsets of rows are ints, and a gathering is one piece, as its rows are not contiguous.
         const bool sums = collective.kind == Collective::Kind::reduce_scatter;
         if (sums ? collective.count * ranks > std::numeric_limits<int>::max()
                  : bytes_of(collective) > kMostBytes) {
             throw Error(ExitCode::internal,
-                        fmt::format("{} of {} bytes a rank is more than one call of MPI's takes",
+                        fmt::format("{} of {} bytes per rank exceeds the limit of one MPI call",
                                     name_of(collective.kind), bytes_of(collective)));
         }
         return std::max<std::int64_t>(1, sums ? kPieceElems / ranks : collective.count);
@@ -231,9 +232,9 @@ void MpiCommunicator::begin(Piece& piece) {
     }
 }
 
-// Each rank gets all terms of its row and adds them up. MPI's own way is a reduction of all rows to
-// one rank, which sends them on (Open MPI 4), in an order of additions that is the library's
-// affair.
+// Sends each rank all terms of its row, which it adds up. MPI's own implementation (Open MPI 4)
+// reduces all rows on one rank, which distributes them, and adds in an order that the library
+// chooses.
 void MpiCommunicator::begin_exchange(Piece& piece) {
     const Collective& part = piece.part;
     if (exchanges_.empty()) {
@@ -333,7 +334,7 @@ MpiCommunicator::~MpiCommunicator() {
     }
     wake_.notify_one();
     thread_.join();
-    // Errors cannot be reported from here, and the process is about to end.
+    // Errors cannot be reported here, and the process is about to end.
     MPI_Op_free(&sums_[1].operation);
     MPI_Op_free(&sums_[2].operation);
     MPI_Comm_free(&gradients_);
@@ -363,7 +364,7 @@ std::unique_ptr<Request> MpiCommunicator::start(const Collective& collective) {
     return std::make_unique<Operation>(*this, collective);
 }
 
-// MPI's own blocking calls would spin, and keep the mutex from the thread that moves reductions on.
+// MPI's blocking calls would spin, and hold the mutex that the helper thread needs.
 template <typename Call>
 void MpiCommunicator::complete(Call call) {
     MPI_Request request = MPI_REQUEST_NULL;

@@ -1,9 +1,9 @@
 // The communicator over NCCL (2.14 or later).
 //
-// NCCL's communicator is a non-blocking one: calls that would wait for other ranks return at once
-// and are asked after, so that every wait here has a deadline. A collective runs on the device's
-// copy stream; the host waits for it only when a step is synchronized. NCCL's abort may itself
-// hang, so it gets a thread of its own and a few seconds.
+// NCCL's communicator is non-blocking: calls that would wait for other ranks return at once and are
+// polled, so that every wait here has a deadline. A collective runs on the device's copy stream;
+// the host waits for it only when a step is synchronized. NCCL's abort may itself hang, so it gets
+// a separate thread and a few seconds.
 #include "comm/nccl/nccl_communicator.hpp"
 
 #include <fmt/format.h>
@@ -15,17 +15,17 @@
 #include <optional>
 #include <thread>
 
+#include "base/clock.hpp"
+#include "base/host_name.hpp"
 #include "comm/forwarding_communicator.hpp"
 #include "comm/nccl/nccl_library.hpp"
-#include "kernels/base/clock.hpp"
-#include "kernels/base/host_name.hpp"
 
 namespace gyre::comm {
 namespace {
 
-constexpr double kNcclAbortSeconds = 2.0;  // that NCCL's abort gets
-constexpr double kFinalizeSeconds = 10.0;  // that the last reductions get at the end
-// NCCL's thread mostly needs some 20 us for a call; who sleeps at once is late for each bucket.
+constexpr double kNcclAbortSeconds = 2.0;  // limit for NCCL's abort
+constexpr double kFinalizeSeconds = 10.0;  // limit for the last reductions at the end
+// NCCL's thread mostly needs some 20 us for a call; sleeping at once would delay every bucket.
 constexpr double kYieldSeconds = 200e-6;
 constexpr std::chrono::microseconds kNcclPollInterval{50};
 
@@ -35,14 +35,14 @@ nccl::Type nccl_type(DataType type) {
                                         : nccl::float16;
 }
 
-// Calls a function of NCCL and checks its result, also where that comes later.
+// Calls an NCCL function and checks its result, even if the result comes later.
 #define GYRE_NCCL(lock, function, ...)                                                      \
     finish(lock, library_->function(__VA_ARGS__), #function "(" #__VA_ARGS__ ")", __FILE__, \
            __LINE__)
 
 class NcclCommunicator final : public ForwardingCommunicator {
  public:
-    // The communicator inside is the host's.
+    // host: the inner communicator, in host memory.
     NcclCommunicator(std::unique_ptr<Communicator> host, const NcclOptions& options)
         : ForwardingCommunicator(std::move(host)), options_(options), host_name_(host_name()) {}
     ~NcclCommunicator() override;
@@ -53,7 +53,6 @@ class NcclCommunicator final : public ForwardingCommunicator {
                                               inner().description());
     }
     bool use_device(Device& device) override;
-    std::shared_ptr<void> register_buffer(void* data, std::size_t bytes) override;
     std::unique_ptr<Request> start(const Collective& collective) override;
     std::string async_error() override;
     [[noreturn]] void abort(int exit_code) noexcept override;
@@ -65,8 +64,8 @@ class NcclCommunicator final : public ForwardingCommunicator {
     void refuse_shared_gpus(const DeviceIdentity& own);
     void connect();
     void initialise(const nccl::UniqueId& id);
-    // Waits until NCCL's answer is final; where it is an error, aborts NCCL and throws. With the
-    // lock.
+    // Waits until NCCL's answer is final; if it is an error, aborts NCCL and throws. The caller
+    // holds the lock.
     void finish(const std::unique_lock<std::mutex>& lock, nccl::Result result,
                 const char* expression, const char* file, int line);
     std::string error_text(nccl::Result result) const;
@@ -77,9 +76,9 @@ class NcclCommunicator final : public ForwardingCommunicator {
     const NcclOptions options_;
     const std::string host_name_;
     Device* device_ = nullptr;
-    std::optional<bool> chosen_;  // whether collectives run over NCCL, once that is decided
+    std::optional<bool> chosen_;  // whether collectives run over NCCL, once decided
     std::unique_ptr<nccl::Library> library_;
-    std::mutex mutex_;  // one call of NCCL's at a time, but for the abort
+    std::mutex mutex_;  // one NCCL call at a time, except the abort
     nccl::Handle comm_ = nullptr;
     std::atomic<bool> aborted_{false}, abort_begun_{false};
 };
@@ -116,7 +115,7 @@ NcclCommunicator::~NcclCommunicator() {
     if (comm_ == nullptr || aborted_) {
         return;
     }
-    // Errors cannot be reported from here; what does not end in time is aborted.
+    // Errors cannot be reported here; NCCL is aborted if it does not end in time.
     const Clock::time_point begin = Clock::now();
     nccl::Result state = library_->comm_finalize(comm_);
     while (state == nccl::in_progress && seconds_since(begin) < kFinalizeSeconds) {
@@ -148,9 +147,9 @@ bool NcclCommunicator::use_device(Device& device) {
     return true;
 }
 
-// Collective: whether all ranks can use NCCL, which is then loaded.
+// Collective. Returns whether all ranks can use NCCL, and loads it if so.
 bool NcclCommunicator::usable(const DeviceIdentity& own) {
-    // A stand-in is asked for by name; the emulated GPU counts for "auto" as the CPU does.
+    // The stand-in is used only on request; for "auto" the emulated GPU counts as a CPU.
     const bool gpu = !own.uuid.empty() && (options_.required || !own.emulated);
     std::vector<double> gpus(static_cast<std::size_t>(size()));
     gpus[static_cast<std::size_t>(rank())] = gpu ? 1.0 : 0.0;
@@ -163,7 +162,7 @@ bool NcclCommunicator::usable(const DeviceIdentity& own) {
     }
     if (without >= 0 && options_.required) {
         throw AgreedError(ExitCode::usage,
-                          fmt::format("`comm` nccl reduces in the memory of CUDA GPUs, but rank {} "
+                          fmt::format("`comm` nccl reduces in CUDA GPU memory, but rank {} "
                                       "on {} uses the CPU; use `device` cuda, or `comm` auto",
                                       without, broadcast_string(inner(), host_name_, without)));
     }
@@ -181,12 +180,6 @@ bool NcclCommunicator::usable(const DeviceIdentity& own) {
                                      : "the library in GYRE_NCCL_LIBRARY is the tests' stand-in "
                                        "for NCCL, which cannot use GPUs; unset that");
                 }
-                if (options_.register_buffers &&
-                    (library_->comm_register == nullptr || library_->comm_deregister == nullptr)) {
-                    throw usage_error(fmt::format(
-                        "`nccl-register` needs NCCL 2.19 or later, but {} has {}; leave it out",
-                        host_name_, library_->version()));
-                }
             });
             return true;
         } catch (const AgreedError& error) {
@@ -197,14 +190,13 @@ bool NcclCommunicator::usable(const DeviceIdentity& own) {
         }
     }
     if (count > 0 && is_root()) {
-        fmt::print(stderr,
-                   "gyre: NCCL is not used, gradients travel through the host's memory: {}\n",
+        fmt::print(stderr, "gyre: NCCL is not used, gradients are reduced in host memory: {}\n",
                    reason);
     }
     return false;
 }
 
-// Collective: NCCL would hang or fail without saying why.
+// Collective. Rejects shared GPUs, because NCCL would hang or fail without saying why.
 void NcclCommunicator::refuse_shared_gpus(const DeviceIdentity& own) {
     struct Place {
         std::string host, bus_id, uuid;
@@ -237,24 +229,24 @@ void NcclCommunicator::refuse_shared_gpus(const DeviceIdentity& own) {
                           fmt::format("ranks share a GPU, which is slower than one rank and which "
                                       "NCCL does not allow; start one rank per GPU (look at "
                                       "CUDA_VISIBLE_DEVICES and at how the launcher binds GPUs), "
-                                      "or, for trying things out, add `share-gpu`{}",
+                                      "or, for experiments, add `share-gpu`{}",
                                       table));
     }
-    // NCCL tells GPUs apart by host and bus id: each rank claims a host of its own, so NCCL must
-    // not take the ways that lead within a host only.
+    // NCCL tells GPUs apart by host and bus id: each rank claims a separate host, so NCCL must not
+    // use transports that work only within a host.
     setenv("NCCL_HOSTID", fmt::format("{}-rank-{}", host_name_, rank()).c_str(), 1);
     setenv("NCCL_P2P_DISABLE", "1", 0);
     setenv("NCCL_SHM_DISABLE", "1", 0);
     if (is_root()) {
         fmt::print(stderr,
-                   "gyre: ranks share a GPU: NCCL is told that every rank is a host of its own "
+                   "gyre: ranks share a GPU: NCCL is told that every rank is on a separate host "
                    "(NCCL_HOSTID, NCCL_P2P_DISABLE=1, NCCL_SHM_DISABLE=1), so its times mean "
                    "nothing:{}\n",
                    table);
     }
 }
 
-// Collective.
+// Collective. Starts NCCL on all ranks.
 void NcclCommunicator::connect() {
     nccl::UniqueId id{};
     agree(inner(), [&] {
@@ -296,8 +288,8 @@ void NcclCommunicator::initialise(const nccl::UniqueId& id) {
     throw Error(ExitCode::communication,
                 fmt::format("NCCL {} {}, on rank {} on {}; it may have picked a network interface "
                             "that does not lead to the other hosts (set NCCL_SOCKET_IFNAME to one "
-                            "that does), or a firewall is in the way; NCCL_DEBUG=INFO says what it "
-                            "tries, and `comm` mpi or gloo does without NCCL",
+                            "that does), or a firewall may block it; NCCL_DEBUG=INFO shows what it "
+                            "tries, and `comm` mpi or gloo does not need NCCL",
                             library_->version(), what, rank(), host_name_));
 }
 
@@ -338,25 +330,9 @@ void NcclCommunicator::finish(const std::unique_lock<std::mutex>& lock, nccl::Re
         fmt::format("NCCL: {} failed: {} ({}:{}, rank {} on {}); a rank, its host or its network "
                     "may be gone: look at the other ranks' messages, and run with NCCL_DEBUG=INFO",
                     expression, error_text(result), file, line, rank(), host_name_));
-    // Memory is released only when the device is done, which it may never be.
+    // Memory is released only when the device is done, which may never happen.
     abort_nccl(lock);
     throw error;
-}
-
-std::shared_ptr<void> NcclCommunicator::register_buffer(void* data, std::size_t bytes) {
-    if (device_ == nullptr || !options_.register_buffers) {
-        return inner().register_buffer(data, bytes);
-    }
-    void* registration = nullptr;
-    const std::unique_lock lock(mutex_);
-    stop_if_aborted();
-    GYRE_NCCL(lock, comm_register, comm_, data, bytes, &registration);
-    return {registration, [this](void* registered) {
-                const std::lock_guard again(mutex_);
-                if (registered != nullptr && !aborted_) {
-                    library_->comm_deregister(comm_, registered);  // the memory goes in any case
-                }
-            }};
 }
 
 std::unique_ptr<Request> NcclCommunicator::start(const Collective& c) {
@@ -392,7 +368,7 @@ std::unique_ptr<Request> NcclCommunicator::start(const Collective& c) {
 }
 
 std::string NcclCommunicator::async_error() {
-    // Whoever holds the lock looks for errors himself.
+    // A thread that holds the lock looks for errors itself.
     const std::unique_lock lock(mutex_, std::try_to_lock);
     if (lock && comm_ != nullptr && !aborted_) {
         nccl::Result state = nccl::success;
@@ -405,11 +381,11 @@ std::string NcclCommunicator::async_error() {
     return inner().async_error();
 }
 
-// Ends what NCCL does on the device, as far as it lets itself be ended.
+// Ends NCCL's work on the device, as far as possible.
 void NcclCommunicator::abort_nccl() noexcept {
     const Clock::time_point begin = Clock::now();
     aborted_ = true;
-    // Nobody should be inside NCCL; but who is may be stuck there.
+    // No thread should be inside NCCL, but one that is may be stuck there.
     std::unique_lock lock(mutex_, std::defer_lock);
     while (!lock.try_lock() && seconds_since(begin) < 1.0) {
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
@@ -433,11 +409,12 @@ void NcclCommunicator::abort_nccl(const std::unique_lock<std::mutex>&) noexcept 
             std::this_thread::sleep_for(std::chrono::milliseconds(1));
         }
     } catch (const std::exception&) {
-        // Without a thread NCCL stays as it is; the process is about to end.
+        // If no thread can be started, NCCL is not aborted; the process is about to end.
     }
 }
 
-// After an abort the device goes on without the sums; whoever aborted is about to end the process.
+// After an abort the device continues without the sums; the aborting thread is about to end the
+// process.
 void NcclCommunicator::stop_if_aborted() const {
     if (aborted_) {
         std::this_thread::sleep_for(std::chrono::seconds(10));

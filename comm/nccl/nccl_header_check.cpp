@@ -1,4 +1,4 @@
-// That nccl_library.hpp says what nccl.h says; built where nccl.h is found.
+// Checks that nccl_library.hpp agrees with nccl.h; built only if nccl.h is found.
 #include <nccl.h>
 
 #include <type_traits>
@@ -29,7 +29,7 @@ constexpr ncclConfig_t kInitial = NCCL_CONFIG_INITIALIZER;
 static_assert(Config{}.magic == kInitial.magic && Config{}.version <= kInitial.version);
 static_assert(std::is_pointer_v<cudaStream_t> && std::is_pointer_v<ncclComm_t>);
 
-// A function's type with nccl.h's types replaced by ours.
+// Maps a function's type with nccl.h's types to the same type with ours.
 template <typename T>
 struct Ours {
     using type = T;
@@ -89,9 +89,6 @@ static_assert(same<ncclCommAbort, CommAbort> && same<ncclCommGetAsyncError, Comm
 static_assert(same<ncclGetErrorString, GetErrorString> && same<ncclGetLastError, GetLastError>);
 static_assert(same<ncclAllReduce, AllReduce> && same<ncclAllGather, AllGather>);
 static_assert(same<ncclReduceScatter, ReduceScatter>);
-#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 19, 0)
-static_assert(same<ncclCommRegister, CommRegister> && same<ncclCommDeregister, CommDeregister>);
-#endif
 
 }  // namespace
 }  // namespace gyre::comm::nccl

@@ -5,8 +5,8 @@
 
 #include <cstdlib>
 
-#include "kernels/base/error.hpp"
-#include "kernels/base/host_name.hpp"
+#include "base/error.hpp"
+#include "base/host_name.hpp"
 
 namespace gyre::comm::nccl {
 namespace {
@@ -18,7 +18,7 @@ std::string file_name() {
     return path == nullptr || *path == '\0' ? "libnccl.so.2" : path;
 }
 
-// Stays loaded: the library has threads of its own at the program's end.
+// Loads the library for good: its threads still run at the program's end.
 void* load(const std::string& file) {
     void* const handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
@@ -32,13 +32,12 @@ void* load(const std::string& file) {
 }
 
 template <typename Function>
-void find(void* handle, const std::string& file, const char* name, Function*& function,
-          bool required = true) {
+void find(void* handle, const std::string& file, const char* name, Function*& function) {
     function = reinterpret_cast<Function*>(dlsym(handle, name));
-    if (function == nullptr && required) {
+    if (function == nullptr) {
         throw usage_error(
             fmt::format("{} on {} lacks the function {}: it is older than NCCL 2.14; install a "
-                        "newer one, or use `comm` mpi or gloo",
+                        "newer version, or use `comm` mpi or gloo",
                         file, host_name(), name));
     }
 }
@@ -64,8 +63,6 @@ Library::Library() {
     find(handle, file, "ncclAllReduce", all_reduce);
     find(handle, file, "ncclAllGather", all_gather);
     find(handle, file, "ncclReduceScatter", reduce_scatter);
-    find(handle, file, "ncclCommRegister", comm_register, false);
-    find(handle, file, "ncclCommDeregister", comm_deregister, false);
     emulated = dlsym(handle, "gyre_fake_nccl") != nullptr;
 }
 

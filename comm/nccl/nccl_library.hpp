@@ -1,6 +1,6 @@
-// NCCL as gyre uses it: the functions, as nccl.h declares them, in a library found with dlopen. So
-// the program is built without CUDA's headers and starts without NCCL. Where nccl.h is there when
-// gyre is built, nccl_header_check.cpp compares the two.
+// The NCCL functions that gyre uses, as nccl.h declares them, in a library loaded with dlopen. So
+// the program is built without CUDA's headers and starts without NCCL. If nccl.h is found when gyre
+// is built, nccl_header_check.cpp compares the two.
 #pragma once
 
 #include <cstddef>
@@ -29,7 +29,7 @@ struct UniqueId {
     char internal[128];
 };
 
-// ncclConfig_t as of NCCL 2.14; later ones take size and version for what they are.
+// ncclConfig_t of NCCL 2.14; later versions recognise it by size and version.
 struct Config {
     std::size_t size = sizeof(Config);
     unsigned magic = 0xcafebeef;
@@ -52,12 +52,10 @@ using AllGather = Result(const void* from, void* to, std::size_t elems_of_a_rank
                          Handle comm, Stream stream);
 using ReduceScatter = Result(const void* from, void* to, std::size_t elems_of_a_rank, Type type,
                              Operation operation, Handle comm, Stream stream);
-using CommRegister = Result(Handle comm, void* data, std::size_t bytes, void** registration);
-using CommDeregister = Result(Handle comm, void* registration);
 
 class Library {
  public:
-    // Throws Error(usage) that says what to install.
+    // Throws Error(usage), which says what to install.
     Library();
 
     GetVersion* get_version;
@@ -72,15 +70,14 @@ class Library {
     AllReduce* all_reduce;
     AllGather* all_gather;
     ReduceScatter* reduce_scatter;
-    CommRegister* comm_register;  // null before NCCL 2.19, as the next
-    CommDeregister* comm_deregister;
-    // The library is the tests' stand-in (tests/fake_nccl.cpp), whose device is the emulated one.
+    // Whether the library is the tests' stand-in (tests/comm/fake_nccl.cpp), whose device is the
+    // emulated GPU.
     bool emulated;
 
     std::string version() const;
 };
 
-// For `gyre info`: the version, or why there is none.
+// Returns the version, or the reason why there is none, for `gyre info`.
 std::string library_version();
 
 }  // namespace gyre::comm::nccl

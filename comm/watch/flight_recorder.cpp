@@ -7,7 +7,7 @@ namespace gyre::comm {
 
 FlightRecorder::Entry* FlightRecorder::find(std::int64_t number) {
     Entry& kept = kept_[static_cast<std::size_t>(number) % kKept];
-    return kept.number == number ? &kept : nullptr;  // overwritten by a later one
+    return kept.number == number ? &kept : nullptr;  // null if a later entry has overwritten it
 }
 
 FlightRecorder::Entry FlightRecorder::known(std::int64_t number) const {

@@ -1,4 +1,4 @@
-// The last operations of a rank with others: what it did, and what it was waiting for.
+// Records a rank's last collective operations, and which of them it is waiting for.
 #pragma once
 
 #include <array>
@@ -19,7 +19,7 @@ class FlightRecorder {
     static constexpr std::size_t kKept = 256;
 
     struct Entry {
-        // on_stream: the device waits for it, the host does not.
+        // on_stream: the device waits for it, but not the host.
         enum class State { started, on_stream, waiting, finished };
         std::int64_t number = -1;  // counts from 0 on each rank; the same operation on all
         Label label;
@@ -28,19 +28,19 @@ class FlightRecorder {
     };
 
     std::int64_t start(const Label& label);
-    // The host waits; resume(): no more, though the operation is not complete.
+    // wait(): the host waits. resume(): it no longer waits, but the operation is not complete.
     void wait(std::int64_t number);
     void resume(std::int64_t number);
     void wait_on_stream(std::int64_t number);
     void finish(std::int64_t number);
 
-    // What the host waits for now, and for how many seconds.
+    // The operation that is waited for, and for how many seconds already.
     struct Waiting {
         Entry entry;
         double seconds;
     };
     std::optional<Waiting> waiting() const;
-    // The first that the device waits for, and for how long the rank has been silent meanwhile.
+    // Returns the first operation that the device waits for, and the seconds since the last call.
     std::optional<Waiting> on_stream() const;
     std::optional<Entry> last() const;
     std::int64_t started() const;
@@ -56,11 +56,11 @@ class FlightRecorder {
 
     mutable std::mutex mutex_;
     const std::chrono::steady_clock::time_point begin_ = std::chrono::steady_clock::now();
-    std::array<Entry, kKept> kept_;  // of number n at n % kKept
+    std::array<Entry, kKept> kept_;  // entry number n is at n % kKept
     std::int64_t started_ = 0, finished_ = 0;
     std::int64_t waiting_ = -1;
-    double last_call_ = 0.0;            // when the rank last said something
-    std::set<std::int64_t> on_stream_;  // not finished
+    double last_call_ = 0.0;            // time of the rank's last call
+    std::set<std::int64_t> on_stream_;  // operations on the stream that are not finished
 };
 
 }  // namespace gyre::comm

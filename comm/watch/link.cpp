@@ -11,7 +11,7 @@
 namespace gyre::comm {
 
 Socket listen_anywhere(bool this_host_only, std::uint16_t& port) {
-    for (const int family : {AF_INET6, AF_INET}) {  // a system may be without IPv6
+    for (const int family : {AF_INET6, AF_INET}) {  // a system may lack IPv6
         if (family == AF_INET6 && this_host_only) {
             continue;
         }
@@ -30,7 +30,7 @@ Socket listen_anywhere(bool this_host_only, std::uint16_t& port) {
         }
         if (socket.open() && bind(socket.fd(), plain, length) == 0 &&
             listen(socket.fd(), SOMAXCONN) == 0 && getsockname(socket.fd(), plain, &length) == 0) {
-            // Both kinds of address have their port in one place.
+            // Both kinds of address have their port at the same offset.
             port = ntohs(reinterpret_cast<const sockaddr_in*>(plain)->sin_port);
             return socket;
         }
@@ -55,7 +55,7 @@ std::string own_addresses(bool this_host_only) {
                 (at->ifa_flags & IFF_LOOPBACK) != 0 ||
                 getnameinfo(at->ifa_addr, length, name, sizeof name, nullptr, 0, NI_NUMERICHOST) !=
                     0 ||
-                std::strchr(name, '%') != nullptr) {  // link-local: means nothing to others
+                std::strchr(name, '%') != nullptr) {  // link-local: useless to other hosts
                 continue;
             }
             text.append(text.empty() ? "" : " ").append(name);

@@ -1,5 +1,4 @@
-// Connections of the watchdog: any port, IPv6 and IPv4, messages of a fixed size that nobody waits
-// for.
+// The watchdog's connections: any port, IPv6 and IPv4, non-blocking messages of a fixed size.
 #pragma once
 
 #include <fcntl.h>
@@ -15,7 +14,7 @@
 
 namespace gyre::comm {
 
-// A connection that carries messages of a fixed size. Closes itself, as it receives, when the other
+// A connection that carries messages of a fixed size. It closes itself in receive() when the other
 // side is gone.
 class Link {
  public:
@@ -29,7 +28,7 @@ class Link {
     int fd() const { return socket_.fd(); }
     void close() { socket_.close(); }
 
-    // Sends what fits: a message is dropped, never half sent twice, when the other side is slow.
+    // Sends as much as fits. If the other side is slow, whole messages are dropped, never parts.
     void send(const void* data, std::size_t bytes) {
         if (!open()) {
             return;
@@ -42,10 +41,10 @@ class Link {
         if (sent > 0) {
             unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
         } else if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
-            unsent_.clear();  // receive() closes, after what the other side sent before it ended
+            unsent_.clear();  // receive() closes, after reading what the other side had sent
         }
     }
-    // The oldest message that has arrived, of this size, if it is whole.
+    // Receives the oldest message of this size; returns false if it has not arrived completely.
     bool receive(void* data, std::size_t bytes) {
         while (open()) {
             char buffer[4096];
@@ -72,12 +71,12 @@ class Link {
     std::vector<char> unsent_, received_;
 };
 
-// Listens on any port, for IPv6 and IPv4 alike; of this host alone where the whole job is there.
-// Not open where that failed.
+// Listens on any port, for IPv6 and IPv4, or only for this host if the whole job is on it. On
+// failure the returned socket is not open.
 Socket listen_anywhere(bool this_host_only, std::uint16_t& port);
-// This host's addresses that others may reach, blank-separated, IPv4 first.
+// Returns this host's addresses that others may reach, separated by spaces, IPv4 first.
 std::string own_addresses(bool this_host_only);
-// host: an address in numbers. Not open where it cannot be reached.
+// host: a numeric address. On failure the returned socket is not open.
 Socket connect_to(const std::string& host, std::uint16_t port, int timeout_ms);
 
 }  // namespace gyre::comm

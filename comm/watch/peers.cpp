@@ -6,14 +6,14 @@
 #include <algorithm>
 #include <random>
 
-#include "kernels/base/host_name.hpp"
-#include "kernels/base/printable.hpp"
+#include "base/host_name.hpp"
+#include "base/printable.hpp"
 
 namespace gyre::comm {
 namespace {
 
 constexpr double kConnectSeconds = 5.0;
-constexpr double kSilentSeconds = 3.0;  // after which a rank counts as not answering
+constexpr double kSilentSeconds = 3.0;  // a rank silent for longer counts as not answering
 
 struct Hello {
     std::uint64_t token = 0;
@@ -33,7 +33,7 @@ std::string how_absent(const Status& s) {
     return !gone(s) ? fmt::format("silent for {:.0f} s: stopped, or its host or network is gone",
                                   s.silent)
            : at_fault(s) ? "its process has ended"
-                         : "it has given up, too";
+                         : "it has also given up";
 }
 
 }  // namespace
@@ -91,7 +91,7 @@ void Peers::connect_to_root(const std::string& addresses, std::uint16_t port, st
     if (!links_[0].open()) {
         fmt::print(stderr,
                    "gyre: rank {} on {}: no connection to rank 0's watchdog on {} (port {}); waits "
-                   "still end in bounded time, but cannot name who is late\n",
+                   "still have a deadline, but late ranks cannot be named\n",
                    rank_, host(), hosts_[0], port);
     }
 }
@@ -196,14 +196,17 @@ bool Peers::speaks() const {
 }
 
 std::string Peers::absent_ranks() const {
-    std::string text;
+    std::string text, given_up;
     for (const Status& s : table_) {
-        if (s.rank != rank_ && (at_fault(s) || (!gone(s) && silent(s)))) {
-            text +=
-                fmt::format("{}{} ({})", text.empty() ? "gone: " : ", ", name(s), how_absent(s));
+        if (s.rank == rank_ || (!gone(s) && !silent(s))) {
+            continue;
         }
+        std::string& list = gone(s) && !at_fault(s) ? given_up : text;
+        list += fmt::format("{}{} ({})", list.empty() ? "gone: " : ", ", name(s), how_absent(s));
     }
-    return text.empty() ? "no other rank's process has ended" : text;
+    return !text.empty()       ? text
+           : !given_up.empty() ? given_up
+                               : "no other rank's process has ended";
 }
 
 std::string Peers::late_ranks(std::int64_t number) const {
@@ -218,7 +221,7 @@ std::string Peers::late_ranks(std::int64_t number) const {
         }
         late += fmt::format("{}{} ({})", late.empty() ? "" : "; ", name(s),
                             absent ? how_absent(s)
-                                   : fmt::format("heard of {:.0f} s ago, at collective {}, step {}",
+                                   : fmt::format("heard {:.0f} s ago, at collective {}, step {}",
                                                  s.silent, s.started, s.step + 1));
     }
     return fmt::format("arrived: rank{} {}; not answering or not arrived: {}",

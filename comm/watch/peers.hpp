@@ -1,21 +1,22 @@
-// What the watchdogs of all ranks know of each other: how far each rank is, exchanged over TCP
-// connections of their own, a star around rank 0; and who is late or gone, in words.
+// The watchdogs' view of all ranks: their progress, exchanged over separate TCP connections in a
+// star around rank 0, and messages that name late or missing ranks.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "comm/communicator.hpp"
 #include "comm/watch/link.hpp"
-#include "kernels/base/clock.hpp"
 
 namespace gyre::comm {
 
-// How far a rank is. Sent as it is: all ranks run the same program on the same kind of machine.
+// A rank's progress. It is sent as raw memory: all ranks run the same program on the same kind of
+// machine.
 struct Status {
     std::int32_t rank = 0;
-    // kReporting: has something to report; kSpeaker: rank 0 has chosen it to do so.
+    // kReporting: the rank has something to report; kSpeaker: rank 0 has chosen it to do so.
     enum Flag : std::int32_t {
         kLeaving = 1,
         kClosed = 2,
@@ -27,31 +28,32 @@ struct Status {
     std::int64_t started = 0, finished = 0;  // collectives
     std::int64_t step = -1;
     float waiting = -1.0f;  // seconds; < 0: the rank does not wait
-    float silent = 0.0f;    // seconds that rank 0 has not heard of it
+    float silent = 0.0f;    // seconds since rank 0 last heard from it
 };
 
 class Peers {
  public:
-    // Called by all ranks. Says so where rank 0's port cannot be reached.
+    // Called by all ranks. Warns if rank 0's port cannot be reached.
     explicit Peers(Communicator& comm);
 
-    // Tells the others this rank's status, and takes in what they have told.
+    // Sends this rank's status to the others and receives theirs.
     void exchange(const Status& own);
 
-    // Whether a rank's process has ended without its leave; and not because it had noticed that
-    // another has.
+    // any_gone(): whether a rank's process has ended without taking its leave. any_at_fault():
+    // whether one of these did not end because another had.
     bool any_gone() const;
     bool any_at_fault() const;
-    // One rank speaks for the job: the lowest that waits and is heard, unless another reports.
+    // Whether this rank speaks for the job: the lowest that waits and answers, unless another
+    // reports.
     bool speaks() const;
-    // Of the ranks with kReporting, the one that rank 0 has heard of first; -1: none, or no news.
-    // Ranks that meet the same error in the same moment cannot agree without it.
+    // The rank with kReporting that rank 0 heard from first; -1: none, or no news. Ranks that meet
+    // the same error at the same moment cannot agree without rank 0.
     int speaker() const { return speaker_; }
     // Whether rank 0 can be asked who speaks.
     bool reaches_root() const { return rank_ == 0 || links_[0].open(); }
-    // The ranks that are at fault or silent, in words.
+    // Describes the ranks that are at fault or silent.
     std::string absent_ranks() const;
-    // Which ranks have started the collective with this number, and how those are that have not.
+    // Lists the ranks that have started the collective with this number, and describes the others.
     std::string late_ranks(std::int64_t number) const;
 
     const std::string& host() const { return hosts_[static_cast<std::size_t>(rank_)]; }
@@ -68,7 +70,7 @@ class Peers {
     std::vector<std::string> hosts_;  // [rank]
     Socket listener_;
     std::vector<Link> links_;    // rank 0: to each rank; others: [0], to rank 0
-    std::vector<bool> joined_;   // [rank]: the link was made, so that its end means something
+    std::vector<bool> joined_;   // [rank]: the link was established, so its end means something
     std::vector<Status> table_;  // [rank]
     std::vector<Clock::time_point> heard_;
     int speaker_ = -1;

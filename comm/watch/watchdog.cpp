@@ -58,7 +58,7 @@ class WatchedCommunicator::WatchedRequest final : public Request {
  public:
     WatchedRequest(WatchedCommunicator& comm, std::int64_t number, std::unique_ptr<Request> inner)
         : comm_(comm), number_(number), inner_(std::move(inner)) {}
-    // Where an error has come between, the device may be busy with it for ever.
+    // If an error prevented the wait, the device may be busy with the operation for ever.
     ~WatchedRequest() override {
         if (!finished_) {
             comm_.recorder().wait_on_stream(number_);
@@ -110,7 +110,7 @@ std::unique_ptr<Request> WatchedCommunicator::begun(const Label& label, const Wo
     return std::make_unique<WatchedRequest>(*this, number, std::move(request));
 }
 
-// A call that returns when its collective is complete.
+// Runs a call that returns when its collective is complete.
 template <typename Work>
 void WatchedCommunicator::watched(const Label& label, const Work& work) {
     const std::int64_t number = recorder().start(label);
@@ -119,8 +119,8 @@ void WatchedCommunicator::watched(const Label& label, const Work& work) {
     recorder().finish(number);
 }
 
-// Runs a call of the library inside. Its error seldom knows which rank is gone, and each rank meets
-// one: the watchdog's thread, which does, reports it and ends the process.
+// Runs a call of the inner library. Its error seldom says which rank is gone, and every rank gets
+// one: so the watchdog's thread, which knows, reports it and ends the process.
 template <typename Work>
 auto WatchedCommunicator::guarded(const Work& work) -> decltype(work()) {
     try {

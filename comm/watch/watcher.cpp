@@ -5,17 +5,17 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "kernels/base/printable.hpp"
+#include "base/printable.hpp"
 
 namespace gyre::comm {
 namespace {
 
 constexpr std::chrono::milliseconds kPulse{200};  // between two messages of a rank
-constexpr double kGoneSeconds = 1.0;    // that the launcher gets to end the job of a dead rank
-constexpr unsigned kAbortSeconds = 5;   // that the library's abort gets
-constexpr double kAskSeconds = 1.0;     // between two questions whether the library has failed
-constexpr double kSpeechSeconds = 1.0;  // that a rank waits for another to report, or for its turn
-constexpr double kNewsSeconds = 1.5;    // that the news of an ended process may take
+constexpr double kGoneSeconds = 1.0;    // time for the launcher to end the job of a dead rank
+constexpr unsigned kAbortSeconds = 5;   // limit for the library's abort
+constexpr double kAskSeconds = 1.0;     // between two checks whether the library has failed
+constexpr double kSpeechSeconds = 1.0;  // a rank waits this long for another's report or its turn
+constexpr double kNewsSeconds = 1.5;    // limit for the news of an ended process to arrive
 
 std::string describe(const FlightRecorder::Entry& e) {
     const auto& [name, bytes, origin] = e.label;
@@ -47,8 +47,8 @@ std::string Watcher::failure() {
     return failure_;
 }
 
-// What this rank waits for: its host, or else its device, for so long that the host, which does not
-// run far ahead, must be waiting for the device in some call or other.
+// Returns what this rank's host waits for. Otherwise returns what its device waits for, if that is
+// for so long that the host, which does not run far ahead, must be waiting for the device.
 std::optional<FlightRecorder::Waiting> Watcher::pending() const {
     if (const auto waiting = recorder_.waiting()) {
         return waiting;
@@ -85,17 +85,17 @@ void Watcher::watch() {
         }
         end_if_failed();
         end_if_library_failed();
-        const auto waiting = pending();
-        if (!waiting || !peers_.any_gone()) {
+        if (!peers_.any_gone()) {
             last_whole_ = Clock::now();
         }
-        if (waiting) {
+        if (const auto waiting = pending()) {
             end_if_late(*waiting);
         }
+        end_if_not_whole();
     }
 }
 
-// The rank's error seldom knows which rank is gone; the links soon do.
+// Waits for news, as the rank's error seldom says which rank is gone, but the links soon show it.
 void Watcher::end_if_failed() {
     const std::string failure = this->failure();
     if (failure.empty()) {
@@ -148,8 +148,15 @@ void Watcher::end_if_late(const FlightRecorder::Waiting& waiting) {
     }
 }
 
-// The lowest rank that waits reports, unless it notices nothing; or any, where rank 0 does not say
-// in time whose turn it is.
+// Ends the job also if this rank waits for a disk or a long computation: it would notice too late.
+void Watcher::end_if_not_whole() {
+    if (seconds_since(last_whole_) >= kGoneSeconds) {
+        fail(fmt::format("the job has lost a rank; {}", peers_.absent_ranks()));
+    }
+}
+
+// Returns whether this rank reports: the lowest waiting rank does, unless it notices nothing; if
+// rank 0 does not choose in time, any rank may.
 bool Watcher::is_speaker() {
     const auto begin = Clock::now();
     auto asked = begin;
@@ -182,10 +189,10 @@ void Watcher::fail(const std::string& reason) {
                    static_cast<int>(ExitCode::communication));
         std::fflush(stderr);
     } else {
-        // The one that speaks may still be writing; its abort would cut it off.
+        // The rank that reports may still be writing; an abort would cut it off.
         std::this_thread::sleep_for(std::chrono::milliseconds(500));
     }
-    // The library's abort may itself hang on the very rank that is gone.
+    // The library's abort may itself hang because of the rank that is gone.
     std::thread([] {
         std::this_thread::sleep_for(std::chrono::seconds(kAbortSeconds));
         std::_Exit(static_cast<int>(ExitCode::communication));

@@ -1,5 +1,5 @@
-// The watchdog's thread: looks after this rank's waits, tells the other ranks how far it is, and
-// ends the job where a wait is too long, a rank is gone or the library has failed.
+// The watchdog's thread: watches this rank's waits, tells the other ranks its progress, and ends
+// the job if a wait is too long, a rank is gone or the library has failed.
 #pragma once
 
 #include <atomic>
@@ -18,19 +18,19 @@ namespace gyre::comm {
 
 class Watcher {
  public:
-    // The name of an operation whose wait has a deadline of its own.
+    // The name of an operation whose wait has a separate deadline.
     static constexpr const char* kSetUp = "set-up of reductions";
 
-    // Called by all ranks. comm: whose waits are watched; outlives this.
+    // Called by all ranks. comm: the communicator whose waits are watched; it outlives this.
     Watcher(Communicator& comm, const WatchOptions& options);
     ~Watcher();
     Watcher(const Watcher&) = delete;
     Watcher& operator=(const Watcher&) = delete;
 
     FlightRecorder& recorder() { return recorder_; }
-    // The step that this rank is in.
+    // Sets the step that this rank is in.
     void set_step(std::int64_t step) { step_ = step; }
-    // The rank has met an error of the library's, and does not go on.
+    // Reports that the rank has met an error of the library and does not continue.
     void set_failure(const std::string& what);
 
  private:
@@ -38,6 +38,7 @@ class Watcher {
     void end_if_failed();
     void end_if_library_failed();
     void end_if_late(const FlightRecorder::Waiting& waiting);
+    void end_if_not_whole();
     void exchange();
     void pause() const;
     std::optional<FlightRecorder::Waiting> pending() const;
@@ -52,11 +53,11 @@ class Watcher {
     std::atomic<bool> leaving_{false};
     std::mutex failure_mutex_;
     std::string failure_;
-    // The thread's.
+    // Used only by the thread.
     Peers peers_;
     bool reporting_ = false, failing_ = false;
     Clock::time_point last_asked_ = Clock::now();
-    Clock::time_point last_whole_ = Clock::now();  // when nobody was gone, or nobody waited
+    Clock::time_point last_whole_ = Clock::now();  // when nobody was gone
     std::int64_t warned_of_ = -1;
     std::thread thread_;
 };

@@ -1,5 +1,5 @@
-// y += x on the CPU; and the sum of a residual connection, which is that in place: y = x + x2. The
-// gradient of both is dy itself, which the net passes on.
+// y += x on the CPU, also used in place for the sum of a residual connection, y = x + x2. The
+// gradient of both summands is dy itself, which the net passes on.
 #include "kernels/cpu/ops.hpp"
 
 namespace gyre::cpu {

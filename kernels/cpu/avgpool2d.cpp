@@ -1,5 +1,5 @@
-// Average pooling on the CPU (AvgPool2dSpec has the formula). Each plane of a block by itself;
-// memory-bound.
+// Average pooling on the CPU (formula: AvgPool2dSpec). Each plane of a block is processed
+// separately; memory-bound.
 #include <algorithm>
 
 #include "kernels/cpu/ops.hpp"
@@ -40,7 +40,7 @@ class AvgPool2dOp final : public Op {
     }
 
  private:
-    // Planes of whole blocks, one after another.
+    // Calls body for each plane of all blocks.
     template <typename Body>
     void for_planes(const Batch& batch, Body&& body) const {
         context_.pool.parallel_for(std::int64_t{block_count(batch.n)} * out_.channels,

@@ -11,7 +11,7 @@
 namespace gyre::cpu {
 
 std::string CpuBackend::description() const {
-    return fmt::format("CPU with {}, {} thread{} a rank", GYRE_CPU_TITLE, pool_.threads(),
+    return fmt::format("CPU with {}, {} thread{} per rank", GYRE_CPU_TITLE, pool_.threads(),
                        pool_.threads() == 1 ? "" : "s");
 }
 
@@ -24,7 +24,7 @@ std::unique_ptr<Op> CpuBackend::make(const std::string&, const OpSpec& spec, con
 }
 
 void CpuBackend::upload(void* device, const void* host, std::size_t bytes) {
-    if (bytes > 0) {  // memcpy takes no null pointer, even for nothing
+    if (bytes > 0) {  // memcpy must not be given a null pointer, even for 0 bytes
         std::memcpy(device, host, bytes);
     }
 }
@@ -74,12 +74,12 @@ void CpuBackend::next_samples(const NextSamplesArgs& args, int n, std::int32_t* 
 
 namespace {
 
-// The images of a block of lanes, and what their channels' pixels are multiplied by.
+// The images in the lanes of one block, and the scale and shift of their channels.
 struct LaneImages {
     LaneImages(const GatherArgs& args, std::int64_t block, int n, std::int32_t* y)
         : lanes(std::min(kLanes, n - static_cast<int>(block) * kLanes)) {
         for (int lane = 0; lane < kLanes; ++lane) {
-            // Absent lanes read some image and are then multiplied by zero.
+            // Lanes without an image read a valid one, which is then multiplied by zero.
             sample[lane] = args.samples[block * kLanes + (lane < lanes ? lane : 0)];
             image[lane] = args.pixels + sample[lane] * args.shape.elems();
             if (lane < lanes) {
@@ -99,7 +99,7 @@ struct LaneImages {
     float scale[kLanes], shift[kLanes];
 };
 
-// stored(value): as x holds it.
+// stored(value) converts to the element type of x.
 template <typename Elem, typename Stored>
 void gather_augmented(ThreadPool& pool, const GatherArgs& args, int n, Elem* x, std::int32_t* y,
                       Stored stored) {

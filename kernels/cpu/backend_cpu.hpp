@@ -1,13 +1,13 @@
-// The CPU backend. Activations lie as [block][channel][row][column][lane], kLanes images to a
-// block; the lanes of a last, partial block hold finite values that count for nothing: gather()
-// and the losses fill them with zeros, so no gradient sees them.
+// The CPU backend. Activations have the layout [block][channel][row][column][lane] with kLanes
+// images per block. In a last, partial block the unused lanes hold finite values that affect
+// nothing: gather() and the losses fill them with zeros, so no gradient includes them.
 #pragma once
 
 #include <vector>
 
-#include "kernels/backend.hpp"
-#include "kernels/base/clock.hpp"
+#include "base/clock.hpp"
 #include "kernels/cpu/context.hpp"
+#include "kernels/ops/backend.hpp"
 
 namespace gyre::cpu {
 
@@ -75,7 +75,7 @@ class CpuBackend final : public Backend {
     ThreadPool pool_;
     Workspace workspace_;
     const Context context_{pool_, workspace_};
-    std::vector<double> sums_;  // of clip_norm(); keeps its memory
+    std::vector<double> sums_;  // of clip_norm(); a member to reuse its memory
 };
 
 }  // namespace gyre::cpu

@@ -1,9 +1,9 @@
-// Batch normalisation on the CPU (BatchNorm2dSpec has the formulas).
+// Batch normalisation on the CPU (formulas: BatchNorm2dSpec).
 //
-// Memory-bound: forward reads x three times (sum, squares, result), backward x and dy twice. Sums
-// are taken lane by lane in float over a plane of a block, and from there on in double, so that
-// they depend on neither threads nor, beyond rounding, ranks. Where this rank is alone, all of a
-// channel's passes follow each other while it is in the cache.
+// Memory-bound: forward reads x three times (sum, squares, result), backward reads x and dy twice.
+// Sums are accumulated per lane in float over one plane of a block and in double from there on, so
+// they depend neither on threads nor, beyond rounding, on ranks. With a single rank, all passes
+// over one channel run consecutively while it is in the cache.
 #include <algorithm>
 #include <cmath>
 
@@ -13,7 +13,7 @@
 namespace gyre::cpu {
 namespace {
 
-constexpr int kVecs = kLanes / kVec;  // registers to the lanes of a pixel
+constexpr int kVecs = kLanes / kVec;  // registers per pixel
 
 class BatchNorm2dOp final : public Op {
  public:
@@ -66,7 +66,7 @@ class BatchNorm2dOp final : public Op {
         normalise(batch, io, [&](int c) { return Statistics{mean[c], inverse[c]}; });
     }
 
-    // The sums over this rank's images, which are the gradients of weight and bias.
+    // Sums over this rank's images, which are the gradients of weight and bias.
     void backward_begin(const Batch& batch, const OpIo& io) override {
         float* const sums = context_.workspace.shared();  // of dy, then of dy * normalised x
         for_channels([&](int c) {
@@ -123,7 +123,7 @@ class BatchNorm2dOp final : public Op {
         context_.pool.parallel_for(channels_,
                                    [&](std::int64_t c, int) { body(static_cast<int>(c)); });
     }
-    // body(offset of a register of a pixel's lanes, which of them are images)
+    // Calls body(offset of a register of a pixel's lanes, mask of the lanes that are images).
     template <typename Body>
     void for_pixels(const Batch& batch, int c, Body&& body) const {
         for (int block = 0; block < block_count(batch.n); ++block) {
@@ -139,7 +139,7 @@ class BatchNorm2dOp final : public Op {
             }
         }
     }
-    // Of term(offset) over the images and pixels of channel c.
+    // The sum of term(offset) over the images and pixels of channel c.
     template <typename Term>
     float sum(const Batch& batch, int c, Term&& term) const {
         double total = 0.0;
@@ -157,7 +157,7 @@ class BatchNorm2dOp final : public Op {
         }
         return static_cast<float>(total);
     }
-    // Lanes without an image hold finite values, as everywhere.
+    // Also computes lanes without an image; they hold finite values.
     template <typename StatisticsOf>
     void normalise(const Batch& batch, const OpIo& io, StatisticsOf&& statistics_of) const {
         const float* x = io.x.f32();

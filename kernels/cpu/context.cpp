@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::cpu {
 
@@ -25,7 +25,7 @@ void* allocate_aligned(std::size_t bytes) {
                                 bytes >> 20));
     }
     if (bytes >= kHugePage) {
-        madvise(memory, rounded, MADV_HUGEPAGE);  // only a wish: ignored where there are none
+        madvise(memory, rounded, MADV_HUGEPAGE);  // only a hint: failure is harmless
     }
     std::memset(memory, 0, rounded);
     return memory;

@@ -1,4 +1,4 @@
-// What the operations of a CPU backend share: threads, and memory for as long as one of them runs.
+// Resources shared by the CPU's operations: threads, and a workspace for the one that is running.
 #pragma once
 
 #include <algorithm>
@@ -14,21 +14,21 @@ inline int block_count(int n) {
     return (n + kLanes - 1) / kLanes;
 }
 
-// 64-byte aligned, zeroed memory; huge pages where it is large, for the sake of the TLB.
+// 64-byte aligned, zeroed memory; large blocks use huge pages to spare the TLB.
 void* allocate_aligned(std::size_t bytes);
 void release_aligned(void* memory) noexcept;
 
-// The next multiple of a cache line.
+// Rounds up to a whole number of cache lines.
 inline std::int64_t whole_lines(std::int64_t floats) {
     return (floats + 15) / 16 * 16;
 }
 
-// Operations reserve what they need when they are made; a pass finds it and never allocates. One
-// operation runs at a time, and what another has left in it is lost.
+// Operations reserve what they need when they are created; a pass never allocates. Only one
+// operation runs at a time, and contents do not survive from one operation to the next.
 class Workspace {
  public:
     explicit Workspace(int workers) : workers_(static_cast<std::size_t>(workers)) {}
-    // So many floats at least, of the memory of all and of each worker's.
+    // Ensures at least this many floats of shared memory and of memory per worker.
     void reserve(std::int64_t shared_floats, std::int64_t worker_floats);
     float* shared() const { return shared_.data; }
     float* worker(int i) const { return workers_[static_cast<std::size_t>(i)].data; }
@@ -52,7 +52,7 @@ struct Context {
     Workspace& workspace;
 
     // Calls body(begin, end) over pieces of [0, elems) on all threads.
-    static constexpr std::int64_t kRange = 1 << 15;  // small enough to share out, and to be cheap
+    static constexpr std::int64_t kRange = 1 << 15;  // balances well at little overhead
     template <typename Body>
     void for_ranges(std::int64_t elems, Body&& body) const {
         pool.parallel_for((elems + kRange - 1) / kRange, [&](std::int64_t i, int) {

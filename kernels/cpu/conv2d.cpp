@@ -6,10 +6,10 @@
 //                 w[o][c][kh][kw] dy[o][(ih + p - kh)/s][(iw + p - kw)/s]
 //   weights:  conv2d_weights.hpp
 //
-// Forward and input gradient are the same correlation, of one block of images at a time, by the
-// register tile (conv2d_tile.cpp). Where windows hang over the edge, they read a zero-padded copy
-// of the block. What may be fused with a convolution: conv2d_tail.hpp. Where it pays, all three are
-// computed by Winograd's filtering instead (winograd.cpp).
+// Forward and input gradient are the same correlation, computed for one block of images at a time
+// by the register tile (conv2d_tile.cpp). If windows extend beyond the edge, they read a
+// zero-padded copy of the block. Operations fused with a convolution are in conv2d_tail.hpp. If it
+// is faster, Winograd filtering computes all three instead (winograd.cpp).
 #include <algorithm>
 
 #include "kernels/cpu/conv2d_direction.hpp"
@@ -83,8 +83,8 @@ class Conv2dOp final : public Op {
             whole_lines(direction.weight_floats()) + padded_floats(direction, from),
             direction.worker_floats());
     }
-    // One direction, block by block, from what source(block, memory for a padded copy) returns to
-    // target(block).
+    // Runs one direction block by block, from the result of source(block, memory for a padded copy)
+    // to target(block).
     template <typename Source, typename Target>
     void run(const Direction& direction, const Batch& batch, const OpIo& io, const float* bias,
              Source&& source, Target&& target) const {
@@ -95,7 +95,7 @@ class Conv2dOp final : public Op {
             direction.run(context_, {source(block, padded), weights, bias}, target(block));
         }
     }
-    // A block of x, copied where it needs padding.
+    // Returns block `block` of x, copied if it needs padding.
     const float* read(const Direction& direction, const Shape& shape, const float* x, int block,
                       float* padded) const {
         const PaddedPlane& plane = direction.plane();
@@ -108,7 +108,7 @@ class Conv2dOp final : public Op {
     }
 
     const Context context_;
-    const Shape in_, out_;  // of the convolution alone
+    const Shape in_, out_;  // of the convolution without its tail
     const Conv2dTail tail_;
     const std::unique_ptr<Direction> forward_, backward_;
     const WeightGradient weight_gradient_;

@@ -1,4 +1,4 @@
-// The two correlations of a convolution, for one block of images: y from x, and dx from dy.
+// The two correlations of a convolution for one block of images: y from x, and dx from dy.
 #pragma once
 
 #include <memory>
@@ -14,14 +14,14 @@ class Direction {
     explicit Direction(const PaddedPlane& plane) : plane_(plane) {}
     virtual ~Direction() = default;
 
-    // How the input is to be padded.
+    // The padding required of the input.
     const PaddedPlane& plane() const { return plane_; }
-    // Of the workspace: for the weights as it reads them, and for each worker.
+    // Workspace: for the rearranged weights, and per worker.
     virtual std::int64_t weight_floats() const { return 0; }
     virtual std::int64_t worker_floats() const { return 0; }
-    // w as the convolution has it, arranged at `to`, or used where it is.
+    // Rearranges the convolution's weights w into `to`, or returns w if it is used directly.
     virtual const float* arrange(const float* w, float* /*to*/) const { return w; }
-    // What it reads. bias: or null.
+    // Operands. bias may be null.
     struct Input {
         const float *padded, *weights, *bias;
     };
@@ -32,7 +32,7 @@ class Direction {
     const PaddedPlane plane_;
 };
 
-// Where the forward pass reads x with the tile, and the weights' gradient too.
+// The padding of x in the tile's forward pass and in the weight gradient.
 inline PaddedPlane forward_plane(const Conv2dShape& shape) {
     return {shape.in.height + 2 * shape.padding, shape.in.width + 2 * shape.padding, shape.padding};
 }

@@ -1,8 +1,8 @@
 // Both directions of a convolution by the register tile (correlation.hpp).
 //
 // The input gradient runs over dy with flipped weights, once for each of the s*s phases of a
-// strided convolution, so no work goes to zeros between strided pixels. Windows that lie wholly in
-// the padding along an axis are skipped.
+// strided convolution, so no work is spent on zeros between strided pixels. Window positions that
+// are entirely in the padding along an axis are skipped.
 #include <algorithm>
 #include <vector>
 
@@ -57,13 +57,13 @@ class TileForward final : public Direction {
     Correlation::Steps steps(const Conv2dShape& shape) const;
     void append_all(const Conv2dShape& shape, int threads);
 
-    // With a tail of windows, a part computes what some rows of them see into a worker's memory,
-    // where they are taken from while it is in a cache. Outputs that no window sees are left out.
+    // If the tail has windows, a part computes the outputs that some rows of windows read into a
+    // worker's memory, where they are pooled while in the cache. Unread outputs are skipped.
     void run_part(const Correlation::Part& part, const Input& in, const Conv2dTail::Output& to,
                   float* outputs) const;
     Split window_rows(int channels, int threads) const;
     void append_chunks(const Conv2dShape& shape);
-    // Of one channel, from the first to the last output that windows of a row, or a chunk, see.
+    // Floats of one channel between the first and last output read by a row of windows or a chunk.
     std::ptrdiff_t line_floats() const { return seen(tail_.out().width) * kLanes; }
     std::ptrdiff_t chunk_floats() const { return seen(chunks_.largest()) * line_floats(); }
     std::ptrdiff_t seen(int windows) const {
@@ -73,7 +73,7 @@ class TileForward final : public Direction {
 
     const Conv2dTail& tail_;
     const Shape out_;
-    const Split chunks_;  // of the rows of windows
+    const Split chunks_;  // rows of windows
     Correlation correlation_;
 };
 
@@ -100,8 +100,8 @@ void TileForward::append_all(const Conv2dShape& shape, int threads) {
 
 Split TileForward::window_rows(int channels, int threads) const {
     const Windows all = tail_.windows(0);
-    // Rows that windows of two chunks see are computed twice: where there are such, chunks are as
-    // large as half a level-2 cache allows, else as level 1 does.
+    // Rows read by the windows of two chunks are computed twice. If there are any, chunks may fill
+    // half a level-2 cache, otherwise a level-1 cache.
     const std::ptrdiff_t most_floats = all.stride < all.kernel ? 64 * 1024 : 6 * 1024;
     const std::ptrdiff_t lines = most_floats / (kTileRows * line_floats());
     const auto fit = static_cast<int>((lines - all.kernel) / all.stride + 1);
@@ -134,7 +134,7 @@ void TileForward::run(const Context& context, const Input& in, const Conv2dTail:
         correlation_.run(context.pool, in.padded, in.weights, in.bias, to.y);
         return;
     }
-    // Parts are small; as many at a time as leave enough for each thread.
+    // Parts are small: group as many as leave enough work for each thread.
     const auto parts = static_cast<int>(correlation_.tasks());
     const Split shares(parts,
                        std::max(1, parts / Correlation::wanted_tasks(context.pool.threads())));
@@ -157,7 +157,7 @@ void TileForward::run_part(const Correlation::Part& part, const Input& in,
     }
 }
 
-// The window positions of one axis that meet input pixels of one phase (a remainder modulo the
+// The window positions along one axis that meet input pixels of one phase (a remainder modulo the
 // stride): kernel positions phase + stride * (count - 1 - j), j in [0, count).
 struct Phase {
     int phase, count;
@@ -172,7 +172,7 @@ struct Phase {
     int first(const Conv2dShape& shape) const {
         return ((phase - shape.padding) % shape.stride + shape.stride) % shape.stride;
     }
-    // Input position `at` reads dy from `line(at)` on, j lines further for window position j.
+    // Input position `at` reads dy from `line(at)`, and j lines further down for window position j.
     int line(const Conv2dShape& shape, int at) const {
         return (at + shape.padding) / shape.stride - (count - 1);
     }
@@ -222,11 +222,11 @@ class TileBackward final : public Direction {
     }
 
  private:
-    // The pixels of one pair of phases.
+    // The input pixels of one pair of phases.
     struct PhaseGradient {
         Phase rows, cols;
         Correlation correlation;
-        std::int64_t first_weight;  // of those that are flipped, [c][o][line][column]
+        std::int64_t first_weight;  // first of its flipped weights, [c][o][line][column]
     };
     const Conv2dShape shape_;
     std::vector<PhaseGradient> phases_;
@@ -235,13 +235,12 @@ class TileBackward final : public Direction {
 TileBackward::TileBackward(const Conv2dShape& shape, int threads)
     : Direction(gradient_plane(shape)), shape_(shape) {
     std::int64_t weights = 0;
-    for (int a = 0; a < shape.stride; ++a) {
-        for (int b = 0; b < shape.stride; ++b) {
-            const Phase rows(shape, a), cols(shape, b);
+    // Each input position has exactly one phase; with a large stride some phases have no positions.
+    for (int ih = 0; ih < std::min(shape.stride, shape.in.height); ++ih) {
+        for (int iw = 0; iw < std::min(shape.stride, shape.in.width); ++iw) {
+            const Phase rows(shape, (ih + shape.padding) % shape.stride);
+            const Phase cols(shape, (iw + shape.padding) % shape.stride);
             const std::vector<Pixel> pixels = phase_pixels(shape, plane(), rows, cols);
-            if (pixels.empty()) {
-                continue;
-            }
             const std::ptrdiff_t window = std::ptrdiff_t{rows.count} * cols.count;
             Correlation correlation(shape.out_channels, shape.in.channels,
                                     {.w_row = shape.out_channels * window,

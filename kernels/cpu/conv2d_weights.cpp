@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kPaddedGroupFloats = 1 << 20;  // padded copies held at a time: 4 MiB
 constexpr std::int64_t kUnfusedFloats = 64 * 1024;    // gradients held by a worker: 256 KiB
 
-// The register tile: R output channels, T window positions, 2*R*T flops for every R + T loads.
+// Register tile of R output channels by T window positions: 2*R*T flops per R + T loads.
 struct TileImages {
     int blocks = 0;
     const float* x = nullptr;
@@ -24,11 +24,11 @@ struct TileImages {
     const std::vector<std::ptrdiff_t>* pixels = nullptr;
     float* dw = nullptr;  // dw[r * dw_row + t] += sum
     std::ptrdiff_t dw_row = 0;
-    bool first = true, last = true;  // else the sums begin, or end, in `sums`
+    bool first = true, last = true;  // if false, sums are read from, or stored to, `sums`
     float* sums = nullptr;           // [R][T][kVec]
 };
 
-// Images whose lanes are the same in different registers share a sum.
+// Images in the same lanes of different registers share a sum.
 template <int R, int T>
 void gradient_tile(const TileImages& op) {
     Vec acc[R][T] = {};
@@ -131,7 +131,7 @@ void WeightGradient::run(const Context& context, int blocks, const OpIo& io) con
             images.x = padded;
             images.x_block = padded_block_floats();
         }
-        // Each task owns whole rows of dw, so the order of the sums never depends on the threads.
+        // Each task owns whole rows of dw, so the order of summation never depends on the threads.
         context.pool.parallel_for(rows_.parts, [&](std::int64_t task, int worker) {
             add_rows(rows_.begin(static_cast<int>(task)), rows_.size(static_cast<int>(task)),
                      images, io, context.workspace.worker(worker));
@@ -139,7 +139,7 @@ void WeightGradient::run(const Context& context, int blocks, const OpIo& io) con
     }
 }
 
-// scratch: worker_floats().
+// scratch: [worker_floats()].
 void WeightGradient::add_rows(int row, int rows, const Images& images, const OpIo& io,
                               float* scratch) const {
     if (!tail_.any()) {
@@ -181,7 +181,7 @@ void WeightGradient::add_part(int row, int rows, const Part& part, const OpIo& i
     op.dw_row = taps_.total;
     op.first = part.first;
     op.last = part.last;
-    float* sums = part.sums;  // of each tile, and of the bias
+    float* sums = part.sums;  // first those of the tiles, then the bias's
     for (int i = 0; i < taps_.parts; ++i) {
         op.tap = tap_.data() + taps_.begin(i);
         op.dw = io.grads[0].f32() + std::ptrdiff_t{row} * taps_.total + taps_.begin(i);
@@ -196,7 +196,7 @@ void WeightGradient::add_part(int row, int rows, const Part& part, const OpIo& i
         }
         for (int block = 0; block < part.blocks; ++block) {
             const float* d = part.dy + block * part.dy_block + r * op.dy_row;
-            int turn = 0;  // several sums hide the latency of the additions
+            int turn = 0;  // several independent sums hide the latency of the additions
             for (std::ptrdiff_t i = 0; i < op.dy_row; i += kVec) {
                 sum[turn++ % 4] += load(d + i);
             }

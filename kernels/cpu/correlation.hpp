@@ -1,5 +1,5 @@
-// The correlation of one block of images with windows of weights, by the register tile: what a
-// convolution's forward pass and its data gradient are.
+// The correlation of one block of images with windows of weights, by the register tile: the core of
+// a convolution's forward pass and input gradient.
 //
 //   y[o][pixel] = bias[o] + sum over c and the pixel's window of w[o][c][line][column] * x[c][...]
 #pragma once
@@ -14,8 +14,8 @@
 
 namespace gyre::cpu {
 
-// An output pixel: where it reads (at window position 0, 0) and writes, in floats, and the window
-// positions [i0, i1) x [j0, j1) that do not lie in the padding.
+// An output pixel: the offsets in floats at which it reads (for window position 0, 0) and writes,
+// and the window positions [i0, i1) x [j0, j1) outside the padding.
 struct Pixel {
     std::ptrdiff_t x, y;
     int i0, i1, j0, j1;
@@ -23,7 +23,7 @@ struct Pixel {
 
 class Correlation {
  public:
-    // Floats from one channel, or line of a window, to the next.
+    // Strides in floats.
     struct Steps {
         std::ptrdiff_t w_row, w_channel, w_line;  // w_row: from one output channel to the next
         std::ptrdiff_t x_channel, x_line;
@@ -33,15 +33,15 @@ class Correlation {
     Correlation(int in_channels, int out_channels, const Steps& steps, bool relu = false)
         : in_channels_(in_channels), rows_(out_channels, kTileRows), steps_(steps), relu_(relu) {}
 
-    // Pixels of which neighbours share a register tile.
+    // Adds pixels; neighbouring ones share a register tile.
     void append(const std::vector<Pixel>& pixels);
-    // A task is a row tile over a chunk of the pixels: what was appended since the last chunk, or
-    // shares of all, as many as the threads want.
+    // A task is one row tile over one chunk of the pixels: those appended since the last
+    // end_chunk(), or those of share_out(), which divides all pixels among the threads.
     void end_chunk() { chunk_ends_.push_back(static_cast<int>(groups_.size())); }
     void share_out(int threads);
     static int wanted_tasks(int threads) { return threads == 1 ? 1 : 4 * threads; }
 
-    // bias: of all output channels, or null.
+    // bias: [output channels], or null.
     void run(ThreadPool& pool, const float* x, const float* w, const float* bias, float* y) const {
         pool.parallel_for(tasks(), [&](std::int64_t task, int) {
             const Part which = part(task);
@@ -49,7 +49,7 @@ class Correlation {
         });
     }
 
-    // What a task computes: output channels [row, row + rows) of some pixels.
+    // The part computed by a task: output channels [row, row + rows) of a chunk of pixels.
     struct Part {
         int row, rows, chunk;
     };
@@ -58,7 +58,7 @@ class Correlation {
         const int tile = static_cast<int>(task / chunks());
         return {rows_.begin(tile), rows_.size(tile), static_cast<int>(task % chunks())};
     }
-    // y: where the part's first channel begins.
+    // y: the start of the part's first channel.
     void run(const Part& part, const float* x, const float* w, const float* bias, float* y) const;
 
  private:
@@ -75,7 +75,7 @@ class Correlation {
     Steps steps_;
     bool relu_;
     std::vector<Group> groups_;
-    std::vector<int> chunk_ends_;  // of each chunk of groups
+    std::vector<int> chunk_ends_;  // end of each chunk, in groups
 };
 
 }  // namespace gyre::cpu

@@ -35,7 +35,7 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
             loss += static_cast<double>(std::log(sum[lane]) + largest[lane] -
                                         logits[label * kLanes + lane]);
             if (args.label_smoothing > 0.0f) {
-                double others = 0.0;  // how far below the label's the mean logit is
+                double others = 0.0;  // sum over the classes of the label's logit - logit
                 for (int k = 0; k < args.classes; ++k) {
                     others += static_cast<double>(logits[label * kLanes + lane] -
                                                   logits[k * kLanes + lane]);

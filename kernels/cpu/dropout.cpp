@@ -1,5 +1,5 @@
-// Dropout on the CPU, in place, forward and backward alike: x *= mask / (1 - probability). No mask
-// is kept: the backward pass draws the same random numbers again.
+// Dropout on the CPU, in place, the same forward and backward: x *= mask / (1 - probability). The
+// mask is not stored; the backward pass draws the same random numbers again.
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/random_mask.hpp"
 

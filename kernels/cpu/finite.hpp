@@ -1,4 +1,4 @@
-// Gradients that are not finite are reported by the kernels that read them.
+// Reports non-finite gradients from the kernels that read them.
 #pragma once
 
 #include <atomic>
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <limits>
 
-#include "kernels/backend.hpp"
+#include "kernels/ops/backend.hpp"
 
 namespace gyre::cpu {
 
@@ -14,7 +14,7 @@ inline bool finite(float value) {
     return std::abs(value) <= std::numeric_limits<float>::max();
 }
 
-// The last element of g[begin, end) that is not finite, if there is one.
+// Reports the last non-finite element of g[begin, end), if there is one.
 inline void report_not_finite(const FiniteCheck& check, const float* g, std::int64_t begin,
                               std::int64_t end) {
     while (end > begin && finite(g[end - 1])) {

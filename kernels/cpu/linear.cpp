@@ -1,14 +1,14 @@
-// Linear layer on the CPU: y = x w^T + b and its gradients, blocked for the caches.
+// Linear layer on the CPU: y = x w^T + b and its gradients, cache-blocked.
 //
 //   forward:  y[n][o]  = b[o] + sum_f w[o][f] x[n][f]
 //   data:     dx[n][f] = sum_o w[o][f] dy[n][o]
 //   weights:  dw[o][f] = sum_n dy[n][o] x[n][f],  db[o] = sum_n dy[n][o]
 //
-// with a ReLU fused: y = max(y, 0), and dy = 0 where y <= 0, as the backward pass begins.
+// Optionally with a fused ReLU: y = max(y, 0), and backward starts by setting dy = 0 where y <= 0.
 //
-// All three run on the register tile of tile.hpp; n stands for blocks of kLanes images. Large
-// weight matrices are read (or written) once from memory, and the smaller operand stays in the
-// level-2 cache.
+// All three use the register tile of tile.hpp; n counts blocks of kLanes images. Large weight
+// matrices are read (or written) once from memory, and the smaller operand stays in the level-2
+// cache.
 #include <algorithm>
 
 #include "kernels/cpu/ops.hpp"
@@ -19,12 +19,12 @@ namespace {
 
 constexpr int kCacheFloats =
     128 * 1024;                  // the part of a level-2 cache an operand may take: 512 KiB
-constexpr int kPanelRows = 256;  // of w packed at a time for the data gradient
+constexpr int kPanelRows = 256;  // of w, packed at a time for the input gradient
 constexpr int kPanelCols = 256;
-constexpr int kGradientCols = 4 * kLanes;  // columns of dw to a task
+constexpr int kGradientCols = 4 * kLanes;  // columns of dw per task
 constexpr int kLineFloats = 16;            // floats in a cache line
 
-// Asks for rows of a matrix before they are needed: their strides defeat the hardware's prefetcher.
+// Prefetches rows of a matrix, as their strides defeat the hardware prefetcher.
 template <bool kForWriting>
 void prefetch_rows(const float* first, std::ptrdiff_t row_step, int rows, int cols) {
     for (int r = 0; r < rows; ++r) {
@@ -56,7 +56,7 @@ class LinearOp final : public Op {
     void backward_input(const Batch& batch, const OpIo& io) override;
 
  private:
-    // The last columns of a row tile of dw, where they fill no vector.
+    // For the last columns of a row tile of dw, if they do not fill a vector.
     static constexpr std::int64_t kSpillFloats = kTileRows * kLanes;
 
     void input_gradient_panel(int blocks, int first, int width, float* panel, const float* dy,
@@ -68,8 +68,8 @@ class LinearOp final : public Op {
     const Context context_;
     const int in_, out_;
     const bool relu_;
-    const Split rows_;           // of w, in the forward pass and the weights' gradient
-    const int gradient_blocks_;  // whose x fits the workspace
+    const Split rows_;           // of w, in the forward pass and the weight gradient
+    const int gradient_blocks_;  // blocks whose x fits in the workspace
 };
 
 void LinearOp::forward(const Batch& batch, const OpIo& io) {
@@ -129,7 +129,7 @@ void LinearOp::backward_input(const Batch& batch, const OpIo& io) {
     });
 }
 
-// dx of input features [first, first + width), with `panel` for a copy of their weights.
+// Computes dx of input features [first, first + width); `panel` holds a copy of their weights.
 void LinearOp::input_gradient_panel(int blocks, int first, int width, float* panel, const float* dy,
                                     const float* w, float* dx) const {
     const Split depths(out_, kPanelRows), cols(blocks, kTileCols), rows(width, kTileRows);
@@ -151,7 +151,7 @@ void LinearOp::input_gradient_panel(int blocks, int first, int width, float* pan
             for (int tile = 0; tile < rows.parts; ++tile) {
                 const int row = rows.begin(tile);
                 if (group == 0) {
-                    // This tile's share of the next panel.
+                    // Prefetch this tile's share of the next panel.
                     const bool last = part + 1 == depths.parts;
                     const int next_row = last ? 0 : k + depth;
                     const int next_first = last ? first + width : first;
@@ -176,8 +176,8 @@ void LinearOp::input_gradient_panel(int blocks, int first, int width, float* pan
 void LinearOp::backward_params(const Batch& batch, const OpIo& io) {
     const int blocks = block_count(batch.n);
     const int panel_count = (in_ + kGradientCols - 1) / kGradientCols;
-    // More images than an ordinary pass has are those of all ranks (Net::Take): in several parts,
-    // of which each goes on with the sums of those before it.
+    // More images than in an ordinary pass occur only if they are those of all ranks (Net::Take).
+    // They are then processed in several parts, each adding to the sums of those before it.
     context_.pool.parallel_for(panel_count, [&](std::int64_t task, int worker) {
         const int first = static_cast<int>(task) * kGradientCols;
         int done = 0;
@@ -191,11 +191,11 @@ void LinearOp::backward_params(const Batch& batch, const OpIo& io) {
     bias_gradient(blocks, io.dy.f32(), io.grads[1].f32());
 }
 
-// dw of input features [first, first + width), over blocks [first_block, first_block + blocks),
-// added to what is there unless these are the first.
+// Computes dw of input features [first, first + width) over `blocks` blocks from first_block on,
+// and adds it to the sums so far unless first_block = 0.
 void LinearOp::weight_gradient_panel(int first, int width, int first_block, int blocks,
                                      float* panel, const OpIo& io) const {
-    // x of these features with the image as the slowest dimension, [images][kGradientCols].
+    // Transpose x of these features to [images][kGradientCols].
     for (int block = 0; block < blocks; ++block) {
         const float* from =
             io.x.f32() + (std::ptrdiff_t{first_block + block} * in_ + first) * kLanes;

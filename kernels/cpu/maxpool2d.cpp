@@ -1,5 +1,5 @@
-// Max-pooling on the CPU. A training pass saves, for each output, the position of the first largest
-// value within its window (one byte); the backward pass hands the gradient to it.
+// Max-pooling on the CPU. A training pass saves, for each output, the position of the first maximum
+// within its window (one byte); the backward pass routes the gradient there.
 #include <algorithm>
 
 #include "kernels/cpu/ops.hpp"
@@ -50,7 +50,7 @@ class MaxPool2dOp final : public Op {
     static std::uint8_t* saved(const OpIo& io) { return static_cast<std::uint8_t*>(io.saved); }
     std::int64_t in_plane() const { return shape_.in.plane_elems() * kLanes; }
     std::int64_t out_plane() const { return out_.plane_elems() * kLanes; }
-    // Planes of whole blocks, one after another.
+    // Calls body for each plane of all blocks.
     template <typename Body>
     void for_planes(const Batch& batch, Body&& body) {
         context_.pool.parallel_for(std::int64_t{block_count(batch.n)} * out_.channels,

@@ -1,5 +1,5 @@
-// The operations of the CPU. Each has a file of its own, with its kernels, its plan and its Op; a
-// line here makes it known.
+// The CPU's operations. Each has its own file with its kernels, plan and Op, and is registered by a
+// line here.
 #pragma once
 
 #include <memory>
@@ -21,7 +21,7 @@ std::unique_ptr<Op> make_op(const Context&, const AddSpec&, const OpSizes&);
 // y += x (add.cpp).
 void add(const Context&, std::int64_t elems, const float* x, float* y);
 
-// Any other: the CPU has none.
+// Fallback for every other spec: the CPU has no such operation.
 template <typename Spec>
 std::unique_ptr<Op> make_op(const Context&, const Spec&, const OpSizes&) {
     return nullptr;

@@ -1,4 +1,4 @@
-// Zero-padded copies of one block of images, for windows that hang over the edge.
+// Zero-padded copies of one block of images, for windows that extend beyond the edge.
 #pragma once
 
 #include <algorithm>
@@ -10,16 +10,16 @@
 
 namespace gyre::cpu {
 
-// Planes of `height` x `width` pixels in all, of which `before` lines above and columns left are
-// zeros.
+// Padded planes of `height` x `width` pixels including padding, with `before` lines of zeros above
+// and `before` columns of zeros to the left.
 struct PaddedPlane {
     int height = 0, width = 0, before = 0;
     std::int64_t line_floats() const { return std::int64_t{width} * kLanes; }
     std::int64_t plane_floats() const { return height * line_floats(); }
 };
 
-// padded [channels][to.height][to.width][lane]: `shape` with zeros around it. fill(channel, first)
-// writes the channel's pixels, beginning at `first`, with to.line_floats() from line to line.
+// Writes padded [channels][to.height][to.width][lane]: a `shape` block surrounded by zeros.
+// fill(channel, first) writes the channel's pixels from `first` on, with to.line_floats() per line.
 template <typename Fill>
 void pad_block(ThreadPool& pool, const Shape& shape, const PaddedPlane& to, float* padded,
                Fill&& fill) {
@@ -40,7 +40,7 @@ void pad_block(ThreadPool& pool, const Shape& shape, const PaddedPlane& to, floa
     });
 }
 
-// The same of x [channels][height][width][lane].
+// Pads x [channels][height][width][lane].
 inline void pad_block(ThreadPool& pool, const Shape& shape, const PaddedPlane& to, const float* x,
                       float* padded) {
     const std::int64_t line = std::int64_t{shape.width} * kLanes;

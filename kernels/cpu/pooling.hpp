@@ -1,9 +1,9 @@
-// Max-pooling of one plane of one block, and the way of the gradient back; for the operation and
-// for a convolution that is fused with it.
+// Max-pooling of one plane of one block and its backward pass, for the pooling operation and for a
+// convolution fused with it.
 //
-//   y[oh][ow] = max over kh, kw of x[oh*s + kh][ow*s + kw];  NaN wins, as in PyTorch
+//   y[oh][ow] = max over kh, kw of x[oh*s + kh][ow*s + kw];  NaN propagates, as in PyTorch
 //
-// argmax: for each output the position of the first largest value within its window, one byte.
+// argmax: for each output, the position of the first maximum within its window, one byte.
 #pragma once
 
 #include <cstddef>
@@ -29,21 +29,21 @@ void store_lanes(T* p, Lanes v) {
     std::memcpy(p, &v, sizeof v);
 }
 
-// Windows of kernel x kernel pixels, `stride` apart; `line` floats from one line of x to the next,
-// rows x cols of them.
+// rows x cols windows of kernel x kernel pixels, `stride` apart, with `line` floats from one line
+// of x to the next.
 struct Windows {
     int kernel, stride;
     std::ptrdiff_t line;
     int rows, cols;
 };
 
-// The largest value so far of a window, and its position.
+// The running maximum of a window and its position.
 struct Largest {
-    Vec value;  // at first that of position 0
+    Vec value;  // initially the value at position 0
     IntVec where = {};
 
     void take(Vec v, int position) {
-        // Of both conditions in one g++ 12 makes slower code.
+        // g++ 12 generates slower code if the two conditions are combined.
         where = v > value ? IntVec{} + position : where;
         value = v > value ? v : value;
         where = v != v ? IntVec{} + position : where;
@@ -55,18 +55,18 @@ struct Largest {
     }
 };
 
-// kWindow: the kernel's extent where it is known to the compiler, else 0. argmax is written with
-// kKeep. What may be fused with it: x is multiplied by factor [kLanes] first (kScaled), and
-// y = max(y, 0) (kRelu).
+// kWindow: the kernel's extent if known at compile time, else 0. kKeep: argmax is written.
+// Operations that may be fused: kScaled multiplies x by factor [kLanes] first, and kRelu applies
+// y = max(y, 0) last.
 template <int kWindow, bool kScaled, bool kRelu, bool kKeep>
 void pool_windows(const Windows& all, const float* x, const float* factor, float* y,
                   std::uint8_t* argmax) {
-    const Windows windows = all;  // a copy, which no store can change
+    const Windows windows = all;  // a local copy, which stores cannot alias
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
     for (int row = 0; row < windows.rows; ++row) {
         const float* corner = x + row * windows.stride * windows.line;
         for (int col = 0; col < windows.cols; ++col) {
-            // Of the next row: lines this short defeat the hardware's prefetcher.
+            // Prefetch the next row: lines this short defeat the hardware prefetcher.
             for (int k = 0; k < kernel * kernel; ++k) {
                 __builtin_prefetch(corner + (k / kernel + windows.stride) * windows.line +
                                    k % kernel * kLanes);
@@ -105,8 +105,8 @@ PoolFunction pool_function(int kernel, bool relu) {
                 : pool_function_of<kScaled, false, kKeep>(kernel);
 }
 
-// dx of the windows from dy, which is 0 where y <= 0 unless y is null. Pixels outside all windows
-// are left as they are, and where windows overlap dx must hold zeros.
+// Computes dx of the windows from dy, which counts as 0 where y <= 0 unless y is null. Pixels
+// outside all windows are not written; if windows overlap, dx must be zeroed beforehand.
 template <int kWindow>
 void unpool_windows(const Windows& all, const float* dy, const float* y, const std::uint8_t* argmax,
                     float* dx) {
@@ -144,7 +144,7 @@ inline UnpoolFunction unpool_function(int kernel) {
     return kernel == 2 ? &unpool_windows<2> : kernel == 3 ? &unpool_windows<3> : &unpool_windows<0>;
 }
 
-// Whether every input belongs to exactly one window, so that no zeros need be laid first.
+// Whether each input belongs to exactly one window, so that dx need not be zeroed first.
 inline bool windows_cover(const MaxPool2dShape& shape) {
     const Shape out = shape.out();
     return shape.stride == shape.kernel && out.height * shape.stride == shape.in.height &&

@@ -1,12 +1,12 @@
-// The random numbers of dropout: an element is kept where its word >= probability * 2^32, and then
-// scaled by 1 / (1 - probability). They are keyed by (seed, layer, epoch, image, element), so that
-// each pass draws the same ones.
+// Dropout's random numbers: an element is kept if its word >= probability * 2^32, and is then
+// scaled by 1 / (1 - probability). They are keyed by (seed, layer, epoch, image, element), so every
+// pass draws the same numbers.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
-#include "kernels/base/philox.hpp"
+#include "base/philox.hpp"
 #include "kernels/cpu/simd.hpp"
 #include "kernels/ops/dropout.hpp"
 #include "kernels/ops/op.hpp"
@@ -20,7 +20,7 @@ class RandomMask {
           largest_dropped_(largest_dropped_word(probability)),
           keep_(kept_factor(probability)) {}
 
-    // The factors of words 4 * group ... 4 * group + 3 for one block of a batch's images.
+    // The factors of words [4 * group, 4 * group + 4) for one block of a batch's images.
     class Block {
      public:
         Block(const RandomMask& mask, const Batch& batch, int block)
@@ -37,7 +37,7 @@ class RandomMask {
             const std::uint32_t largest_dropped = mask_.largest_dropped_;
             const float keep = mask_.keep_;
             std::uint32_t word_of[4][kLanes];
-            for (int lane = 0; lane < kLanes; ++lane) {  // all lanes, so that it vectorises
+            for (int lane = 0; lane < kLanes; ++lane) {  // all lanes, so that the loop vectorises
                 const Philox4 random = stream.group(sample_[lane], group);
                 for (int i = 0; i < 4; ++i) {
                     word_of[i][lane] = random.word[i];

@@ -1,4 +1,4 @@
-// ReLU on the CPU, in place: y = max(x, 0), NaN stays NaN; dx = dy where y > 0, else 0.
+// ReLU on the CPU, in place: y = max(x, 0), where NaN stays NaN; dx = dy where y > 0, else 0.
 #include "kernels/cpu/ops.hpp"
 
 namespace gyre::cpu {

@@ -1,8 +1,8 @@
 // Vector types of the CPU kernels.
 //
 // Activations are stored with the image as the fastest dimension: [block][channel][row][column]
-// [lane], kLanes images to a block. A vector register then holds one position of several images,
-// so every layer vectorises whatever its width, and weights are scalars that are broadcast.
+// [lane], kLanes images per block. A vector register thus holds one position of several images, so
+// every layer vectorises regardless of its width, and weights are broadcast scalars.
 #pragma once
 
 #include <cstddef>
@@ -14,9 +14,9 @@ namespace gyre::cpu {
 
 inline constexpr int kLanes = 16;  // images per block, the same on every machine
 
-// Floats per vector register, and the register tile: kTileRows output channels of kTileCols pixels
-// (or image blocks), of which it holds kTileVecs registers at a time. The accumulators leave room
-// for an operand of each column and one weight: 6 x 4 of 32 registers, 6 x 2 of 16.
+// Floats per vector register, and the register tile: kTileRows output channels by kTileCols pixels
+// (or image blocks), kTileVecs registers of each at a time. The accumulators leave room for one
+// operand per column and one weight: 6 x 4 of 32 registers, 6 x 2 of 16.
 inline constexpr int kTileRows = 6;
 #if defined(__AVX512F__)
 inline constexpr int kRegisters = 32, kVec = 16, kTileCols = 4, kTileVecs = 1;
@@ -41,8 +41,8 @@ inline void store(float* p, Vec v) {
 inline Vec broadcast(float x) {
     return x - Vec{};
 }
-// Keeps g++ from loading a value again for each of its uses, which saves a register that the tiles
-// can spare.
+// Keeps g++ from reloading a value for each of its uses, which saves a register that the tiles do
+// not need.
 inline void load_once(Vec& v) {
 #if defined(__AVX512F__)
     asm("" : "+v"(v));
@@ -57,7 +57,7 @@ inline Vec clip_below_zero(Vec v) {
     return v <= 0.0f ? Vec{} : v;
 }
 
-// Its gradient: d where y > 0 (or NaN), else 0.
+// ReLU's gradient: d where y > 0 (or NaN), else 0.
 inline Vec pass_above_zero(Vec y, Vec d) {
     return y <= 0.0f ? Vec{} : d;
 }
@@ -73,8 +73,8 @@ inline float lane_sum(Vec v) {
     return part[0];
 }
 
-// One step of a transposition: squares of kStep x kStep beside the diagonal change places. low and
-// high are rows kStep apart.
+// One step of a transposition: swaps off-diagonal squares of kStep x kStep. low and high are rows
+// kStep apart.
 template <int kStep, int... kLane>
 [[gnu::always_inline]] inline void exchange(Vec& low, Vec& high,
                                             std::integer_sequence<int, kLane...>) {
@@ -94,8 +94,8 @@ template <int kStep>
         transpose_registers<kStep / 2>(rows);
     }
 }
-// to [lane][row] = from [row][lane]: kLanes x kLanes floats, lines so many floats apart. Rows from
-// `rows` on are zeros.
+// to [lane][row] = from [row][lane], kLanes x kLanes floats; from_line and to_line are strides in
+// floats. Rows from `rows` on are taken as zero.
 inline void transpose(const float* from, std::ptrdiff_t from_line, int rows, float* to,
                       std::ptrdiff_t to_line) {
     for (int row = 0; row < kLanes; row += kVec) {

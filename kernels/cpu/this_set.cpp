@@ -1,5 +1,5 @@
-// What this compilation of the kernels offers.
-#include "kernels/cpu_kernels.hpp"
+// The kernels as compiled for one instruction set, as a table.
+#include "kernels/cpu/cpu_kernels.hpp"
 
 #include <algorithm>
 
@@ -13,7 +13,7 @@ Backend* make_backend(int threads) {
 }
 
 double measure_peak() {
-    constexpr int kChains = 12;  // latency x throughput of every core today, and fits 16 registers
+    constexpr int kChains = 12;  // latency x throughput of current cores; fits 16 registers
     constexpr int kRounds = 2'000'000;
     double best = 0.0;
     for (int run = 0; run < 10; ++run) {
@@ -33,7 +33,7 @@ double measure_peak() {
         for (int i = 1; i < kChains; ++i) {
             sums[0] += sums[i];
         }
-        values[0] = sums[0][0];  // or nothing need be computed
+        values[0] = sums[0][0];  // keeps the sums from being optimised away
         best = std::max(best, 2.0 * kRounds * kChains * kVec / seconds / 1e9);
     }
     return best;
@@ -42,7 +42,7 @@ double measure_peak() {
 }  // namespace
 }  // namespace gyre::cpu
 
-// The only name of this compilation that the others see.
+// The only symbol of this compilation that others refer to.
 extern "C" const gyre::CpuKernels GYRE_CPU_KERNELS;
 const gyre::CpuKernels GYRE_CPU_KERNELS = {GYRE_CPU_NAME, GYRE_CPU_TITLE, gyre::cpu::kVec,
                                            &gyre::cpu::make_backend, &gyre::cpu::measure_peak};

@@ -5,8 +5,8 @@
 namespace gyre::cpu {
 namespace {
 
-// Most is about what falling asleep and being woken cost. Where spinning was in vain, others use
-// the processors: it only takes time from them.
+// The maximum is about the cost of falling asleep and being woken. If spinning recently failed,
+// other threads are using the processors and spinning only takes time from them.
 constexpr std::chrono::nanoseconds kLeastSpin{3000}, kMostSpin{50000};
 
 void pause() {
@@ -17,7 +17,7 @@ void pause() {
 #endif
 }
 
-// Whether it came true within so long, which is then made longer, or else shorter.
+// Returns whether the condition came true within `spin`; lengthens `spin` if so, else shortens it.
 template <typename Condition>
 bool spin_until(Condition&& condition, std::chrono::nanoseconds& spin) {
     const auto end = std::chrono::steady_clock::now() + spin;
@@ -91,7 +91,7 @@ void ThreadPool::work(int worker) {
             return;
         }
         if ((state & kOpen) == 0 || !state_.compare_exchange_strong(state, state + 1)) {
-            continue;  // it was closed meanwhile, or somebody else came or went
+            continue;  // the job was closed meanwhile, or another worker joined or left
         }
         seen = state / kGeneration;
         take_tasks(job_, worker);

@@ -1,7 +1,7 @@
-// Splits independent tasks over the worker threads of one rank. With one thread it is a plain loop.
+// Distributes independent tasks over one rank's worker threads. With one thread it is a plain loop.
 //
-// Whoever waits spins for some tens of microseconds, which is how long the pauses within a step
-// are, and then sleeps. A job needs no worker: one that is late, because others use its processor,
+// Waiting threads spin for some tens of microseconds, about as long as the pauses within a step,
+// and then sleep. A job does not need every worker: one that is late because its processor is busy
 // finds the job closed and is not waited for.
 #pragma once
 
@@ -26,8 +26,8 @@ class ThreadPool {
     int threads() const { return static_cast<int>(workers_.size()) + 1; }
 
     // Calls task(i, worker) once for each i in [0, count); returns when all are done. Which worker
-    // (0 <= worker < threads()) gets which task is not fixed, so a task must not care. A task must
-    // not throw.
+    // (0 <= worker < threads()) runs which task is not deterministic, so results must not depend on
+    // it. Tasks must not throw.
     template <typename Task>
     void parallel_for(std::int64_t count, Task&& task) {
         if (workers_.empty() || count <= 1) {
@@ -43,7 +43,7 @@ class ThreadPool {
     }
 
  private:
-    // What std::function would allocate memory for.
+    // A type-erased reference to the task; std::function would allocate.
     struct Job {
         void (*call)(const void* task, std::int64_t i, int worker);
         const void* task;
@@ -53,17 +53,17 @@ class ThreadPool {
     void work(int worker);
     void take_tasks(const Job& job, int worker);
 
-    // Of the state: how many workers are at the job; whether more may come; the job's number.
+    // Bits of the state: the number of workers at the job; whether more may join; the job's number.
     static constexpr std::uint64_t kOpen = 1 << 16, kStop = 1 << 17, kGeneration = 1 << 18;
 
     std::vector<std::thread> workers_;
-    std::chrono::nanoseconds spin_;  // of who called run
+    std::chrono::nanoseconds spin_;  // of the thread that called run
     Job job_{};                      // written while no worker is at a job
     alignas(64) std::atomic<std::uint64_t> state_{0};
     alignas(64) std::atomic<std::int64_t> next_{0};
-    // For those that sleep.
+    // For sleeping threads.
     alignas(64) std::atomic<int> sleeping_{0};  // workers
-    std::atomic<bool> waiting_{false};          // who called run
+    std::atomic<bool> waiting_{false};          // the thread that called run sleeps
     std::mutex mutex_;
     std::condition_variable start_, done_;
 };

@@ -1,13 +1,13 @@
-// The register tile that does the arithmetic of every forward and data-gradient kernel.
+// The register tile: the inner loop of all forward and input-gradient kernels.
 //
 //   y[r][c][lane] = start[r] + sum over i, j, k of
 //       w[r * w_row + i * w_step[0] + j * w_step[1] + k * w_step[2]] *
 //       x[c][i * x_step[0] + j * x_step[1] + k * x_step[2] + lane]
 //
-// For a convolution r counts output channels, c pixels and (i, j, k) input channel and window; for
-// a linear layer c counts blocks of images and k input features; for a linear layer's weight
-// gradient c counts groups of 16 input features and (j, k) images. Weights are broadcast, so they
-// may lie anywhere. R x C x kTileVecs accumulators stay in registers.
+// In a convolution, r counts output channels, c pixels and (i, j, k) input channel and window
+// position; in a linear layer, c counts blocks of images and k input features; in a linear layer's
+// weight gradient, c counts groups of 16 input features and (j, k) images. Weights are broadcast,
+// so their strides are arbitrary. R x C x kTileVecs accumulators stay in registers.
 #pragma once
 
 #include <algorithm>
@@ -31,11 +31,11 @@ struct TileOperands {
     std::ptrdiff_t y_row = 0;
     const float* start = nullptr;  // [rows]: the bias; null: zeros, or y itself with `accumulate`
     bool accumulate = false;       // y += instead of y =
-    bool relu = false;             // and last y = max(y, 0)
+    bool relu = false;             // y = max(y, 0) at the end
 };
 
-// The sums of the formula. kColumns: count[2] where it is known to the compiler and x and w lie one
-// after another, as in a window; else 0.
+// Adds the products of the formula. kColumns: count[2] if known at compile time and x and w are
+// contiguous, as in a window; else 0.
 template <int R, int C, int kColumns>
 [[gnu::always_inline]] inline void add_products(const TileLoops& loops, const float* const (&x)[C],
                                                 const float* const (&w)[R],
@@ -68,7 +68,7 @@ template <int R, int C, int kColumns>
 
 template <int R, int C>
 void run_tile(const TileLoops& loops, const TileOperands& op) {
-    constexpr int V = C * kTileVecs;  // registers to a row; v / kTileVecs is the column
+    constexpr int V = C * kTileVecs;  // registers per row; v / kTileVecs is the column
     for (int lane = 0; lane < kLanes; lane += kTileVecs * kVec) {
         Vec acc[R][V];
         for (int r = 0; r < R; ++r) {
@@ -87,8 +87,8 @@ void run_tile(const TileLoops& loops, const TileOperands& op) {
         for (int r = 0; r < R; ++r) {
             w[r] = op.w + r * op.w_row;
         }
-        // A row of a window is short beside the loop around it where a tile is small; unrolled, a
-        // large one has not enough registers.
+        // A window's row is short compared with the overhead of its loop, so small tiles unroll it;
+        // large tiles would run out of registers.
         const bool window = kRegisters == 16 && loops.x_step[2] == kLanes && loops.w_step[2] == 1;
         if (window && loops.count[2] == 5) {
             add_products<R, C, 5>(loops, x, w, acc);
@@ -112,10 +112,10 @@ void run_tile(const TileLoops& loops, const TileOperands& op) {
 
 using TileFunction = void (*)(const TileLoops&, const TileOperands&);
 
-// rows: 1 ... kTileRows, cols: 1 ... kTileCols.
+// 1 <= rows <= kTileRows, 1 <= cols <= kTileCols.
 TileFunction tile_function(int rows, int cols);
 
-// Divides `total` into the fewest parts of at most `most`, as equal as they can be: part p covers
+// Divides `total` into the fewest parts of at most `most`, as equal as possible: part p covers
 // [begin(p), begin(p + 1)).
 struct Split {
     Split(int total_, int most)
@@ -129,10 +129,10 @@ struct Split {
     int total, parts;
 
  private:
-    int least_, larger_;  // the first parts have one more
+    int least_, larger_;  // the first parts have one element more
 };
 
-// A matrix product by the register tile, rows divided by kTileRows and columns by kTileCols:
+// A matrix product by the register tile, in tiles of kTileRows rows and kTileCols columns:
 //
 //   y[r * y_row + c * kLanes + lane] = (or +=) sum over k of
 //       w[r * w_row + k * w_step] * x[k * x_step + c * kLanes + lane]
@@ -146,7 +146,7 @@ struct TileProduct {
     int depth = 0;
     bool accumulate = false;
 
-    // Rows of the parts [first, last); w and y are those of the first of them.
+    // Computes the rows of parts [first, last); w and y start at the first of them.
     void run(const Split& rows, int first, int last, const Split& cols) const {
         TileLoops loops;
         loops.count = {1, 1, depth};

@@ -1,4 +1,4 @@
-// Functions of whole vectors on the CPU: clipping to a norm, sums, and 16-bit types.
+// Functions on whole vectors on the CPU: clipping to a norm, sums and 16-bit conversions.
 #include <cmath>
 #include <type_traits>
 
@@ -9,7 +9,7 @@
 namespace gyre::cpu {
 
 void CpuBackend::clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& check) {
-    // One sum for each range, added in order: the same for any number of threads.
+    // One sum per range, added in order, so the result is the same for any number of threads.
     sums_.assign(static_cast<std::size_t>((elems + Context::kRange - 1) / Context::kRange), 0.0);
     context_.for_ranges(elems, [&](std::int64_t begin, std::int64_t end) {
         double sum = 0.0;
@@ -42,7 +42,7 @@ void CpuBackend::add(std::int64_t elems, const float* x, float* y) {
 
 namespace {
 
-// body(begin, end, type as a constant), over all ranges.
+// Calls body(begin, end, type as a compile-time constant) over all ranges.
 template <typename Body>
 void for_ranges_of(const Context& context, DataType type, std::int64_t elems, const Body& body) {
     using Bfloat16 = std::integral_constant<DataType, DataType::bfloat16>;

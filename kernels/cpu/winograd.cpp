@@ -1,5 +1,5 @@
-// The operation: forward and input gradient run tile by tile, a few at a time, whose points stay in
-// the level-2 cache; at each point the sum over the channels is a product of matrices.
+// The Winograd operation. Forward and input gradient process a few tiles at a time, whose points
+// stay in the level-2 cache; at each point, the sum over the channels is a matrix product.
 #include "kernels/cpu/winograd.hpp"
 
 #include <algorithm>
@@ -9,8 +9,8 @@
 namespace gyre::cpu {
 namespace {
 
-constexpr std::ptrdiff_t kInputFloats = 160 * 1024;  // of transformed tiles at a time: 640 KiB
-constexpr std::ptrdiff_t kOutputFloats = 48 * 1024;  // of their products: 192 KiB
+constexpr std::ptrdiff_t kInputFloats = 160 * 1024;  // transformed tiles at a time: 640 KiB
+constexpr std::ptrdiff_t kOutputFloats = 48 * 1024;  // their products: 192 KiB
 constexpr int kMostTiles = 4;
 
 template <int K>
@@ -45,7 +45,7 @@ class WinogradOp final : public Op {
  private:
     static constexpr int kPoints = WinogradTiles<K>::kPoints;
 
-    // The sums over the channels of `from` of some tiles, for the channels of `to`.
+    // Sums over the channels `from` for the channels `to`, for a group of tiles.
     struct Direction {
         Direction(int from_, int to, int most_tiles)
             : from(from_), tiles(most_tiles), rows(to, kTileRows) {
@@ -63,13 +63,13 @@ class WinogradOp final : public Op {
         std::int64_t worker_floats() const { return kPoints * (input_point() + output_point()); }
         const int from, tiles;
         const Split rows;
-        int row_parts;  // at a time
+        int row_parts;  // row parts processed at a time
     };
     static int tiles_at_once(int channels) {
         return static_cast<int>(std::clamp<std::ptrdiff_t>(
             kInputFloats / (std::ptrdiff_t{kPoints} * channels * kLanes), 1, kMostTiles));
     }
-    // Fewer where there would be too few tasks for the threads.
+    // Uses fewer tiles if there would be too few tasks for the threads.
     int forward_tiles(const OpSizes& sizes) const {
         const int threads = context_.pool.threads();
         const int all = tiles_.count() * std::max(1, block_count(sizes.train_images));
@@ -81,8 +81,8 @@ class WinogradOp final : public Op {
         return WinogradTiles<K>::point_step(out_.channels * padded_channels());
     }
     void transform_weights(const float* w, float* to) const;
-    // finish(row, points of it) for each row, from the transformed tiles at `input`, behind which
-    // there is memory for the products.
+    // Calls finish(row, its points) for each row, computed from the transformed tiles at `input`,
+    // which is followed by memory for the products.
     template <typename Finish>
     void multiply(const Direction& direction, int count, const float* weights, std::ptrdiff_t w_row,
                   std::ptrdiff_t w_step, float* input, Finish&& finish) const;
@@ -90,13 +90,13 @@ class WinogradOp final : public Op {
                              const float* unfused, float* memory) const;
 
     const Context context_;
-    const Shape in_, out_;  // of the convolution alone
+    const Shape in_, out_;  // of the convolution without its tail
     const Conv2dTail tail_;
     const WinogradTiles<K> tiles_;
     const WinogradWeights<K> weights_;
     const Direction forward_, backward_;
-    // Lines of tiles whose input gradients one task adds to dx. The tiles of neighbouring bands
-    // overlap: even ones go first, so that the order of the sums does not depend on the threads.
+    // Lines of tiles whose input gradients one task adds to dx. Tiles of neighbouring bands
+    // overlap, so even bands go first and the order of summation does not depend on the threads.
     const int band_rows_;
 };
 
@@ -155,7 +155,7 @@ template <int K>
 void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
     tail_.draw_factors(context_, batch, io.saved);
     float* const weights = context_.workspace.shared();
-    float* const outputs = weights + kPoints * weight_point();  // of a block, with the tail apart
+    float* const outputs = weights + kPoints * weight_point();  // of a block, before the tail
     transform_weights(io.params[0].f32(), weights);
     const Split groups(tiles_.count(), forward_.tiles);
     const std::ptrdiff_t plane = in_.plane_elems() * kLanes;
@@ -195,7 +195,7 @@ void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
 template <int K>
 void WinogradOp<K>::backward_input(const Batch& batch, const OpIo& io) {
     float* const weights = context_.workspace.shared();
-    float* const unfused = weights + kPoints * weight_point();  // of a block, with the tail apart
+    float* const unfused = weights + kPoints * weight_point();  // of a block, before the tail
     transform_weights(io.params[0].f32(), weights);
     const int blocks = block_count(batch.n);
     const int at_once = tiles_.tail_apart() ? 1 : blocks;
@@ -223,7 +223,7 @@ void WinogradOp<K>::input_gradient_band(const OpIo& io, int block, int band, con
     float* const dx = io.dx.f32() + std::ptrdiff_t{block} * in_.channels * plane;
     const int top = band * band_rows_, bottom = std::min(tiles_.down(), top + band_rows_);
     if (band % 2 == 0) {
-        // Of this band and the next, before anything is added.
+        // Zeroes dx of this band and the next before anything is added.
         const auto line_of = [&](int row) {
             return row == 0               ? 0
                    : row >= tiles_.down() ? in_.height

@@ -9,8 +9,8 @@
 
 namespace gyre::cpu {
 
-// Whether the transforms, which grow with the channels, cost less than the products saved, which
-// grow with their product.
+// Whether the transforms, whose cost grows with the number of channels, cost less than the products
+// they save, which grow with the product of input and output channels.
 inline bool winograd_pays(const Conv2dShape& shape) {
     const bool known = shape.stride == 1 && shape.padding < shape.kernel;
     return known && ((shape.kernel == 3 && shape.in.channels >= 16 && shape.out_channels >= 16) ||

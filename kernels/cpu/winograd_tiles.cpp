@@ -5,7 +5,7 @@ namespace {
 
 constexpr int kTile = 4;
 
-// The gradient of a tile of outputs, where each is an output of the operation too.
+// Reads the gradients of a tile of outputs if each is also an output of the operation.
 void read_outputs(const Conv2dTail::Gradient& from, std::ptrdiff_t at, std::ptrdiff_t line,
                   int rows, int cols, Vec (&v)[kTile][kTile]) {
     for (int i = 0; i < kTile; ++i) {
@@ -18,7 +18,7 @@ void read_outputs(const Conv2dTail::Gradient& from, std::ptrdiff_t at, std::ptrd
     }
 }
 
-// The same where the operation takes the largest of each 2 x 2.
+// Reads the gradients of a tile of outputs if the operation takes the maximum of each 2 x 2.
 void read_windows(const Conv2dTail::Gradient& from, std::ptrdiff_t at, std::ptrdiff_t line,
                   int rows, int cols, Vec (&v)[kTile][kTile]) {
     for (int i = 0; i < kTile; i += 2) {

@@ -1,7 +1,7 @@
-// Between the tensors of one block of images and the points of their tiles
-// (winograd_transforms.hpp): where the tiles of 4 x 4 outputs lie, how they are read with zeros
-// around the image, and what is fused with the convolution, applied as its outputs are written and
-// their gradients read.
+// Conversion between the tensors of one block of images and the points of their tiles
+// (winograd_transforms.hpp): the positions of the tiles of 4 x 4 outputs, zero padding around the
+// image, and the fused tail, which is applied as outputs are written and as their gradients are
+// read.
 #pragma once
 
 #include "kernels/cpu/conv2d_tail.hpp"
@@ -14,8 +14,8 @@ class WinogradTiles {
  public:
     static constexpr int kTile = Transforms<K>::kTile, kExtent = Transforms<K>::kExtent;
     static constexpr int kPoints = kExtent * kExtent;
-    // Floats from one point to the next where each has so many: a line more, so that not all points
-    // of a tile fall into the same set of a cache.
+    // Floats from one point to the next if each has `floats`: one line more, so that the points of
+    // a tile do not all map to the same cache set.
     static constexpr std::ptrdiff_t point_step(std::ptrdiff_t floats) { return floats + kLanes; }
 
     // Keeps a reference to the tail.
@@ -23,36 +23,36 @@ class WinogradTiles {
 
     int down() const { return (out_.height + kTile - 1) / kTile; }
     int across() const { return (out_.width + kTile - 1) / kTile; }
-    // Of the input, that a line of tiles reads from on; may be in the padding.
+    // The first input line that a row of tiles reads; may be in the padding.
     int first_line(int row) const { return row * kTile - padding_; }
     int count() const { return down() * across(); }
-    // Whether the tail's windows do not fill tiles, so that it takes all outputs of a channel.
+    // Whether the tail's windows do not fit the tiles, so that it needs a channel's whole output.
     bool tail_apart() const { return place_ == Place::apart; }
 
     // points [kPoints][lane], `step` apart, = B^T x B of a tile of a channel's plane.
     void input(const float* plane, int tile, float* points, std::ptrdiff_t step) const;
-    // The same of 16 channels, of which `channels` exist, with the channel as the fastest
-    // dimension: points [kPoints][lane][channel], lanes `lane_step` apart. scratch: kScratch
-    // floats.
+    // The same for 16 channels, of which the first `channels` exist, with the channel as the
+    // fastest dimension: points [kPoints][lane][channel], lanes `lane_step` apart.
+    // scratch: [kScratch].
     static constexpr std::int64_t kScratch = std::int64_t{kPoints} * kLanes * kLanes;
     void input_by_channel(const float* planes, int channels, int tile, float* scratch,
                           float* points, std::ptrdiff_t step, std::ptrdiff_t lane_step) const;
-    // points = A dy A^T, dy the gradient of the convolution's outputs. sum [lane]: += its sum.
+    // points = A dy A^T, dy: the gradient of the convolution's outputs. sum [lane] += its sum.
     void gradient(const Conv2dTail::Gradient& from, int tile, float* points, std::ptrdiff_t step,
                   float* sum) const;
-    // A channel of the convolution's outputs, = A^T points A + bias, and what the tail makes of it;
-    // with the tail apart, outputs go to to.y as they are.
+    // Computes a tile of one channel of the convolution's outputs, A^T points A + bias, and applies
+    // the tail; if the tail is applied separately, the outputs are written to to.y unchanged.
     void output(const float* points, std::ptrdiff_t step, int tile, int channel, float bias,
                 const Conv2dTail::Output& to) const;
     // plane += B points B^T.
     void input_gradient(const float* points, std::ptrdiff_t step, int tile, float* plane) const;
 
  private:
-    // What is applied to a tile: ReLU and dropout; pooling by 2 x 2 too; or nothing.
+    // The operations applied to a tile: ReLU and dropout; also 2 x 2 pooling; or none.
     enum class Place { tile, window, apart };
     static Place place_of(const Conv2dTail& tail);
-    // Where a tile's inputs lie in a plane: floats from its beginning, and the lines and columns
-    // that are not padding.
+    // The position of a tile's inputs in a plane: offset in floats, and the lines and columns
+    // outside the padding.
     struct Window {
         std::ptrdiff_t at;
         int i0, i1, j0, j1;

@@ -1,25 +1,25 @@
-// The transforms of Winograd's minimal filtering F(4 x 4, K x K), a way to compute a tile of 4 x 4
-// outputs of a convolution from N x N inputs, N = K + 3, with N * N products for each pair of
-// channels where the formula has 16 * K * K (Lavin and Gray, "Fast algorithms for convolutional
-// neural networks", CVPR 2016):
+// The transforms of Winograd's minimal filtering F(4 x 4, K x K), which computes a tile of 4 x 4
+// outputs of a convolution from N x N inputs, N = K + 3, with N * N products per pair of channels
+// instead of 16 * K * K (Lavin and Gray, "Fast algorithms for convolutional neural networks", CVPR
+// 2016):
 //
 //   y tile [4][4] = A^T [ sum over c of (G w[o][c] G^T) * (B^T x[c] tile [N][N] B) ] A
 //
-// Being bilinear, it gives both gradients by its adjoint maps:
+// As it is bilinear, its adjoint maps give both gradients:
 //
 //   dx[c] tile += B [ sum over o of (G w[o][c] G^T) * (A dy[o] tile A^T) ] B^T
 //   dw[o][c] = G^T [ sum over tiles of (A dy[o] tile A^T) * (B^T x[c] tile B) ] G
 //
 // As in Toom and Cook's multiplication of polynomials, row i of A and G evaluates a polynomial at a
-// point x_i, and B^T interpolates: with M(x) = product of (x - x_i) over the finite points,
+// point x_i, and B^T interpolates. With M(x) = product of (x - x_i) over the finite points,
 //
 //   A[i][k] = x_i^k,   G[i][k] = x_i^k / M'(x_i),   B^T[i] = coefficients of M(x) / (x - x_i)
 //
-// and for the point at infinity the coefficient of the highest power, and M itself. Points come in
-// pairs +-p beside 0 and infinity, which share all odd and all even terms.
+// and for the point at infinity the coefficient of the highest power, and M itself. Besides 0 and
+// infinity, points come in pairs +-p, whose odd and even terms are shared.
 //
-// Rounding grows with the points' spread: of those with small numerators and denominators these had
-// the least error, for forward and gradients together. tests/products_test.cpp bounds it.
+// Rounding errors grow with the spread of the points. Of points that are small fractions, these had
+// the least error over forward and gradients (bounded by tests/kernels/products_test.cpp).
 #pragma once
 
 #include <algorithm>
@@ -42,10 +42,10 @@ template <int K>
 struct Coefficients {
     static constexpr int kPairs = (K + 1) / 2, kPowers = std::max(K, 4);
     using Row = std::array<float, kPairs + 1>;
-    Row all{};                         // of M(x) / x = product of (x^2 - p^2), by powers of x^2
-    std::array<Row, kPairs> others{};  // of the same without one pair
+    Row all{};                         // M(x) / x = product of (x^2 - p^2), by powers of x^2
+    std::array<Row, kPairs> others{};  // the same product without one pair
     std::array<float, kPairs> at{};
-    // p^k for each pair, and p^k / M'(p); 1 / M'(0).
+    // p^k for each pair, p^k / M'(p) for each pair, and 1 / M'(0).
     std::array<std::array<float, kPowers>, kPairs> powers{}, scaled{};
     float zero_scale = 0.0f;
 
@@ -86,8 +86,8 @@ struct Coefficients {
     }
 };
 
-// The six maps along one axis. Index 0 is the point 0, 2i + 1 and 2i + 2 are +-p, the last
-// infinity.
+// The six maps along one axis. Index 0 is the point 0, indices 2i + 1 and 2i + 2 are +-p, and the
+// last is infinity.
 template <int K>
 struct Transforms {
     static constexpr int kTile = 4;        // outputs
@@ -173,7 +173,7 @@ struct Transforms {
             to[2 * i + 2] = even - odd;
         }
     }
-    // Its adjoint: to[k] = sum over +-p of factors[p][k] (+-1)^k from[+-p].
+    // The adjoint of evaluate(): to[k] = sum over +-p of factors[p][k] (+-1)^k from[+-p].
     template <int kTerms>
     [[gnu::always_inline]] static void interpolate(const Vec (&from)[kExtent], Vec (&to)[kTerms],
                                                    float zero_scale, const Factors& factors) {
@@ -197,7 +197,7 @@ struct Transforms {
     }
 };
 
-// Both axes: put(i, j, v), v [To][To] = map(map(get [From][From])^T)^T.
+// Applies map along both axes: put(i, j, v), v [To][To] = map(map(get [From][From])^T)^T.
 template <int From, int To, typename Get, typename Map, typename Put>
 [[gnu::always_inline]] inline void transform_2d(Get&& get, Map&& map, Put&& put) {
     Vec half[To][From];

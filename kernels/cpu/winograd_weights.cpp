@@ -5,8 +5,8 @@
 namespace gyre::cpu {
 namespace {
 
-constexpr std::ptrdiff_t kCacheFloats = 160 * 1024;      // of a transformed x: 640 KiB
-constexpr std::ptrdiff_t kSumsFloats = 4 * 1024 * 1024;  // of all sums: 16 MiB
+constexpr std::ptrdiff_t kCacheFloats = 160 * 1024;      // transformed x: 640 KiB
+constexpr std::ptrdiff_t kSumsFloats = 4 * 1024 * 1024;  // all sums: 16 MiB
 constexpr int kMostSums = 16, kMostParts = 4;
 
 }  // namespace
@@ -41,7 +41,7 @@ template <int K>
 void WinogradWeights<K>::run(int blocks, const OpIo& io) const {
     float* const sums = context_.workspace.shared();
     const Split shares(blocks, std::max(1, (blocks + most_sums_ - 1) / most_sums_));
-    // Where there are fewer than threads, rows are divided, too; each part transforms x for itself.
+    // If there are fewer shares than threads, rows are divided too; each part transforms x itself.
     const int wanted = (context_.pool.threads() + shares.parts - 1) / shares.parts;
     const Split parts(rows_.parts, std::max(1, rows_.parts / wanted));
     context_.pool.parallel_for(

@@ -1,9 +1,9 @@
-// The gradients of weights and bias of a convolution by Winograd's filtering:
+// The weight and bias gradients of a convolution by Winograd's filtering:
 //
 //   dw[o][c] = G^T [ sum over images and tiles of (A dy[o] A^T) * (B^T x[c] B) ] G
 //
-// For each point the sum is a product of matrices, over all lanes of some tiles at a time. Input
-// channels are its columns: the transformed x has them as the fastest dimension.
+// For each point, the sum is a matrix product over all lanes of a group of tiles. Its columns are
+// input channels, which are the fastest dimension of the transformed x.
 #pragma once
 
 #include "kernels/cpu/tile.hpp"
@@ -14,33 +14,33 @@ namespace gyre::cpu {
 template <int K>
 class WinogradWeights {
  public:
-    // Keeps references to tail and tiles.
+    // Keeps references to the tail and the tiles.
     WinogradWeights(const Context& context, const Conv2dShape& shape, const Conv2dTail& tail,
                     const WinogradTiles<K>& tiles, int most_blocks);
-    // Of the workspace.
+    // Workspace sizes.
     std::int64_t shared_floats() const { return most_sums_ * sums_floats(); }
     std::int64_t worker_floats() const;
-    // Overwrites the gradients, with zeros for no blocks.
+    // Overwrites the gradients; zeros if blocks = 0.
     void run(int blocks, const OpIo& io) const;
 
  private:
     static constexpr int kPoints = WinogradTiles<K>::kPoints;
     std::ptrdiff_t padded_channels() const { return whole_lines(channels_); }
-    // The transformed x, [point][tile][lane][channel], of a group of tiles.
+    // Transformed x of a group of tiles, [point][tile][lane][channel].
     std::ptrdiff_t x_point() const {
         return WinogradTiles<K>::point_step(groups_.largest() * kLanes * padded_channels());
     }
-    // The transformed dy, [point][out channel][tile][lane], of some row parts.
+    // Transformed dy of some row parts, [point][out channel][tile][lane].
     std::ptrdiff_t dy_row() const { return groups_.largest() * kLanes; }
     std::ptrdiff_t dy_point() const {
         return WinogradTiles<K>::point_step(row_parts_ * kTileRows * dy_row());
     }
-    // Sums [point][out channel][channel], and those of the bias [out channel][lane].
+    // Sums [point][out channel][channel], followed by the bias's [out channel][lane].
     std::ptrdiff_t sums_point() const { return rows_.total * padded_channels(); }
     std::ptrdiff_t sums_floats() const { return kPoints * sums_point() + rows_.total * kLanes; }
     std::ptrdiff_t plane_floats() const { return out_.plane_elems() * kLanes; }
 
-    // Some blocks and row parts, into sums of their own; memory: worker_floats().
+    // Some blocks and row parts, summed separately; memory: worker_floats().
     struct Task {
         int first_block, last_block, first_part, last_part;
         float *sums, *memory;
@@ -55,10 +55,10 @@ class WinogradWeights {
     const Shape in_, out_;
     const Conv2dTail& tail_;
     const WinogradTiles<K>& tiles_;
-    const Split rows_, cols_;  // of the sums: output channels, and lines of 16 input channels
-    const Split groups_;       // of tiles, so many at a time as a cache holds
-    const int row_parts_;      // that go over them at a time
-    const int most_sums_;      // into which the blocks are divided, on any number of threads
+    const Split rows_, cols_;  // of the sums: output channels, and groups of 16 input channels
+    const Split groups_;       // tiles that fit in a cache
+    const int row_parts_;      // row parts that share one pass over these
+    const int most_sums_;      // separate sums over blocks, independent of the number of threads
 };
 
 extern template class WinogradWeights<3>;

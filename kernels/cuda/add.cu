@@ -1,8 +1,7 @@
-// y += x; and the sum of a residual connection (He et al., Deep residual learning, CVPR 2016),
-// which is that in place: y = x + x2. The gradient of both inputs is dy itself, which the net
-// passes on.
+// y += x, also used in place for the sum of a residual connection, y = x + x2 (He et al., Deep
+// residual learning, CVPR 2016). The gradient of both inputs is dy itself, passed on by the net.
 //
-// Memory-bound: 12 bytes an element (two read, one written). One thread to 4 elements (16-byte
+// Memory-bound: 12 bytes per element (two reads, one write). One thread per 4 elements (16-byte
 // accesses).
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"

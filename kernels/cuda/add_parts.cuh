@@ -1,4 +1,4 @@
-// Sums over partial results, in an order that follows from their number alone.
+// Sums over partial results, in an order that depends only on their number.
 #pragma once
 
 #include "kernels/cuda/simt.hpp"
@@ -7,9 +7,9 @@ namespace gyre::SIMT_NAMESPACE {
 
 constexpr int kAddColumns = 32, kAddRows = 8;
 
-// For a block of kAddColumns x kAddRows threads: the sum over the parts of partial [parts][elems],
-// of element blockIdx.x * kAddColumns + threadIdx.x, on the threads of the first row; 0 behind the
-// last. Rows take parts in turn, and are added in order. A warp reads 128 bytes of one part.
+// Sums partial [parts][elems] over the parts, for a block of kAddColumns x kAddRows threads.
+// Threads of the first row return the sum of element blockIdx.x * kAddColumns + threadIdx.x, or 0
+// past the end. Rows take parts in turn and are added in order. A warp reads 128 bytes of one part.
 __device__ __forceinline__ float sum_of_parts(int parts, int elems, const float* partial) {
     SIMT_SHARED(float, of_row, [kAddRows][kAddColumns]);
     const int row = static_cast<int>(threadIdx.y), column = static_cast<int>(threadIdx.x);

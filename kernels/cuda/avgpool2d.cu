@@ -1,9 +1,9 @@
-// Average pooling (AvgPool2dSpec has the formula) over planes p of n * channels:
+// Average pooling (formula: AvgPool2dSpec) over planes p of n * channels:
 //   y[p][oh][ow] = scale * sum over kh, kw of x[p][oh*s + kh][ow*s + kw]
 //   dx[p][h][w] = scale * sum of dy[p][oh][ow] over the windows that cover (h, w), by oh, ow.
 //
-// Memory-bound; 4 bytes an input and an output, each way, and kernel^2 / stride^2 additions an
-// input. A thread to an output, backward a thread to an input; 256 threads a block.
+// Memory-bound: 4 bytes per input and per output in each direction, and kernel^2 / stride^2
+// additions per input. One thread per output; backward one thread per input; 256 threads per block.
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
 
@@ -15,7 +15,7 @@ struct Extents {
     float scale;
 };
 
-// What element `index` of planes of height x width is.
+// The coordinates of element `index` in planes of height x width.
 struct Place {
     std::int64_t plane;
     int row, col;
@@ -45,7 +45,7 @@ __global__ void avgpool2d_forward_kernel(std::int64_t elems, Extents e, const fl
     y[index] = sum * e.scale;
 }
 
-// The first window of `kernel` inputs, `stride` apart, that covers input `at`.
+// The first window of `kernel` inputs, `stride` apart, that contains input `at`.
 __device__ __forceinline__ int first_window(int at, int kernel, int stride) {
     return at < kernel ? 0 : (at - kernel) / stride + 1;
 }

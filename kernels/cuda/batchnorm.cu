@@ -1,8 +1,8 @@
-// Batch normalisation (BatchNorm2dSpec has the formulas). x, y, dy, dx [n][channels][plane].
+// Batch normalisation (formulas: BatchNorm2dSpec). x, y, dy, dx [n][channels][plane].
 //
 // Memory-bound: forward reads x three times and writes y, backward reads x and dy twice and writes
-// dx. Sums: kSplits blocks of 256 threads to a channel, each over every kSplits-th image, in
-// double; then a thread to a channel adds the partial sums in their order. No atomics.
+// dx. Sums: kSplits blocks of 256 threads per channel, each over every kSplits-th image, in double;
+// then one thread per channel adds the partial sums in order. No atomics.
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
 
@@ -30,7 +30,7 @@ __device__ __forceinline__ double sum_of_block(const Extents& e, Term term) {
     return block_sum(sum);
 }
 
-// Sums of x; with `sums` of squares of x - mean, where mean = sums / count.
+// Sums of x; or, given `sums`, of squares of x - mean, where mean = sums / count.
 __global__ void batchnorm_sums_kernel(Extents e, const float* x, const float* sums, float count,
                                       float* partial) {
     const float mean = sums == nullptr ? 0.0f : sums[blockIdx.x] / count;
@@ -44,7 +44,7 @@ __global__ void batchnorm_sums_kernel(Extents e, const float* x, const float* su
     }
 }
 
-// Sums of dy, or with `statistics` of dy * normalised x.
+// Sums of dy; or, given `statistics`, of dy * normalised x.
 __global__ void batchnorm_gradient_sums_kernel(Extents e, const float* x, const float* dy,
                                                const float* statistics, float* partial) {
     float mean = 0.0f, inverse = 0.0f;
@@ -77,8 +77,8 @@ __global__ void batchnorm_finish_kernel(int channels, const float* partial, floa
     sums[c] = static_cast<float>(sum);
 }
 
-// From the sums of x and of squares: statistics [2][channels] = mean, 1 / deviation; and the
-// running ones move.
+// From the sums of x and of squares, computes statistics [2][channels] = mean, 1 / deviation, and
+// updates the running statistics.
 __global__ void batchnorm_statistics_kernel(int channels, const float* sums, const float* squares,
                                             float count, float momentum, float epsilon,
                                             float* statistics, float* running_mean,
@@ -168,7 +168,7 @@ class BatchNorm2dOp final : public Op {
                            io.x.f32(), statistics, io.params[0].f32(), io.params[1].f32(),
                            io.y.f32());
     }
-    // The sums over this rank's images, which are the gradients of weight and bias.
+    // Sums over this rank's images, which are the gradients of weight and bias.
     void backward_begin(const Batch& batch, const OpIo& io) override {
         const auto* statistics = static_cast<const float*>(io.saved);
         for (const bool products : {false, true}) {
@@ -194,8 +194,8 @@ class BatchNorm2dOp final : public Op {
     }
 
  private:
-    // Workspace: partial sums [kSplits][channels], sums [2][channels], statistics [2][channels] of
-    // an evaluation pass.
+    // Workspace: partial sums [kSplits][channels], sums [2][channels], and statistics [2][channels]
+    // for evaluation passes.
     float* workspace() const {
         return context_.workspace.floats(std::int64_t{kSplits + 4} * channels_);
     }

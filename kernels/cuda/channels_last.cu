@@ -1,10 +1,9 @@
-// Channels-last copies for products on tensor cores (channels_last.cuh has the shapes), all rounded
-// as operands.
+// Channels-last copies for tensor-core products (shapes: channels_last.cuh), rounded as operands.
 //
-// Memory-bound. Activations: a block of 32 x 8 threads turns a tile of 32 channels by 32 positions
-// in shared memory, so that reads and writes are of 128 bytes; grid (tiles). 8 bytes an element, 12
-// with a ReLU; of a pooled gradient 2.25 to 3.25 bytes are read and 4 written. Weights: one thread
-// to an element of the result; 8 bytes each.
+// Memory-bound. Activations: a block of 32 x 8 threads transposes a tile of 32 channels by 32
+// positions in shared memory, so that reads and writes are of 128 bytes; grid (tiles). 8 bytes per
+// element, 12 with a ReLU; for a pooled gradient, 2.25 to 3.25 bytes are read and 4 written per
+// element. Weights: one thread per element of the result; 8 bytes each.
 #include "kernels/cuda/channels_last.cuh"
 
 #include "kernels/cuda/elementwise.cuh"
@@ -14,7 +13,7 @@ namespace {
 
 constexpr int kTile = 32, kTileRows = 8;
 
-// dy as an operand; zero where y is not positive. y is read with kRelu alone.
+// dy as an operand; zero where y is not positive. y is read only with kRelu.
 template <typename Math, bool kRelu>
 __device__ __forceinline__ typename Math::Elem counted(const typename Math::Elem* dy,
                                                        const typename Math::Elem* y,
@@ -23,7 +22,7 @@ __device__ __forceinline__ typename Math::Elem counted(const typename Math::Elem
     return counts ? Math::operand(Math::load(dy[i])) : typename Math::Elem{};
 }
 
-// Where a block's tile lies, and its threads in it.
+// The position of a block's tile, and of its threads within the tile.
 struct TilePlace {
     int image, first_at, first_channel, lane, row;
 };
@@ -34,7 +33,7 @@ __device__ __forceinline__ TilePlace tile_place(int tiles_at, int tiles_channels
             static_cast<int>(threadIdx.x), static_cast<int>(threadIdx.y)};
 }
 
-// kRelu: where y is not positive, zero. y may be null else.
+// kRelu: the result is zero where y is not positive. Without it y may be null.
 template <typename Math, bool kRelu>
 __global__ void to_channels_last_kernel(int channels, int plane, int tiles_at, int tiles_channels,
                                         const typename Math::Elem* x, const typename Math::Elem* y,
@@ -61,11 +60,11 @@ __global__ void to_channels_last_kernel(int channels, int plane, int tiles_at, i
     }
 }
 
-// The same out of a pooled gradient. A cell is a window, or what is left of one at an odd edge,
-// whose outputs nobody pooled: they get zeros.
+// The same from a pooled gradient. A cell is a window, or the rest of one at an odd edge, whose
+// outputs are not pooled and get zero gradients.
 struct PooledExtents {
     int channels, height, width;  // of the convolution's output
-    int cells, cell_columns;      // of an image, of a row
+    int cells, cell_columns;      // per image, per row
     int tiles_cells, tiles_channels;
 };
 __device__ __forceinline__ std::uint32_t bits_of(float value) {
@@ -74,7 +73,7 @@ __device__ __forceinline__ std::uint32_t bits_of(float value) {
 __device__ __forceinline__ std::uint32_t bits_of(std::uint16_t value) {
     return value;
 }
-// A thread stores a word of channels, which of 16 bits are even.
+// A thread stores one word of channels; the number of channels of 16 bits must be even.
 template <typename Math, bool kRelu>
 __global__ void unpool_kernel(PooledExtents e, const typename Math::Elem* dy,
                               const typename Math::Elem* y, const std::uint8_t* argmax,
@@ -87,7 +86,7 @@ __global__ void unpool_kernel(PooledExtents e, const typename Math::Elem* dy,
     const int my_cell = p.first_at + p.lane;
     const int my_row = my_cell / e.cell_columns, my_column = my_cell % e.cell_columns;
     const bool mine = my_row < rows && my_column < columns;
-    SIMT_SHARED(int, row_of_cell, [kTile]);  // so that nobody divides again
+    SIMT_SHARED(int, row_of_cell, [kTile]);  // so that the division is done only once
     SIMT_SHARED(int, column_of_cell, [kTile]);
     if (p.row == 0) {
         row_of_cell[p.lane] = my_row;
@@ -137,7 +136,7 @@ __global__ void unpool_kernel(PooledExtents e, const typename Math::Elem* dy,
     }
 }
 
-// Elements of `to`, and behind them those of `turned`.
+// Elements of `to`, followed by those of `turned`.
 template <typename Math>
 __global__ void pack_weights_kernel(int elems, int all_elems, int out_channels, int channels,
                                     int taps, const float* w, typename Math::Elem* to,

@@ -1,14 +1,14 @@
-// Checked calls of the CUDA runtime.
+// Checked calls to the CUDA runtime.
 #pragma once
 
 #include <cuda_runtime_api.h>
 
 namespace gyre::cuda {
 
-// Throws Error (internal) unless the call succeeded, naming expression, file, line, host, and the
-// remedy where one is known.
+// Throws Error (internal) if the call failed, naming expression, file, line, host and, if known,
+// the remedy.
 void check(cudaError_t result, const char* expression, const char* file, int line);
-// The same for the start of a kernel.
+// The same for a kernel launch.
 void check_launch(cudaError_t result, const char* kernel);
 
 }  // namespace gyre::cuda

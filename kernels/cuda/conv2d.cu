@@ -1,9 +1,9 @@
-// Convolution: in TF32 on tensor cores where that can be, else for each direction the direct
-// kernels where they can, else the implicit GEMM (conv2d.cuh). Formulas, shapes, blocks and grids:
-// in their files.
+// Convolution: in TF32 on tensor cores if possible, else for each direction by the direct kernels
+// if they support it, else by implicit GEMM (conv2d.cuh). Formulas, shapes, blocks and grids are in
+// the files of these kernels.
 #include <algorithm>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "kernels/cuda/conv2d.cuh"
 #include "kernels/cuda/gemm.cuh"
 #include "kernels/cuda/ops.hpp"
@@ -46,13 +46,13 @@ class Conv2dOp final : public Op {
     }
 
  private:
-    // Kernels count positions over all images in 32 bits.
+    // Kernels index positions over all images in 32 bits.
     void require_countable(int n) const {
         const std::int64_t positions =
             std::max(shape_.in.plane_elems(), shape_.out().plane_elems()) * std::int64_t{n};
         if (positions > 0x7fffffff - 128) {
             throw usage_error(
-                "a convolution over more than 2^31 pixels in a batch; use a smaller "
+                "a convolution has more than 2^31 pixels in a batch; use a smaller "
                 "`batch-size` and `test-batch-size`");
         }
     }

@@ -1,14 +1,14 @@
-// The implementations of a convolution: in TF32 or 16 bits, and fused with what follows,
-// conv2d_tensor.cu where it can; else for each direction direct (conv2d_direct.cu) where few
-// channels leave a matrix product too little to share, and implicit GEMM (conv2d_gemm.cu) for all
-// others, which are for n > 0 images. conv2d.cu chooses.
+// The implementations of a convolution, chosen by conv2d.cu: conv2d_tensor.cu in TF32 or 16 bits
+// and for fused operations, if it supports the shape; otherwise, per direction, direct
+// (conv2d_direct.cu) if a matrix product of few channels would reuse too little, and implicit GEMM
+// (conv2d_gemm.cu) for all others. Direct and GEMM kernels require n > 0.
 #pragma once
 
 #include "kernels/cuda/ops.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 
-// Null where they cannot. The first is for few input channels and a channels-last output
+// Return null if unsupported. The first is for few input channels and a channels-last output
 // (conv2d_first.cu).
 std::unique_ptr<Op> make_first_conv(const Context& context, const Conv2dSpec& spec,
                                     const OpSizes& sizes, DataType type);
@@ -19,8 +19,8 @@ std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& s
 
 namespace gyre::SIMT_NAMESPACE::direct {
 
-// Each returns whether it can compute this shape. workspace_bytes: what backward_weights needs for
-// up to n images.
+// Each can_ function returns whether the shape is supported. workspace_bytes: the size that
+// backward_weights needs for up to n images.
 bool can_forward(const Conv2dShape& shape);
 bool can_backward_data(const Conv2dShape& shape);
 bool can_backward_weights(const Conv2dShape& shape);

@@ -1,19 +1,19 @@
-// Convolution without a matrix product, for stride 1, kernels of 1, 3 or 5 and few channels, where
-// the whole input of an image and all weights that a block needs fit shared memory. The weight
-// gradient: conv2d_direct_weights.cu.
+// Direct convolution, for stride 1, kernels of 1, 3 or 5 and few channels, if an image's whole
+// input and all weights that a block needs fit in shared memory. The weight gradient is in
+// conv2d_direct_weights.cu.
 //
 //   y[i][o][h][w] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] x[i][c][h+kh-p][w+kw-p]
-// The data gradient is the same sum over dy, with the kernel turned by 180 degrees, in and out
-// channels exchanged, and padding K-1-p.
+// The input gradient is the same sum over dy, with the kernel rotated by 180 degrees, input and
+// output channels exchanged, and padding K-1-p.
 //
-// Block: as many threads as there is work, up to 384; grid (groups of images, groups of output
+// Block: as many threads as there is work for, up to 384; grid (groups of images, groups of output
 // channels). A block keeps the padded inputs of its images and the weights of its channels,
-// [tap][channel], in shared memory. A thread computes 4 neighbours of a row for kOut channels: for
-// each input row under the kernel it reads 8 pixels (two 16-byte accesses), then K times the
-// weights of its channels (the same for most of its warp) for 4 kOut multiply-adds each. Where that
+// [tap][channel], in shared memory. A thread computes 4 adjacent pixels of a row for kOut channels:
+// for each input row under the kernel it reads 8 pixels (two 16-byte accesses), then for each of K
+// taps its channels' weights (the same for most of its warp) for 4 kOut multiply-adds. If that
 // leaves threads idle, the input channels are divided among several, whose sums are added in shared
 // memory, in order. FLOPs 2 n O C K K OH OW; bytes 4 n (C H W + O OH OW), each pixel and output
-// once for each group of output channels.
+// once per group of output channels.
 #include "kernels/cuda/conv2d_direct.cuh"
 
 namespace gyre::SIMT_NAMESPACE::direct {
@@ -22,41 +22,41 @@ namespace {
 constexpr int kForwardBlock = 384;  // threads, at most
 constexpr int kWeightElems = 5120;  // of shared memory, 20 KiB
 
-// The weights of `channels` output channels for a tap, 4 (mod 8): four channels by eight taps fall
-// on different banks.
+// The pitch of a tap's weights for `channels` output channels, 4 (mod 8), so that four channels by
+// eight taps map to different banks.
 constexpr int weight_pitch(int channels) {
     return (channels + 3) / 8 * 8 + 4;
 }
 
-// Channels of a thread: two, four or eight.
+// Channels per thread: two, four or eight.
 int thread_channels(int out_channels) {
     return out_channels % 8 == 0 ? 8 : out_channels % 4 == 0 ? 4 : 2;
 }
 
 bool fits(const Window& window, int kernel) {
     const int taps = window.channels * kernel * kernel;
-    // Beyond this a matrix product shares more than a direct sum does.
+    // Beyond this, a matrix product reuses more data than a direct sum.
     return taps <= 500 && window.input_elems() <= kInputElems &&
            taps * weight_pitch(thread_channels(window.out_channels)) <= kWeightElems;
 }
 
-// Where the weight of (output channel, input channel, tap) lies.
+// The position of the weight of (output channel, input channel, tap).
 struct WeightLayout {
     int out_stride, in_stride;
-    bool turned;  // by 180 degrees
+    bool turned;  // rotated by 180 degrees
 };
 
 struct ForwardPlan {
     Window window;
     WeightLayout layout;
-    int images;        // of a block
-    int out_channels;  // of a block, a multiple of kOut
+    int images;        // per block
+    int out_channels;  // per block, a multiple of kOut
     int weight_pitch;  // of a tap's weights in shared memory
     int splits;        // threads that share the input channels of an item
 };
 
-// Reads the weights of a block's output channels into `to` [channel][tap][output channel]: of four
-// output channels eight neighbouring taps at a time.
+// Reads the weights of a block's output channels into `to` [channel][tap][output channel], for four
+// output channels and eight adjacent taps at a time.
 template <int kTaps>
 __device__ __forceinline__ void read_weights(const ForwardPlan& plan, int first_out, const float* w,
                                              float* to) {
@@ -88,12 +88,12 @@ __device__ __forceinline__ void read_taps(const float* from, float (&weight)[kOu
     }
 }
 
-// What an item is: 4 neighbours of a row of an image, for kOut output channels.
+// An item of work: 4 adjacent pixels of a row of an image, for kOut output channels.
 struct ForwardItem {
     int quad, row, group, image;
 };
 
-// Adds the products over input channels first .. last.
+// Adds the products over input channels [first, last).
 template <int kKernel, int kOut>
 __device__ __forceinline__ void add_channels(const ForwardPlan& plan, const ForwardItem& item,
                                              int first, int last, const float* input,
@@ -193,7 +193,7 @@ __global__ void __launch_bounds__(kForwardBlock)
         }
         return;
     }
-    // All items at a time; the last threads have none.
+    // The threads process all items at once; the last threads have none.
     const int split = thread / items, i = thread - split * items;
     const int channels = (window.channels + plan.splits - 1) / plan.splits;
     const ForwardItem item = item_of(i);
@@ -202,7 +202,7 @@ __global__ void __launch_bounds__(kForwardBlock)
         add_channels<kKernel>(plan, item, split * channels,
                               min((split + 1) * channels, window.channels), input, weights, sum);
     }
-    __syncthreads();  // the input's place is taken by the sums of the others
+    __syncthreads();  // before the sums of the other splits overwrite the input
     if (split > 0 && split < plan.splits) {
         SIMT_UNROLL
         for (int o = 0; o < kOut; ++o) {
@@ -228,8 +228,8 @@ __global__ void __launch_bounds__(kForwardBlock)
     store_outputs(plan, item, first_image, first_out, sum, b, y);
 }
 
-// How many threads share an item's input channels: what keeps a block busy, by shapes alone, as it
-// decides the order of a sum. items: of an image.
+// The number of threads that share an item's input channels: enough to keep a block busy. It
+// depends only on shapes, as it determines the order of summation. items: per image.
 int splits_of(const Window& window, int items, int out) {
     if (window.channels < 2 || items <= 0) {
         return 1;
@@ -250,14 +250,15 @@ void run_forward(const Context& context, const char* name, ForwardPlan plan, int
     const int taps = window.channels * kKernel * kKernel;
     const int quads = (window.out_width + kPixels - 1) / kPixels;
     const int all_groups = round_up(window.out_channels, kOut) / kOut;
-    // Of as many channels as weights fit, but at least three blocks an image where it has so many.
+    // Each block computes as many output channels as its shared memory holds weights for, but an
+    // image is split over at least three blocks if it has enough channels.
     int groups = std::min(all_groups, std::max(1, (all_groups + 2) / 3));
     while (groups > 1 && taps * weight_pitch(groups * kOut) > kWeightElems) {
         --groups;
     }
     const int items = groups * window.out_height * quads;
     plan.splits = splits_of(window, items, kOut);
-    // Enough blocks for the GPU first, then as many images as fit, so that weights are read seldom.
+    // First enough blocks for the GPU, then as many images as fit, so weights are read less often.
     const int blocks_wanted = std::max(1, context.multiprocessors * 4 * groups / all_groups);
     plan.images = plan.splits > 1 ? 1
                                   : std::clamp((n + blocks_wanted - 1) / blocks_wanted, 1,

@@ -1,5 +1,5 @@
-// What the direct convolutions' forward pass (conv2d_direct.cu) and weight gradient
-// (conv2d_direct_weights.cu) share: images in shared memory, and how they get there.
+// Shared parts of the direct convolutions' forward pass (conv2d_direct.cu) and weight gradient
+// (conv2d_direct_weights.cu): loading images into shared memory.
 #pragma once
 
 #include <algorithm>
@@ -10,26 +10,26 @@
 namespace gyre::SIMT_NAMESPACE::direct {
 
 constexpr int kBlock = 256;        // threads of the weight gradient, at most
-constexpr int kPixels = 4;         // neighbours of a row that a thread computes
+constexpr int kPixels = 4;         // adjacent pixels of a row that a thread computes
 constexpr int kInputElems = 5120;  // of shared memory, 20 KiB
 
 inline int round_up(int value, int step) {
     return (value + step - 1) / step * step;
 }
 
-// One layer of images with room for a window to slide over: kernel, and what a block works on.
+// A convolution as a sliding window, with the channels that a block works on.
 struct Window {
     int channels, height, width;  // of the input
     int padding;
     int out_channels, out_height, out_width;
-    int pitch;  // of an input row in shared memory: padding, pixels, and what the last quad reads
+    int pitch;  // of an input row in shared memory: padding, pixels, and the reach of the last quad
 
     int rows() const { return height + 2 * padding; }
     int input_elems() const { return channels * rows() * pitch; }
 };
 
-// The pitch from `least` on, a multiple of 4, with the fewest conflicts of banks where thread i of
-// a block reads 4 floats at of_thread(i, pitch); the least of the best within `most`.
+// The pitch in [least, most], a multiple of 4, with the fewest bank conflicts if thread i of a
+// block reads 4 floats at of_thread(i, pitch); the smallest such pitch.
 template <typename Place>
 int best_pitch(int least, int most, Place of_thread) {
     int best = least, fewest = 0;
@@ -82,15 +82,15 @@ inline bool suits(const Conv2dShape& s) {
            s.padding < s.kernel;
 }
 
-// Planes of rows in shared memory, with zeros around what there is: [planes][rows][pitch].
+// Zero-padded planes of rows in shared memory: [planes][rows][pitch].
 struct Planes {
-    int planes;  // that there are in `from` [planes][height][width]; beyond: zeros
+    int planes;  // number in `from` [planes][height][width]; planes beyond are zeros
     int height, width;
-    int rows, padding;  // of a plane in shared memory; what is above and left of it
+    int rows, padding;  // of a plane in shared memory; zeros above and to its left
     int pitch;
 };
 
-// Reads `count` planes. Some lanes of a warp go along a row, so that nothing is divided.
+// Reads `count` planes. A group of lanes in each warp walks along a row, which avoids divisions.
 __device__ __forceinline__ void read_planes(const Planes& p, const float* from, int count,
                                             float* to) {
     const int along = p.pitch <= 8 ? 8 : p.pitch <= 16 ? 16 : 32;
@@ -104,7 +104,7 @@ __device__ __forceinline__ void read_planes(const Planes& p, const float* from, 
         const bool inside = plane < p.planes && h >= 0 && h < p.height;
         const float* const line = from + (plane * p.height + h) * p.width;
         float* const to_line = to + (plane * p.rows + row) * p.pitch;
-        SIMT_NO_UNROLL  // most rows take one round
+        SIMT_NO_UNROLL  // most rows take one iteration
             for (int at = column; at < p.pitch; at += along) {
             const int w = at - p.padding;
             to_line[at] = inside && w >= 0 && w < p.width ? line[w] : 0.0f;
@@ -118,7 +118,7 @@ __device__ __forceinline__ void read_planes(const Planes& p, const float* from, 
     }
 }
 
-// Reads images first .. first + count of `from` [n][channels][height][width] into `to`
+// Reads images [first, first + count) of `from` [n][channels][height][width] into `to`
 // [count][channels][rows][pitch].
 __device__ __forceinline__ void read_padded(const Window& window, const float* from,
                                             std::int64_t first, int count, float* to) {
@@ -128,7 +128,7 @@ __device__ __forceinline__ void read_padded(const Window& window, const float* f
                 from + first * window.channels * window.height * window.width, planes, to);
 }
 
-// What a row of the kernel needs of an input row for kPixels outputs.
+// Reads the pixels of an input row that one row of the kernel needs for kPixels outputs.
 template <int kKernel>
 __device__ __forceinline__ void read_pixels(const float* from, float (&pixel)[2 * kPixels]) {
     read4(from, pixel);

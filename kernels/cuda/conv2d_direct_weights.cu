@@ -5,9 +5,9 @@
 //
 // Block: up to 256 threads; grid (groups of images, groups of output channels). A thread sums for
 // two output channels, one input channel, one kernel row and some rows of dy, over the images of
-// its block; the rows are added in shared memory, in order, and written as the block's partial
-// gradient [group of images][O C K K, then O]; a second kernel adds the groups in order. FLOPs
-// 2 n O C K K OH OW; bytes 4 n (C H W + O OH OW), plus 8 O (C K K + 1) for each group of images.
+// its block. The rows are added in shared memory, in order, and written as the block's partial
+// gradient [group of images][O C K K, then O]; a second kernel adds the groups in order.
+// FLOPs 2 n O C K K OH OW; bytes 4 n (C H W + O OH OW), plus 8 O (C K K + 1) per group of images.
 #include "kernels/cuda/add_parts.cuh"
 #include "kernels/cuda/conv2d_direct.cuh"
 
@@ -19,14 +19,14 @@ constexpr int kGradientElems = 6144;  // of shared memory, 24 KiB
 struct WeightsPlan {
     Window window;
     int dy_pitch;      // of a row of dy in shared memory: a multiple of kPixels
-    int out_channels;  // of a block, even
-    int strips;        // of rows of dy, among threads,
-    int strip_rows;    // each of so many, but for the last
-    int threads;       // of a block
+    int out_channels;  // per block, even
+    int strips;        // of rows of dy, distributed over threads
+    int strip_rows;    // rows per strip; the last may have fewer
+    int threads;       // per block
     int image_groups;
 };
 
-constexpr int kPair = 2;  // output channels of a thread
+constexpr int kPair = 2;  // output channels per thread
 
 // sum[kw] += the products of dy and the pixels under column kw of the kernel.
 template <int kKernel>
@@ -50,7 +50,7 @@ __device__ __forceinline__ float add_strips(const float* first, int strips, int 
     return total;
 }
 
-// What a thread sums.
+// The sums that a thread computes.
 struct WeightsItem {
     int kh, in, pair, strip;
 };
@@ -60,8 +60,8 @@ __host__ __device__ __forceinline__ WeightsItem weights_item(int item, int kerne
             item / kernel / channels / pairs};
 }
 
-// An image's dy of `outs` output channels from first_out on, as many rows as the block's channels
-// have, and zeros where there is none.
+// Reads an image's dy for `outs` output channels from first_out on, followed by zeros up to the
+// number of channels per block.
 __device__ __forceinline__ void read_gradients(const WeightsPlan& plan, const float* dy, int image,
                                                int first_out, int outs, float* gradient) {
     const Window& window = plan.window;
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(kBlock)
     const int first_out = static_cast<int>(blockIdx.y) * plan.out_channels;
     const int outs = min(plan.out_channels, window.out_channels - first_out);
 
-    // Neighbouring threads have the same strip and output channels, so that they read the same dy.
+    // Neighbouring threads share strip and output channels, so that they read the same dy.
     const int item = static_cast<int>(threadIdx.x);
     const int pairs = plan.out_channels / kPair;
     const auto [kh, in, pair, strip] = weights_item(item, kKernel, window.channels, pairs);
@@ -115,17 +115,17 @@ __global__ void __launch_bounds__(kBlock)
                 }
             }
         }
-        __syncthreads();  // before the next image takes the place of this
+        __syncthreads();  // before the next image overwrites this one
     }
 
-    // The strips of a (pair, channel, row of the kernel) lie `threads` apart.
+    // The strips of a (pair, channel, row of the kernel) are `threads` apart.
     const int threads = pairs * window.channels * kKernel;
     const int taps = window.channels * kKernel * kKernel;
     const int group_elems = window.out_channels * (taps + 1);
     float* to = partial + std::int64_t{blockIdx.x} * group_elems;
     SIMT_UNROLL
     for (int o = 0; o < kPair; ++o) {
-        // input[] has 5120 floats: K + 1 for each thread at a time.
+        // input[] has 5120 floats, so K + 1 values per thread fit at a time.
         SIMT_UNROLL
         for (int kw = 0; kw <= kKernel; ++kw) {
             input[kw * kBlock + item] = kw < kKernel ? sum[o][kw] : bias[o];
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kBlock)
     }
 }
 
-// One thread of a block's first row to a gradient.
+// The threads of a block's first row each write one gradient.
 __global__ void add_groups_kernel(int groups, int weights, int outs, const float* partial,
                                   float* dw, float* db) {
     const float sum = sum_of_parts(groups, weights + outs, partial);

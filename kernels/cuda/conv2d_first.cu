@@ -1,18 +1,18 @@
-// The convolution of a net's beginning, of few input channels, before one on tensor cores: of
-// stride 1, with a ReLU, its output channels last (kernels/ops/specs.hpp).
+// A net's first convolution, with few input channels and stride 1, fused with a ReLU, before one on
+// tensor cores; its output is channels last (kernels/ops/specs.hpp).
 //
 //   y[i][p][o] = max(0, b[o] + sum over taps t = (c, kh, kw) of w[o][t] x(i, p, t))
-//   dw[o][t] = sum over i, p of dy[i][p][o] x(i, p, t);  db[o] = the sum of dy[i][p][o]
-//   dx[i][c][h][w] = the sum over o and the positions p of whose window the pixel is tap t
+//   dw[o][t] = sum over i, p of dy[i][p][o] x(i, p, t);  db[o] = sum of dy[i][p][o]
+//   dx[i][c][h][w] = sum over o and the positions p in whose window the pixel is tap t
 //
-// y is rounded as products read it, in TF32 or 16 bits; w only where x and y are of 16 bits.
-// x(i, p, t): the pixel of x [n][C][H][W] under tap t of the window at p, zero in the padding.
-// Forward: a thread computes 4 channels of 4 positions of a row, whose windows share pixels; a
-// block of 256 threads keeps the weights in shared memory, [tap][channel]. Bytes 4 n (C H W + O P),
-// most of them y; FLOPs 2 n O P taps. dw: a block has a part of all positions; of each 512 / O, and
-// its threads two channels each, all taps of which they keep in registers; they are added in shared
-// memory in order, and the parts by the last blocks to finish (part_sums.cuh): at most 512, as many
-// on every GPU. Bytes as forward. dx: one thread to a pixel.
+// y is rounded as products read it, to TF32 or 16 bits; w only if x and y have 16 bits. x(i, p, t):
+// the pixel of x [n][C][H][W] under tap t of the window at p, zero in the padding. Forward: a
+// thread computes 4 channels of 4 positions in a row, whose windows share pixels; a block of 256
+// threads keeps the weights in shared memory, [tap][channel]. Bytes 4 n (C H W + O P), most of them
+// for y; FLOPs 2 n O P taps. dw: each block takes a part of all positions, 512 / O of them at a
+// time; its threads keep all taps of two channels in registers, which are added in shared memory in
+// order. The last blocks to finish add the parts (part_sums.cuh), of which there are at most 512,
+// the same number on every GPU. Bytes as forward. dx: one thread per pixel.
 #include <algorithm>
 
 #include "kernels/cuda/conv2d.cuh"
@@ -24,20 +24,20 @@ namespace gyre::SIMT_NAMESPACE {
 namespace {
 
 constexpr int kBlock = 256;
-constexpr int kPositions = 4;  // of a thread, forward: of a row
+constexpr int kPositions = 4;  // per thread in the forward pass, in one row
 constexpr int kMostParts = 512;
-constexpr int kPartPositions = 256;  // of a part, at least
+constexpr int kPartPositions = 256;  // per part, at least
 
 struct FirstShape {
     int channels, height, width, out_channels, out_height, out_width, kernel, padding;
     int plane() const { return out_height * out_width; }
-    // Of a row, with up to kPositions each.
+    // Groups of up to kPositions per row.
     GYRE_HOST_DEVICE int runs() const { return (out_width + kPositions - 1) / kPositions; }
     int taps() const { return channels * kernel * kernel; }
 };
 
-// The window at a position, in a row of all images': where its first pixel would be, and its row
-// and column.
+// The window at a position, where `row` counts over all images: the offset of its first pixel
+// (possibly in the padding), and its row and column.
 struct Window {
     int offset, h, w;
 };
@@ -115,7 +115,7 @@ __global__ void __launch_bounds__(kBlock)
     }
 }
 
-// Adds parts, as add_as_last asks for it. elems: of a part.
+// Adds parts, as required by add_as_last. elems: per part.
 template <int kTaps>
 __device__ __forceinline__ void add_taps(int out_channels, float* partial, int first, int count,
                                          int step, bool all, float* dw, float* db) {
@@ -138,7 +138,7 @@ __device__ __forceinline__ void add_taps(int out_channels, float* partial, int f
     }
 }
 
-// Two values, `at` being aligned for both.
+// Loads two values; `at` is aligned for both.
 template <typename Math>
 __device__ __forceinline__ float2 load2(const typename Math::Elem* at) {
     if constexpr (Math::kType == DataType::float32) {
@@ -152,7 +152,7 @@ __device__ __forceinline__ float2 load2(const typename Math::Elem* at) {
     }
 }
 
-// partial [part][kTaps + 1][out_channels], the bias last; counts [groups + 1].
+// partial [part][kTaps + 1][out_channels], with the bias last; counts [groups + 1].
 template <typename Math, int kChannels, int kKernel>
 __global__ void __launch_bounds__(kBlock, 2)
     weights_kernel(FirstShape s, int positions, int part_positions, PartGroups parts,
@@ -183,7 +183,7 @@ __global__ void __launch_bounds__(kBlock, 2)
             sum[kTaps][1] += d.y;
             window.w += groups;
             window.offset += groups;
-            while (window.w >= w_end) {  // into the next row, and image
+            while (window.w >= w_end) {  // advance to the next row, and image
                 window.w -= s.out_width;
                 window.offset += s.width - s.out_width;
                 if (++window.h >= h_end) {
@@ -298,7 +298,7 @@ class FirstConv2dOp final : public Op {
     static int part_positions(int positions) {
         return std::max(kPartPositions, (positions + kMostParts - 1) / kMostParts);
     }
-    // For up to n images.
+    // The size of `partial` for up to n images.
     std::int64_t partial_elems(int n) const {
         const unsigned parts = blocks(std::max(n, 1) * s_.plane(), kPartPositions);
         return std::int64_t{std::min<unsigned>(parts, kMostParts)} * (s_.taps() + 1) *
@@ -322,7 +322,7 @@ using FirstConv3x3 = FirstConv2dOp<Math, 3, 3>;
 std::unique_ptr<Op> make_first_conv(const Context& context, const Conv2dSpec& spec,
                                     const OpSizes& sizes, DataType type) {
     const Conv2dShape& s = spec.shape;
-    // Kernels count elements over all images in 32 bits.
+    // Kernels index elements over all images in 32 bits.
     const std::int64_t elems =
         std::max(s.in.elems(), s.out().elems()) * (std::int64_t{sizes.most()} + 1);
     const bool can = context.tf32 && spec.out_channels_last && !spec.in_channels_last &&

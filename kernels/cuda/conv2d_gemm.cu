@@ -1,5 +1,5 @@
-// Convolution as implicit GEMM: the matrix of image patches is never written, its elements are
-// looked up as they are needed. With P = output height * width, K = kernel:
+// Convolution as implicit GEMM: the matrix of image patches is never stored, its elements are read
+// from the image as needed. With P = output height * width, K = kernel:
 //
 //                    m              n              k
 //   forward          out channel    (image, P)     (channel, kh, kw)
@@ -7,15 +7,15 @@
 //   backward_weights out channel    (channel, kh, kw), and the bias   (image, P)
 //
 // x [n][C][H][W], y and dy [n][O][OH][OW], w and dw [O][C][K][K], b and db [O]. Any stride and
-// padding. Block and grid, bytes and FLOPs: gemm.cuh.
+// padding. Block and grid, bytes and FLOPs are in gemm.cuh.
 #include "kernels/cuda/conv2d.cuh"
 #include "kernels/cuda/gemm.cuh"
 
 namespace gyre::SIMT_NAMESPACE::implicit_gemm {
 namespace {
 
-// The extents that the operands below divide by. kKernel: the kernel's size if it is known when
-// compiling, which turns divisions into multiplications; else 0.
+// Extents that the operands below divide by. kKernel: the kernel's size if known at compile time,
+// which turns divisions into multiplications; else 0.
 template <int kKernel>
 struct Geometry {
     int channels, height, width, out_channels, out_height, out_width, kernel_, stride, padding;
@@ -33,7 +33,7 @@ struct Geometry {
     __device__ __forceinline__ int kernel() const { return kKernel > 0 ? kKernel : kernel_; }
 };
 
-// A tap of the kernel in some channel.
+// A tap of the kernel in one channel.
 struct Tap {
     int channel, kh, kw;
 };
@@ -77,8 +77,7 @@ struct PatchOperand {
     }
 };
 
-// The same matrix turned round: row: a tap, or the row of ones after the last. k: an output
-// position.
+// The transposed matrix. Row: a tap, or the row of ones after the last one. k: an output position.
 template <int kKernel>
 struct TurnedPatchOperand {
     static constexpr bool kAlongK = true;
@@ -195,7 +194,7 @@ struct GradientOperand {
     }
 };
 
-// m: a channel, n: (image, position): to [image][channel][position]. b may be null.
+// m: a channel, n: (image, position). Stores to [image][channel][position]. b may be null.
 struct StorePlanes {
     float* y;
     const float* b;

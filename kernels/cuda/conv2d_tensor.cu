@@ -1,15 +1,15 @@
-// Convolution of stride 1 as implicit GEMM on tensor cores, in TF32 or 16 bits, alone or with a
-// ReLU or 2 x 2 max-pooling and a ReLU. With P = output height * width, taps = (kh, kw):
+// Convolution of stride 1 as implicit GEMM on tensor cores, in TF32 or 16 bits, optionally fused
+// with a ReLU or 2 x 2 max-pooling and a ReLU. With P = output height * width, taps = (kh, kw):
 //
 //             m                    n                               k
 //   forward   (image, P)           out channel                     (taps, channel)
 //   dx        (image, pixel)       channel                         (taps, out channel)
 //   dw        out channel          (taps, channel), and the bias   (image, P)
 //
-// x, y, dy and dx are [n][channels][height][width]; channels-last copies of x, dy and w, rounded as
-// products read them, are made in the workspace (channels_last.cu), but for what lies so already.
-// Sums go to y and dx at once: 8 neighbours of a row to 8 lanes, of floats a sector of 32 bytes.
-// Block and grid, bytes and FLOPs: tensor_gemm.cuh.
+// x, y, dy and dx are [n][channels][height][width]. Channels-last copies of x, dy and w, rounded as
+// products read them, are made in the workspace (channels_last.cu) unless they already have this
+// layout. Sums are stored to y and dx directly: 8 adjacent pixels of a row from 8 lanes, a 32-byte
+// sector of floats. Block and grid, bytes and FLOPs are in tensor_gemm.cuh.
 #include <algorithm>
 
 #include "kernels/cuda/channels_last.cuh"
@@ -19,7 +19,7 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-// m: (image, position), n: a channel: to [image][channel][position]. bias may be null.
+// m: (image, position), n: a channel. Stores to [image][channel][position]. bias may be null.
 template <typename Math>
 struct StorePlanes {
     typename Math::Elem* y;
@@ -44,14 +44,14 @@ struct StorePlanes {
     }
 };
 
-// m: ordered as WindowAlongK has it for pooling; n: a channel. To y [image][channel][window], and
-// to argmax, unless null, [image][window][channel].
+// m: in WindowAlongK's order for pooling, n: a channel. Stores to y [image][channel][window] and,
+// unless it is null, to argmax [image][window][channel].
 template <typename Math>
 struct StorePooled {
     typename Math::Elem* y;
     std::uint8_t* argmax;
     const float* bias;
-    int windows, channels, plane;  // plane: windows of an image
+    int windows, channels, plane;  // plane: windows per image
     bool relu;
 
     template <bool kWhole>
@@ -80,15 +80,15 @@ struct StorePooled {
     }
 };
 
-// m: (image, position), n: a channel: to [image][position][channel], as products read it. An output
-// of forward has a bias and a ReLU; a gradient is zero where `of`, the activation there, is not
+// m: (image, position), n: a channel. Stores to [image][position][channel], as products read it. A
+// forward output has a bias and a ReLU; a gradient is zero where `of`, the activation there, is not
 // positive.
 template <typename Math>
 struct StoreChannelsLast {
     using Elem = typename Math::Elem;
     Elem* y;
     const float* bias;
-    const Elem* of;  // this or bias is null
+    const Elem* of;  // either this or bias is null
     int rows, channels;
 
     template <bool kWhole>
@@ -108,7 +108,7 @@ struct StoreChannelsLast {
     }
 };
 
-// m: an out channel, n: (tap, channel), or behind them the bias.
+// m: an output channel, n: (tap, channel), or after the last one the bias.
 struct StoreTaps {
     float *dw, *db;
     int rows, channels, taps;
@@ -196,8 +196,8 @@ class TensorConv2dOp final : public Op {
         }
     }
 
-    // backward_params turns dy for backward_input as well, which does it itself where another
-    // implementation computes the former.
+    // backward_params rearranges dy for backward_input too; backward_input does it itself if
+    // another implementation computed the former.
     void backward_begin(const Batch&, const OpIo&) override { turned_ = false; }
     void backward_params(const Batch& batch, const OpIo& io) override {
         if (batch.n == 0) {
@@ -248,8 +248,8 @@ class TensorConv2dOp final : public Op {
  private:
     static std::int64_t aligned(std::int64_t elems) { return (elems + 63) / 64 * 64; }
     bool pooled() const { return spec_.pool_kernel > 0; }
-    // Where nobody else's forward pass can come before this backward pass (auto_factory.cpp), the
-    // former packs the weights for both.
+    // If no other implementation's forward pass can precede this backward pass (auto_factory.cpp),
+    // the forward pass packs the weights for both.
     bool packs_both() const { return spec_.fused(); }
     std::size_t argmax_bytes() const {
         return pooled() ? (static_cast<std::size_t>(train_images_ * spec_.out().elems()) + 255) /
@@ -273,7 +273,7 @@ class TensorConv2dOp final : public Op {
         return {in.channels, in.height,     in.width, out.height,
                 out.width,   shape_.kernel, padding,  row_bits};
     }
-    // Whether dy counts where y is positive, and nobody has seen to it.
+    // Whether dy must still be set to zero where y is not positive.
     bool masks() const { return spec_.relu && !spec_.out_channels_last; }
     static Elem* values(const Tensor& tensor) { return static_cast<Elem*>(tensor.data); }
     const Elem* x_channels_last(int n, const OpIo& io) const {
@@ -292,7 +292,7 @@ class TensorConv2dOp final : public Op {
                                         values(io.dy), turned_dy());
         return turned_dy();
     }
-    // The workspace: partial sums, weights, x, dy.
+    // Workspace: partial sums, weights, x, dy.
     float* partial() const { return context_.workspace.floats(all_elems_); }
     Elem* weights() const { return reinterpret_cast<Elem*>(partial() + partial_elems_); }
     Elem* turned_x() const { return weights() + weight_elems_; }
@@ -304,7 +304,7 @@ class TensorConv2dOp final : public Op {
     const Conv2dShape shape_;
     const int train_images_;
     std::int64_t partial_elems_ = 0, weight_elems_ = 0, x_elems_ = 0, all_elems_ = 0;
-    bool turned_ = false;  // the workspace has dy
+    bool turned_ = false;  // whether the workspace holds dy
 };
 
 }  // namespace
@@ -317,7 +317,7 @@ std::unique_ptr<Op> make_tensor_conv(const Context& context, const Conv2dSpec& s
         return channels % chunk == 0 && channels >= WindowShape::kFewestChannels;
     };
     const bool pool = spec.pool_kernel == 2 && spec.pool_stride == 2;
-    // Kernels count elements over all images in 32 bits.
+    // Kernels index elements over all images in 32 bits.
     const std::int64_t elems =
         std::max(s.in.elems(), s.out().elems()) * (std::int64_t{sizes.most()} + 1);
     const bool can = context.tf32 && s.stride == 1 && s.padding < s.kernel &&

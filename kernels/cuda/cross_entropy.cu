@@ -1,15 +1,15 @@
 // Log-softmax with negative log-likelihood over logits [n][classes]:
 //   loss_i = log(sum over k of exp(logits[i][k] - max_i)) + max_i - logits[i][label_i]
 //   gradient[i][k] = scale * (exp(logits[i][k] - max_i) / sum - (k == label_i))
-// and with label smoothing E:
+// With label smoothing E:
 //   loss_i += E * mean over k of (logits[i][label_i] - logits[i][k])
 //   gradient[i][k] = scale * (softmax - (1 - E) (k == label_i) - E / classes)
-//   sums = scale * sum of loss_i, number of images whose first largest logit is the label's
+//   sums = scale * sum of loss_i, number of images whose label has the first largest logit
 //
-// 8 bytes an element, about 40 FLOPs (two exp); too small to fill a GPU for ten classes. One warp
-// to an image, its lanes stride over the classes and read the row three times, from the L1 cache
-// but for the first. 8 warps a block, grid-stride over images. Losses are added in double precision
-// in a fixed order: the images of a warp, the warps of a block, then one block adds the blocks.
+// 8 bytes per element, about 40 FLOPs (two exp); too small to fill a GPU for ten classes. One warp
+// per image: its lanes stride over the classes and read the row three times, after the first time
+// from the L1 cache. 8 warps per block, grid-stride over images. Losses are added in double
+// precision in a fixed order: a warp's images, a block's warps, then one block adds all blocks.
 #include <algorithm>
 #include <cmath>
 
@@ -21,15 +21,15 @@ namespace {
 constexpr int kWarps = kElementwiseBlock / 32;
 
 // partial: [2][blocks], losses and numbers of correct images
-// spread: the target of each class but the label's, label_smoothing / classes
+// spread: the target of every class other than the label, label_smoothing / classes
 __global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, float spread, double* partial) {
     const int lane = static_cast<int>(threadIdx.x % 32);
     const std::int64_t warps = std::int64_t{gridDim.x} * kWarps;
-    double loss = 0.0, correct = 0.0;  // the warp's, the same on every lane
+    double loss = 0.0, correct = 0.0;  // the warp's sums, the same on every lane
     for (std::int64_t image = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32; image < n;
          image += warps) {
         const float* logits = args.logits + image * args.classes;
-        // NaN is never the largest, but makes sum, loss and gradient NaN.
+        // NaN is never the largest, but it makes sum, loss and gradient NaN.
         float largest = -INFINITY;
         int best = lane;
         for (int k = lane; k < args.classes; k += 32) {
@@ -73,7 +73,7 @@ __global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, float spread,
     }
 }
 
-// One block.
+// Launched with one block.
 __global__ void cross_entropy_sums_kernel(int blocks, float scale, const double* partial,
                                           float* sums) {
     double loss = 0.0, correct = 0.0;
@@ -93,7 +93,7 @@ __global__ void cross_entropy_sums_kernel(int blocks, float scale, const double*
 }  // namespace
 
 void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n) {
-    // Enough to fill the GPU once; at least one, which writes the zeros of an empty batch.
+    // Enough to fill the GPU once; at least one, which writes zeros for an empty batch.
     const int blocks = std::clamp((n - 1) / kWarps + 1, 1, kPlannedMultiprocessors * 8);
     auto* partial = static_cast<double*>(
         context.workspace.bytes(2 * sizeof(double) * static_cast<std::size_t>(blocks)));

@@ -1,12 +1,12 @@
-// Dropout in place, forward and backward alike: x *= mask / (1 - probability), the mask of an
-// element or, by channel, of a plane being its random word >= probability * 2^32. Words come from
-// Philox 4x32-10, four at a time, numbered by the image's index in the training set: the mask does
-// not depend on where in the batch, or on which rank, the image is.
+// Dropout in place, the same forward and backward: x *= mask / (1 - probability). The mask of an
+// element or, by channel, of a plane is 1 if its random word >= probability * 2^32. Words come from
+// Philox 4x32-10, four at a time, keyed by the image's index in the training set, so the mask does
+// not depend on the image's position in the batch or on its rank.
 //
-// Memory-bound: 8 bytes an element; about 60 integer instructions for four words. 256 threads a
-// block. Element by element: one thread to a group of 4 words and their 4 elements (16-byte
-// accesses where images are multiples of 4 elements). By channel: one warp to a group of 4 words
-// and their 4 planes, which lie one after another.
+// Memory-bound: 8 bytes per element; about 60 integer instructions per four words. 256 threads per
+// block. Per element: one thread per group of 4 words and their 4 elements (16-byte accesses if the
+// size of an image is a multiple of 4). By channel: one warp per group of 4 words and their 4
+// consecutive planes.
 
 #include "kernels/cuda/dropout.cuh"
 #include "kernels/cuda/elementwise.cuh"
@@ -16,13 +16,13 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-// An image has fewer than 2^31 elements, in `words` random words.
+// An image has fewer than 2^31 elements and uses `words` random words.
 struct Dropout {
     BatchDropout batch;
     std::uint32_t words, groups, plane_elems;
 };
 
-// groups: those of all images.
+// groups: of all images.
 template <typename Math, bool kQuads>
 __global__ void dropout_kernel(std::int64_t groups, Dropout d, typename Math::Elem* x) {
     const std::int64_t i = std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
@@ -95,7 +95,7 @@ void apply(const Context& context, const DropoutSpec& spec, const Batch& batch, 
            dim3(kElementwiseBlock), context.stream, groups, d, x);
 }
 
-// Keeps no mask: the backward pass draws the same random numbers again.
+// Stores no mask: the backward pass draws the same random numbers again.
 class DropoutOp final : public Op {
  public:
     DropoutOp(const Context& context, const DropoutSpec& spec) : context_(context), spec_(spec) {}

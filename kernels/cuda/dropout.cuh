@@ -1,15 +1,15 @@
-// What dropout multiplies with, by its random words (base/philox.hpp).
+// Dropout's factors from its random words (base/philox.hpp).
 #pragma once
 
-#include "kernels/base/philox.hpp"
+#include "base/philox.hpp"
 #include "kernels/cuda/simt.hpp"
 #include "kernels/ops/batch.hpp"
 #include "kernels/ops/dropout.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 
-// Those of words 4 group ... 4 group + 3 of an image: keep where the word > largest_dropped, else
-// 0.
+// The factors of words [4 * group, 4 * group + 4) of an image: `keep` if the
+// word > largest_dropped, else 0.
 __device__ __forceinline__ float4 dropout_factors(const RandomStream& stream, std::uint32_t sample,
                                                   std::uint32_t group,
                                                   std::uint32_t largest_dropped, float keep) {
@@ -19,7 +19,7 @@ __device__ __forceinline__ float4 dropout_factors(const RandomStream& stream, st
                        factor(random.word[3]));
 }
 
-// The same for the images of a batch.
+// The same for any image of a batch.
 struct BatchDropout {
     RandomStream stream;
     const std::uint32_t* epoch;  // null: 0

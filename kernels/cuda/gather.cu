@@ -1,12 +1,13 @@
-// The batch: x[i][c][h][w] = pixels[samples[i]][c][h][w] * scale[c] + shift[c], y[i] =
-// labels[samples[i]]; x in float32 or rounded to 16 bits. The samples are given, or are those of
-// the step that is next (base/epoch_order.hpp), which are kept, and then the step is the one after
-// it. Augmented images (ops/augment.hpp) read pixel by pixel from elsewhere in their plane.
+// Gathers the batch: x[i][c][h][w] = pixels[samples[i]][c][h][w] * scale[c] + shift[c],
+// y[i] = labels[samples[i]]; x is float32 or rounded to 16 bits. The samples are given, or are
+// computed for the next step (base/epoch_order.hpp); then they are stored and the step is advanced.
+// Augmented images (ops/augment.hpp) read each pixel from elsewhere in its plane.
 //
-// Memory-bound: 5 or 3 bytes an element (a byte read, a value written), 2 FLOPs. Grid (n, parts of
-// an image), up to 256 threads a block, each with up to 4 times 4 elements of a plane (4 bytes in,
-// 16 or 8 out); planes that are no multiple of 4 go element by element. An image has fewer than
-// 2^31 elements. Each block finds its image itself; the last to have read the step moves it on.
+// Memory-bound: 5 or 3 bytes per element (a byte read, a value written), 2 FLOPs. Grid (n, parts of
+// an image), up to 256 threads per block, each with up to 4 times 4 elements of a plane (4 bytes
+// in, 16 or 8 out); if the plane size is not a multiple of 4, element by element. An image has
+// fewer than 2^31 elements. Each block computes its image's index itself; the last block to have
+// read the step advances it.
 #include <algorithm>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -16,16 +17,16 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-constexpr int kRounds = 4;  // of a thread
+constexpr int kRounds = 4;  // per thread
 
 struct Gather {
     GatherArgs args = {};
-    NextSamplesArgs next = {};        // where args.samples is null
-    std::int32_t* samples = nullptr;  // then overwritten
+    NextSamplesArgs next = {};        // used if args.samples is null
+    std::int32_t* samples = nullptr;  // overwritten in that case
     std::uint32_t image_elems = 0, plane_elems = 0, part_elems = 0;
 };
 
-// The image of this block.
+// The index of this block's image in the data set.
 __device__ __forceinline__ std::int32_t sample_of_block(const Gather& gather) {
     const auto image = static_cast<int>(blockIdx.x);
     if (gather.args.samples != nullptr) {
@@ -84,7 +85,7 @@ __global__ void gather_kernel(SIMT_GRID_CONSTANT const Gather gather, typename M
     }
 }
 
-// The same grid, an element a thread at a time; one thread draws for its block.
+// The same grid, one element per thread at a time; one thread per block draws the augmentation.
 template <typename Math>
 __global__ void augmented_kernel(SIMT_GRID_CONSTANT const Gather gather, typename Math::Elem* x,
                                  std::int32_t* y) {

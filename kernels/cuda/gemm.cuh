@@ -1,20 +1,20 @@
-// A tiled matrix product with operands that need not be matrices: c[m][n] = sum over k of
+// A tiled matrix product whose operands need not be stored matrices: c[m][n] = sum over k of
 // a(m, k) * b(n, k). Linear layers and, as implicit GEMM, convolutions are instances.
 //
 // Block and grid: 256 threads compute a tile of BM x BN; grid (tiles of n, tiles of m, parts of k).
 // k advances by 16; the next slice is fetched into registers while the current one, in shared
 // memory as [k][m] and [k][n], is multiplied. FMA: a thread holds BM/16 x BN/16 sums. Tensor cores
 // (TF32, mma.m16n8k8): a warp holds BM/2 x BN/4.
-// Where the tiles are too few to fill the GPU, k is divided among blocks ("split-K"), whose partial
+// If there are too few tiles to fill the GPU, k is divided among blocks ("split-K"), whose partial
 // tiles a second kernel adds in a fixed order.
-// FLOPs 2 M N K; bytes at least 4 (M K + N K + M N), times re-reading by tiles of the other side.
+// FLOPs 2 M N K; bytes at least 4 (M K + N K + M N), plus re-reading by tiles of the other side.
 //
 // An operand has
-//   kAlongK         whether its memory is contiguous along k, or else along its rows: neighbouring
-//                   threads fetch neighbours
-//   Row row(r)      what it needs of row r (of m or n), kept in registers; r may be out of range
-//   Slice slice(k)  likewise of k, which may be out of range
-//   float at(row, slice)   the element, 0 where either is out of range
+//   kAlongK         whether its memory is contiguous along k, otherwise along rows; neighbouring
+//                   threads fetch neighbouring elements
+//   Row row(r)      data of row r (of m or n), kept in registers; r may be out of range
+//   Slice slice(k)  data of k, which may be out of range
+//   float at(row, slice)   the element, 0 if either is out of range
 // An epilogue is called as epilogue(m, n, sum) for every element inside the matrix.
 #pragma once
 
@@ -27,26 +27,26 @@
 namespace gyre::SIMT_NAMESPACE {
 
 constexpr int kGemmBlock = 256;
-constexpr int kGemmDepth = 16;  // of a slice of k
+constexpr int kGemmDepth = 16;  // of a slice, along k
 
 template <int BM_, int BN_, bool kTensorCores_>
 struct GemmTile {
     static constexpr int BM = BM_, BN = BN_;
     static constexpr bool kTensorCores = kTensorCores_;
-    // Keeps accesses of a warp in different banks: FMA reads 16 bytes a thread along m and n, a
-    // fragment is 4 slices of k by 8 of m or n.
+    // Avoids bank conflicts within a warp: FMA reads 16 bytes per thread along m and n; a fragment
+    // is 4 slices of k by 8 of m or n.
     static constexpr int kPad = kTensorCores ? 8 : 4;
-    // Of a multiprocessor at a time; more would leave a thread too few registers for its sums.
+    // Blocks per multiprocessor; more would leave a thread too few registers for its sums.
     static constexpr int kBlocks = BM * BN > 64 * 128 ? 1 : BM* BN > 32 * 32 ? 2 : 3;
 };
 
 struct GemmExtents {
     int m, n, k;
-    int part_k;  // of k, of one block; a multiple of kGemmDepth
+    int part_k;  // k per block; a multiple of kGemmDepth
     int parts;
 };
 
-// What one thread fetches of a slice [kGemmDepth][kRows] of an operand.
+// One thread's share of fetching a slice [kGemmDepth][kRows] of an operand.
 template <typename Operand, int kRows>
 class SliceLoader {
  public:
@@ -62,7 +62,7 @@ class SliceLoader {
             rows_[i] = operand.row(first_row + row_ + i * kStep);
         }
     }
-    // `end`: of the block's part of k.
+    // `end`: the end of the block's part of k.
     __device__ __forceinline__ void fetch(int k, int end) {
         if constexpr (Operand::kAlongK) {
             const auto slice = operand_.slice(k + k_ < end ? k + k_ : -1);
@@ -101,7 +101,7 @@ class SliceLoader {
     float value_[kEach];
 };
 
-// The sums of one thread, and where they lie in the tile.
+// One thread's sums, and their positions in the tile.
 template <typename Tile>
 class FmaSums {
  public:
@@ -124,7 +124,7 @@ class FmaSums {
             }
         }
     }
-    // Calls body(m, n, sum) for each, m and n counted from the tile's corner.
+    // Calls body(m, n, sum) for each sum, with m and n relative to the tile's corner.
     template <typename Body>
     __device__ __forceinline__ void for_each(Body body) const {
         SIMT_UNROLL
@@ -163,11 +163,11 @@ class FmaSums {
     float sum_[kM][kN] = {};
 };
 
-// The same on tensor cores: warps stand 2 (m) x 4 (n) in the tile.
+// The same on tensor cores: the warps divide the tile 2 (m) x 4 (n).
 template <typename Tile>
 class MmaSums {
  public:
-    static constexpr int kM = Tile::BM / 32, kN = Tile::BN / 32;  // of 16 and of 8
+    static constexpr int kM = Tile::BM / 32, kN = Tile::BN / 32;  // in units of 16 and of 8
 
     template <int kPitchM, int kPitchN>
     __device__ __forceinline__ void add(const float (&a)[kGemmDepth][kPitchM],
@@ -231,7 +231,7 @@ class MmaSums {
     float sum_[kM][kN][4] = {};
 };
 
-// partial [parts][m][n], or null where the epilogue gets the sums at once.
+// partial [parts][m][n], or null if the epilogue receives the sums directly.
 template <typename Tile, typename A, typename B, typename Epilogue>
 __global__ void __launch_bounds__(kGemmBlock, Tile::kBlocks)
     gemm_kernel(GemmExtents extents, A a, B b, Epilogue epilogue, float* partial) {
@@ -259,7 +259,7 @@ __global__ void __launch_bounds__(kGemmBlock, Tile::kBlocks)
         }
         sums.add(slice_a[current], slice_b[current]);
         if (more) {
-            // The other buffer was last read before the barrier below.
+            // All reads of the other buffer precede the last barrier.
             load_a.template store<Tile>(slice_a[current ^ 1]);
             load_b.template store<Tile>(slice_b[current ^ 1]);
         }
@@ -279,7 +279,7 @@ __global__ void __launch_bounds__(kGemmBlock, Tile::kBlocks)
     });
 }
 
-// Adds the parts, in their order. One thread an element; grid-stride.
+// Adds the parts in order. One thread per element; grid-stride.
 template <typename Epilogue>
 __global__ void gemm_add_parts_kernel(GemmExtents extents, const float* partial,
                                       Epilogue epilogue) {
@@ -295,10 +295,10 @@ __global__ void gemm_add_parts_kernel(GemmExtents extents, const float* partial,
     }
 }
 
-// Blocks that are wanted at least, where k can be divided to get them.
+// The least number of blocks to aim for by dividing k.
 constexpr std::int64_t kGemmWantedBlocks = std::int64_t{kPlannedMultiprocessors} * 2;
 
-// No product needs more workspace than this: parts are only made until the blocks are enough.
+// An upper bound on workspace, as k is only divided until there are enough blocks.
 constexpr std::size_t kGemmWorkspaceBytes =
     static_cast<std::size_t>(kGemmWantedBlocks) * 128 * 128 * sizeof(float);
 
@@ -308,7 +308,7 @@ void run_gemm(const Context& context, const char* name, int m, int n, int k, con
     const auto tiles = [](int elems, int tile) { return (elems + tile - 1) / tile; };
     const int tiles_m = tiles(m, Tile::BM), tiles_n = tiles(n, Tile::BN);
     const std::int64_t blocks = std::int64_t{tiles_m} * tiles_n;
-    // A part has at least 8 slices, or adding the parts costs more than it gains.
+    // A part has at least 8 slices; with fewer, adding the parts would cost more than it gains.
     const std::int64_t most_parts = std::max(1, k / (8 * kGemmDepth));
     const std::int64_t wanted = std::max<std::int64_t>(1, kGemmWantedBlocks / blocks);
     GemmExtents extents{m, n, k, 0, static_cast<int>(std::min(most_parts, wanted))};
@@ -329,7 +329,7 @@ void run_gemm(const Context& context, const char* name, int m, int n, int k, con
     }
 }
 
-// Chooses the tile: the largest that leaves enough blocks, or that small matrices do not waste.
+// Chooses the largest tile that leaves enough blocks and does not waste work on small matrices.
 template <typename A, typename B, typename Epilogue>
 void gemm(const Context& context, const char* name, int m, int n, int k, const A& a, const B& b,
           const Epilogue& epilogue) {
@@ -340,7 +340,7 @@ void gemm(const Context& context, const char* name, int m, int n, int k, const A
     const auto blocks = [&](int tile) {
         return std::int64_t{(m + tile - 1) / tile} * ((n + tile - 1) / tile);
     };
-    // Parts of k, of at least 8 slices each, count as blocks as well.
+    // Parts of k, of at least 8 slices each, also count as blocks.
     const std::int64_t parts = std::max(1, k / (8 * kGemmDepth));
     if (m > 64 && n > 64 && blocks(128) * parts >= kPlannedMultiprocessors) {
         return run_gemm<GemmTile<128, 128, false>>(context, name, m, n, k, a, b, epilogue);
@@ -351,8 +351,8 @@ void gemm(const Context& context, const char* name, int m, int n, int k, const A
     return run_gemm<GemmTile<32, 32, false>>(context, name, m, n, k, a, b, epilogue);
 }
 
-// A matrix in memory: element (row, k) at row * row_stride + k * k_stride. Row `ones`, if there is
-// one, is all ones: it turns the gradient of weights into that of the bias.
+// A stored matrix: element (row, k) at row * row_stride + k * k_stride. Row `ones`, if there is
+// one, is all ones, so that a weight gradient's product also yields the bias gradient.
 template <bool kAlongK_>
 struct DenseOperand {
     static constexpr bool kAlongK = kAlongK_;
@@ -379,7 +379,7 @@ struct DenseOperand {
     }
 };
 
-// The epilogue of a weight gradient: column `columns`, against the ones, is the bias' gradient.
+// The epilogue of a weight gradient: column `columns`, from the row of ones, is the bias gradient.
 struct StoreGradients {
     float *dw, *db;
     int columns;

@@ -1,21 +1,21 @@
-// What gyre's own kernels share, and the functions of a step that are no operation of a net (those:
-// ops.hpp). Each starts its kernels in the stream and returns. All pointers are device pointers of
-// float32 unless said otherwise; activations are [n][channels][height][width]. What a function
-// computes is said in kernels/backend.hpp, how (block and grid, bytes and FLOPs) in its .cu file.
+// Shared parts of gyre's own kernels, and the functions of a step that are not operations of a net
+// (those are in ops.hpp). Functions start their kernels in the stream and return. Pointers are
+// device pointers to float32 unless noted; activations are [n][channels][height][width]. What a
+// function computes is in kernels/ops/backend.hpp; block and grid, bytes and FLOPs in its .cu file.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 #include <vector>
 
-#include "kernels/backend.hpp"
 #include "kernels/cuda/runtime.hpp"
+#include "kernels/ops/backend.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 
-// Device memory for the partial results of one call at a time, or of backward_params and
-// backward_input of one operation, between which nobody else uses it. Grows to the largest request,
-// which waits for the stream; operations reserve what they need as they are made.
+// Device memory for the partial results of one call at a time, or of one operation's
+// backward_params and backward_input, with no other use in between. Grows to the largest request,
+// which waits for the stream; operations reserve what they need when they are created.
 class Workspace {
  public:
     explicit Workspace(Stream& stream);
@@ -34,10 +34,10 @@ class Workspace {
         reserve(count);
         return memory_;
     }
-    // Zeros, and so they are to be between launches: to count blocks with (simt.hpp).
+    // Counters of finished blocks (simt.hpp); kernels must leave them zero.
     std::uint32_t* counts() const { return counts_; }
     static constexpr int kCounts = 1024;
-    // Graphs have captured the memory: it stays, whatever more is asked for.
+    // Call after a graph has captured the memory: it is then kept even if the workspace grows.
     void captured() { captured_ = true; }
     float* floats(std::int64_t elems) {
         return static_cast<float*>(bytes(static_cast<std::size_t>(elems) * sizeof(float)));
@@ -52,18 +52,18 @@ class Workspace {
     std::vector<void*> outgrown_;
 };
 
-// Among how many multiprocessors sums are divided, whatever the GPU has: those of the largest
-// (H100, H200), so that the order of a sum, and with it the bits of a training, are the same on
-// all.
+// The number of multiprocessors that sums are divided for, regardless of the actual GPU: that of
+// the largest ones (H100, H200). The order of summation, and with it every bit of a training, is
+// therefore the same on all GPUs.
 constexpr int kPlannedMultiprocessors = 132;
 
-// What starts kernels needs beside its operands.
+// Everything besides operands that is needed to start kernels.
 struct Context {
     Stream& stream;
     Workspace& workspace;
     int multiprocessors = 1;
-    bool tf32 = false;  // matrix products may round their operands to TF32 (tensor cores)
-    std::size_t shared_bytes = 0;  // that a block may have
+    bool tf32 = false;  // allows rounding operands of matrix products to TF32 (tensor cores)
+    std::size_t shared_bytes = 0;  // limit per block
 };
 
 // next_samples.cu
@@ -80,11 +80,11 @@ void gather_next(const Context& context, const NextSamplesArgs& next, const Gath
 // cross_entropy.cu
 void cross_entropy(const Context& context, const CrossEntropyArgs& args, int n);
 
-// loss_head.cu: null where there are more classes or features than it takes.
+// loss_head.cu; returns null if there are more classes or features than supported.
 std::unique_ptr<LossHead> make_loss_head(const Context& context, const LinearSpec& spec, int images,
                                          DataType type);
 
-// training_pass.cu: null where the net's layers or activations do not fit a block.
+// training_pass.cu; returns null if the net's layers are unsupported or do not fit in a block.
 std::unique_ptr<TrainingPass> make_training_pass(const Context& context,
                                                  const TrainingPassSpec& spec);
 

@@ -1,9 +1,9 @@
-// Linear layers: y = x w^T + b, dx = dy w, dw = dy^T x, db = the sum of dy over the images.
+// Linear layers: y = x w^T + b, dx = dy w, dw = dy^T x, db = sum of dy over the images.
 // x [n][in], y [n][out], w [out][in], b [out].
 //
-// All three are tiled matrix products (block and grid, bytes and FLOPs: tensor_gemm.cuh for TF32,
-// else gemm.cuh). The bias is added as sums are stored; its gradient is one more column of dw's
-// product, against a row of ones.
+// All three are tiled matrix products (block and grid, bytes and FLOPs: tensor_gemm.cuh for tensor
+// cores, else gemm.cuh). The bias is added as sums are stored; its gradient is an additional column
+// of dw's product, with a row of ones.
 #include <type_traits>
 
 #include "kernels/cuda/gemm.cuh"
@@ -23,7 +23,7 @@ struct StoreWithBias {
     }
 };
 
-// factor * sum where `of`, unless null, is positive or NaN, else zero.
+// Stores factor * sum where `of` is null, positive or NaN, else zero.
 struct StoreInputGradient {
     float* dx;
     int columns;
@@ -77,9 +77,9 @@ class LinearOp final : public Op {
     const float dx_factor_;
 };
 
-// The same on tensor cores, in TF32 or 16 bits, whose weights are floats all the same: features are
-// multiples of 4 or 8, so that rows begin at multiples of 16 bytes. May be fused with a ReLU and
-// dropout, which needs no mask for the backward pass: y is not positive where a gradient is zero.
+// The same on tensor cores, in TF32 or 16 bits, always with float weights. The numbers of features
+// are multiples of 4 or 8, so that rows are aligned to 16 bytes. May be fused with a ReLU and
+// dropout, whose backward pass needs no mask: y is not positive where the gradient is zero.
 template <typename Math>
 class TensorLinearOp final : public Op {
     using Elem = typename Math::Elem;
@@ -90,7 +90,7 @@ class TensorLinearOp final : public Op {
     TensorLinearOp(const Context& context, const LinearSpec& spec, const OpSizes& sizes)
         : context_(context), spec_(spec), shape_(spec.shape) {
         const int in = shape_.in_features, out = shape_.out_features, n = sizes.most();
-        // A gradient may be of the images of all ranks, more than the layer is made for.
+        // A gradient may include the images of all ranks, more than the layer was created for.
         partial_elems_ = std::max({tensor_partial_elems(n, out, in, kDepth),
                                    tensor_partial_elems(n, in, out, kDepth),
                                    tensor_partial_elems(out, in + 1, kMostImages, kDepth)});
@@ -135,8 +135,9 @@ class TensorLinearOp final : public Op {
                           StoreMatrixGradients{io.grads[0].f32(), io.grads[1].f32(), out, in},
                           partial());
     }
-    // 24 bytes an element where gradient and Adam are 32; but the tiles must be enough for a GPU's
-    // multiprocessors. Not in float16, whose gradients are looked at before any of them is used.
+    // Saves memory traffic: 24 bytes per element instead of 32 for gradient and Adam. Requires
+    // enough tiles for a GPU's multiprocessors. Not in float16, where all gradients must be checked
+    // before any is used.
     static constexpr bool kUpdates = Math::kType != DataType::float16;
     bool can_update(const Batch& batch) const override {
         return kUpdates && batch.n > 0 && shape_.out_features > 64 && shape_.in_features >= 64 &&

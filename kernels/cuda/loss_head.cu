@@ -1,17 +1,17 @@
 // A net's last linear layer, log-softmax with negative log-likelihood, and the gradients of both
-// (cross_entropy.cu has the loss' formulas; x [n][in], w [classes][in]):
+// (the loss's formulas are in cross_entropy.cu; x [n][in], w [classes][in]):
 //   logits = x w^T + b;  dy = the gradient of the logits;  dx = dy w, masked as LinearSpec says;
-//   dw = dy^T x;  db = the sum of dy over the images;  sums as cross_entropy.cu
-// x and dx are float32, or of 16 bits: then w is rounded as it is read, and so are the logits, and
-// dy, times the loss' scale, as if each were in memory between operations.
+//   dw = dy^T x;  db = sum of dy over the images;  sums as in cross_entropy.cu
+// x and dx are float32 or have 16 bits. With 16 bits, w is rounded as it is read, and so are the
+// logits, and dy times the loss scale, as if each were stored between operations.
 //
-// Two kernels. head_kernel: a block of 256 threads to an image: its threads stride over the
-// features, four each, for four classes at a time, and add up over warps and block; one warp
-// has the loss; then the features again, for dx. Bytes 2 n in of x and dx, 4 n classes, the weights
-// twice a block from L2; FLOPs 4 n in classes. gradients_kernel: a block of 8 rows of images by 32
-// features, the last of which is one for the bias; grid (features, classes by 16); a thread adds
-// up 16 classes over its row's images, and the rows are added in order; one block more adds the
-// losses. Bytes 4 n in; FLOPs 2 n in classes.
+// Two kernels. head_kernel: one block of 256 threads per image. Its threads stride over the
+// features, four each, for four classes at a time, and sum over warps and block; one warp computes
+// the loss; a second pass over the features computes dx. Bytes 2 n in for x and dx, 4 n classes,
+// and the weights twice per block from L2; FLOPs 4 n in classes. gradients_kernel: a block has 8
+// rows of images by 32 features, the last of which stands for the bias; grid (features,
+// classes / 16). A thread sums 16 classes over its row's images, and the rows are added in order;
+// one more block adds the losses. Bytes 4 n in; FLOPs 2 n in classes.
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -23,9 +23,9 @@ namespace {
 constexpr int kBlock = static_cast<int>(kElementwiseBlock);
 constexpr int kWarps = kBlock / 32;
 constexpr int kMostClasses = 64, kMostFeatures = 8192;
-constexpr int kClassesAtOnce = 4;              // of the logits
-constexpr int kGradientClasses = 16;           // of a thread
-constexpr int kFeatures = 32, kRows = kWarps;  // of a block that computes gradients
+constexpr int kClassesAtOnce = 4;              // for the logits
+constexpr int kGradientClasses = 16;           // per thread
+constexpr int kFeatures = 32, kRows = kWarps;  // per block computing gradients
 
 template <typename Math>
 struct Head {
@@ -39,14 +39,14 @@ struct Head {
     const std::int32_t* labels;
     Elem *dy, *dx;
     float *dw, *db, *sums;
-    float* losses;  // [2][n]: the loss, and 1 where the largest logit is the label's
+    float* losses;  // [2][n]: the loss, and 1 if the label has the largest logit
 };
 
 __device__ __forceinline__ float dot(const float4& a, const float4& b, float sum) {
     return sum + a.x * b.x + a.y * b.y + a.z * b.z + a.w * b.w;
 }
 
-// Of the image, over the block's threads: each warp's share of the sum.
+// One image's logits over the block's threads: each warp's share of the sums.
 template <typename Math>
 __device__ __forceinline__ void partial_logits(const Head<Math>& h, const typename Math::Elem* x,
                                                float (&part)[kWarps][kMostClasses]) {
@@ -73,13 +73,13 @@ __device__ __forceinline__ void partial_logits(const Head<Math>& h, const typena
     }
 }
 
-// By one warp, whose lanes have two classes each.
+// Called by one warp; each lane has two classes.
 template <typename Math>
 __device__ __forceinline__ void loss_of_image(const Head<Math>& h, int image,
                                               const float (&part)[kWarps][kMostClasses],
                                               float (&gradient)[kMostClasses]) {
     const int lane = static_cast<int>(threadIdx.x);
-    // NaN is never the largest, but makes sum, loss and gradient NaN.
+    // NaN is never the largest, but it makes sum, loss and gradient NaN.
     float largest = -INFINITY, logit[2] = {};
     int best = lane;
     SIMT_UNROLL
@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(kBlock) head_kernel(SIMT_GRID_CONSTANT const H
     }
 }
 
-// By one block.
+// Called by one block.
 template <typename Math>
 __device__ __forceinline__ void add_losses(const Head<Math>& h) {
     double loss = 0.0, correct = 0.0;

@@ -1,11 +1,11 @@
-// Scaling of the loss (kernels/ops/loss_scale.hpp): g *= 1 / scale with the check of all g, then
-// what follows from it for the update.
+// Loss scaling (kernels/ops/loss_scale.hpp): g *= 1 / scale with a check of all g, followed by the
+// decision about the update.
 //
-// A g that is not finite becomes 0, so that nothing computed from all (clipping) spoils the
-// padding, which no step writes.
+// A non-finite g becomes 0, so that computations on the whole buffer, such as clipping, do not
+// spoil the padding between parameters, which no step writes.
 //
-// unscale: memory-bound, 8 bytes an element; one thread to 4 elements (16-byte accesses).
-// decide_step: one thread of a warp; bound by latency.
+// unscale: memory-bound, 8 bytes per element; one thread per 4 elements (16-byte accesses).
+// decide_step: one thread of one warp; latency-bound.
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/kernels.hpp"
 

@@ -1,14 +1,14 @@
 // Max-pooling: y[p][oh][ow] = max over kh, kw of x[p][oh*s + kh][ow*s + kw] for each plane p of
-// n * channels. NaN wins. The forward pass keeps the position kh * kernel + kw of the first largest
-// value (one byte), the backward pass hands dy to it:
-//   dx[p][h][w] = sum of dy[p][oh][ow] over the windows whose argmax is (h, w), by oh, ow; else 0.
+// n * channels. NaN propagates. The forward pass keeps the position kh * kernel + kw of the first
+// maximum (one byte), and the backward pass routes dy to it:
+//   dx[p][h][w] = sum of dy[p][oh][ow] over the windows whose argmax is (h, w), by oh, ow.
 //
-// Memory-bound. Bytes for each input of 2x2 windows: forward 4 read, 1.25 written; backward 1.25
-// read, 4 written; 1 comparison. 256 threads a block.
-//   2x2 windows, stride 2, even width: a thread has 2 windows side by side, its accesses are of 16
-//   bytes (x, dx), 8 (y, dy) and 2 (argmax); where the width is no multiple of 4, half as wide.
-//   Otherwise: forward a thread to an output; backward a thread to a square of stride x stride
-//   inputs, which looks at the windows that cover it, so that no two threads add to one input.
+// Memory-bound. Bytes per input for 2x2 windows: forward 4 read, 1.25 written; backward 1.25 read,
+// 4 written; 1 comparison. 256 threads per block.
+//   2x2 windows, stride 2, even width: a thread has 2 adjacent windows, with accesses of 16 bytes
+//   (x, dx), 8 (y, dy) and 2 (argmax), or half of that if the width is not a multiple of 4.
+//   Otherwise: forward one thread per output; backward one thread per square of stride x stride
+//   inputs, which reads all windows that cover it, so that no two threads add to one input.
 // A plane has fewer than 2^31 elements.
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
@@ -16,14 +16,14 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-// Unsigned, as nvcc's 64-bit division takes the 32-bit one where that suffices at run time.
+// Unsigned, because nvcc's 64-bit division uses the 32-bit one at run time if operands allow it.
 struct Extents {
     std::uint32_t in_height, in_width, out_height, out_width;
     int kernel, stride;
 };
 
-// One thread to a unit of work, without a loop: nvcc would unroll one over `elems`, for which it
-// divides, and store its 16 bytes singly.
+// One unit of work per thread, without a loop over `elems`: nvcc would unroll it, which takes a
+// division, and split its 16-byte stores.
 __device__ __forceinline__ std::int64_t thread_index() {
     return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
 }
@@ -37,7 +37,7 @@ void start(const char* name, void (*kernel)(std::int64_t, P...), const Context& 
     }
 }
 
-// Takes v at position k where it is larger than the best so far, or NaN.
+// Takes v at position k if it is larger than the best so far, or NaN.
 __device__ __forceinline__ void take_larger(float v, int k, float& best, int& where) {
     if (v > best || v != v) {
         best = v;
@@ -46,12 +46,12 @@ __device__ __forceinline__ void take_larger(float v, int k, float& best, int& wh
 }
 
 // --- 2x2 windows, stride 2, even width ---------------------------------------------------------
-// `i` counts the elements of the windows' upper rows, of all planes one after another: windows
-// begin at even i, and window i / 2 is output i / 2.
+// `i` indexes the elements of the windows' upper rows, over all consecutive planes: windows begin
+// at even i, and window i / 2 is output i / 2.
 
 struct UpperRow {
-    std::int64_t x;        // the same element within the input
-    bool above_left_over;  // the row below the window belongs to no window
+    std::int64_t x;        // the index of the element in the input
+    bool above_left_over;  // the row below the window is in no window
 };
 
 __device__ __forceinline__ UpperRow upper_row(const Extents& e, std::int64_t i) {
@@ -91,7 +91,7 @@ __device__ __forceinline__ void store2(float* at, float x, float y) {
     store_vector(at, value);
 }
 
-// kWide: elements of a row that a thread takes at a time, 4 or 2.
+// kWide: elements of a row processed by one thread at a time, 4 or 2.
 template <int kWide>
 __global__ void forward_2x2_kernel(std::int64_t elems, Extents e, const float* x, float* y,
                                    std::uint8_t* argmax) {
@@ -160,7 +160,7 @@ __global__ void backward_2x2_kernel(std::int64_t elems, Extents e, const float* 
 }
 
 // --- any window --------------------------------------------------------------------------------
-// kKernel, kStride: the extents where they are known to the compiler, else 0.
+// kKernel, kStride: the extents if known at compile time, else 0.
 
 struct Place2d {
     std::int64_t plane;
@@ -200,8 +200,8 @@ __global__ void forward_kernel(std::int64_t elems, Extents e, const float* x, fl
     }
 }
 
-// squares: the inputs' squares of stride x stride, of all planes; the window that begins in a
-// square's corner has its number.
+// squares: the number of stride x stride squares of inputs in all planes; each has the index of the
+// window that begins in its corner.
 template <int kKernel, int kStride>
 __global__ void backward_kernel(std::int64_t squares, Extents e, const float* __restrict__ dy,
                                 const std::uint8_t* __restrict__ argmax, float* __restrict__ dx) {
@@ -218,7 +218,7 @@ __global__ void backward_kernel(std::int64_t squares, Extents e, const float* __
                                     (e.in_width - 1) / static_cast<std::uint32_t>(stride) + 1);
     const std::int64_t in_plane = square.plane * in_height * in_width;
     const std::int64_t out_plane = square.plane * out_height * out_width;
-    const int reach = (kernel - 1) / stride;  // windows before the square's own that cover it, too
+    const int reach = (kernel - 1) / stride;  // earlier windows that also cover the square
     for (int r = 0; r < stride; ++r) {
         for (int c = 0; c < stride; ++c) {
             const int h = square.h * stride + r, w = square.w * stride + c;
@@ -256,8 +256,8 @@ bool aligned(const void* at, std::size_t bytes) {
     return reinterpret_cast<std::uintptr_t>(at) % bytes == 0;
 }
 
-// How wide a thread's part of a row may be; 0 where only the kernels for any window will do. Wide:
-// the larger of input and output, narrow: the smaller.
+// The width of a thread's part of a row; 0 if only the kernels for any window apply. wide: the
+// larger of input and output, narrow: the smaller.
 int width_2x2(const MaxPool2dShape& shape, const float* wide, const float* narrow,
               const std::uint8_t* argmax) {
     if (shape.kernel != 2 || shape.stride != 2 || shape.in.width % 2 != 0 ||
@@ -279,7 +279,7 @@ void maxpool2d_forward(const Context& context, const MaxPool2dShape& shape, int 
                         : shape.kernel == 2 && shape.stride == 2 ? forward_kernel<2, 2>
                         : shape.kernel == 3 && shape.stride == 2 ? forward_kernel<3, 2>
                                                                  : forward_kernel<0, 0>;
-    // In the first two, the elements of the windows' upper rows.
+    // For the first two kernels, the number of elements in the windows' upper rows.
     const std::int64_t elems = wide > 0 ? 2 * outputs : outputs;
     start("maxpool2d_forward", kernel, context, elems, std::max(wide, 1), extents_of(shape), x, y,
           argmax);
@@ -301,7 +301,7 @@ void maxpool2d_backward(const Context& context, const MaxPool2dShape& shape, int
           argmax, dx);
 }
 
-// Keeps the windows' argmax.
+// Saves the windows' argmax.
 class MaxPool2dOp final : public Op {
  public:
     MaxPool2dOp(const Context& context, const MaxPool2dShape& shape, int train_images)

@@ -1,4 +1,4 @@
-// The CUDA runtime's own handle of a stream, for library calls and launches.
+// The CUDA runtime's native stream handle, for library calls and launches.
 #pragma once
 
 #include <cuda_runtime_api.h>

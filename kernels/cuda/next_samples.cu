@@ -1,8 +1,9 @@
-// The images of the next step: samples[i] = order(step * step_images + first + i), then step + 1.
+// Chooses the images of the next step: samples[i] = order(step * step_images + first + i); then
+// increments step.
 //
-// Bound by latency: 24 rounds of about 10 instructions an image, one after another, and a launch.
-// One block, since all of its threads read the step before one moves it on; a thread to an image,
-// or several. The keys of the rounds are computed by six threads and shared.
+// Latency-bound: 24 sequential rounds of about 10 instructions per image, and a launch. One block,
+// since all threads must read the step before one of them advances it; each thread takes one image
+// or several. Six threads compute the keys of the rounds for all.
 #include <algorithm>
 
 #include "kernels/cuda/kernels.hpp"

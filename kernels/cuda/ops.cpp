@@ -3,6 +3,28 @@
 #include <variant>
 
 namespace gyre::SIMT_NAMESPACE {
+
+Workspace::Workspace(Stream& stream)
+    : stream_(stream),
+      counts_(static_cast<std::uint32_t*>(allocate(kCounts * sizeof(std::uint32_t)))) {
+    stream.fill_zero(counts_, kCounts * sizeof(std::uint32_t));
+}
+void Workspace::reserve(std::size_t count) {
+    if (count > bytes_) {
+        stream_.synchronize();
+        if (captured_) {
+            outgrown_.push_back(memory_);
+            captured_ = false;
+        } else {
+            release(memory_);
+        }
+        memory_ = nullptr;
+        bytes_ = 0;
+        memory_ = allocate(count);
+        bytes_ = count;
+    }
+}
+
 namespace {
 
 class OwnFactory final : public KernelFactory {

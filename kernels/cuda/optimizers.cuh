@@ -4,8 +4,8 @@
 
 #include <cmath>
 
-#include "kernels/backend.hpp"
 #include "kernels/cuda/elementwise.cuh"
+#include "kernels/ops/backend.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 

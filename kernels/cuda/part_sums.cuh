@@ -1,6 +1,6 @@
-// Sums over partial results that the blocks of a launch compute, added by those that are the last
-// to finish: of each group of parts one adds up the group, and of the groups one adds up their
-// sums. What is added in which order follows from the number of parts alone, whoever does it.
+// Sums over partial results of a launch's blocks, added by the blocks that finish last: one block
+// adds the parts of each group, and one adds the sums of the groups. The order of summation depends
+// only on the number of parts, not on which blocks finish last.
 #pragma once
 
 #include "kernels/cuda/kernels.hpp"
@@ -9,10 +9,10 @@
 namespace gyre::SIMT_NAMESPACE {
 
 struct PartGroups {
-    int parts, group, groups;  // parts of a group but for the last, groups
+    int parts, group, groups;  // parts, parts per group (the last may have fewer), groups
     int counts() const { return groups + 1; }
 };
-// Few parts are one group; else about as many groups as each has parts.
+// A few parts form one group; otherwise there are about as many groups as parts per group.
 inline PartGroups part_groups(int parts) {
     int group = parts;
     if (parts > 8) {
@@ -22,10 +22,10 @@ inline PartGroups part_groups(int parts) {
     return {parts, group, (parts + group - 1) / group};
 }
 
-// By all threads of the block that has written part `part`. counts: [groups + 1], of those blocks
-// whose parts belong together. add(first, count, step, all) adds the parts first, first + step, ...
-// and writes the sum in the place of the first, or where it is of all, where that belongs; each
-// element by the same thread in all calls.
+// Called by all threads of the block that has written part `part`. counts: [groups + 1], shared by
+// the blocks whose parts are added. add(first, count, step, all) adds the parts first,
+// first + step, ... and writes the sum over the first or, if `all`, to its final destination. Each
+// element must be handled by the same thread in all calls.
 template <typename Add>
 __device__ __forceinline__ void add_as_last(std::uint32_t* counts, const PartGroups& of, int part,
                                             Add add) {

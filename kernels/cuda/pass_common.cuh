@@ -1,5 +1,5 @@
-// What the steps of the pass kernel share. All threads of the block call each function, after a
-// barrier that follows whatever wrote what it reads; it ends with one where it says so.
+// Shared parts of the pass kernel's steps. All threads of the block call each function, after a
+// barrier behind all writes to its input. Only functions that say so end with a barrier.
 #pragma once
 
 #include "kernels/cuda/elementwise.cuh"
@@ -28,7 +28,7 @@ __device__ __forceinline__ int place(const Planes& p, int i) {
     return place(p, element(p, i));
 }
 
-// ReLU's output, or its gradient, where `where` is its output: 0 where that is <= 0.
+// ReLU's output or, if `where` is that output, its gradient: 0 where `where` is <= 0, else value.
 __device__ __forceinline__ float rectify(float value, float where) {
     return where <= 0.0f ? 0.0f : value;
 }

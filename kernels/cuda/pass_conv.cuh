@@ -1,17 +1,17 @@
 // Convolution blocks of the pass kernel: a convolution of stride 1 with the dropout2d, max-pooling
-// and ReLU that follow it, of one image in shared memory.
+// and ReLU that follow it, for one image in shared memory.
 //
 //   a[o][h][w] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] x[c][h + kh - p][w + kw - p]
 //   y = max(max over the window of factor[o] a, 0)
-// Backward, with d = factor[o] dy where y > 0, which belongs to one element of the window:
+// Backward, with d = factor[o] dy where y > 0, which goes to one element (h_i, w_i) of the window:
 //   dw[o][c][kh][kw] = sum over windows i of d[o][i] x[c][h_i + kh - p][w_i + kw - p],
-//   db[o] = sum of d[o][i], (h_i, w_i) being the window's maximum: a term for each window alone
-//   dx[c][h_i + kh - p][w_i + kw - p] += w[o][c][kh][kw] d[o][i], window by window where these are
-//   of 2 x 2, else as the correlation of d, spread over the plane, with the turned weights
+//   db[o] = sum of d[o][i]: only one term per window
+//   dx[c][h_i + kh - p][w_i + kw - p] += w[o][c][kh][kw] d[o][i], window by window if these are
+//   2 x 2, else as the correlation of d, spread over the plane, with the rotated weights
 //
-// A correlation's thread computes 4 channels x 8 pixels of a row: for each input row under the
-// kernel three 16-byte reads, for each tap one of four weights, for 32 multiply-adds; input
-// channels are split among threads where tiles are few, and added in order.
+// In a correlation, a thread computes 4 channels x 8 pixels of a row: for each input row under the
+// kernel three 16-byte reads, for each tap one read of four weights, for 32 multiply-adds. If there
+// are few tiles, input channels are split among threads, and the splits added in order.
 #pragma once
 
 #include "kernels/cuda/pass_weights.cuh"
@@ -63,7 +63,7 @@ __device__ __forceinline__ void correlate_item(const Correlation& c, int item, f
     }
 }
 
-// Writes the sums of all splits; ends with a barrier.
+// Stores the sums of all splits; ends with a barrier.
 __device__ __forceinline__ void correlate(const Correlation& c, float* shared) {
     for (int item = pass_thread(); item < c.items; item += kPassBlock) {
         if (c.kernel == 5) {
@@ -88,7 +88,7 @@ __device__ __forceinline__ float add_splits(const Correlation& c, const Element&
     return sum;
 }
 
-// Four outputs of a tap to a thread, neighbouring taps to neighbouring threads.
+// One thread per tap and four outputs; neighbouring threads have neighbouring taps.
 __device__ __forceinline__ void read_weights(const CorrelationWeights& plan, const Correlation& c,
                                              const float* from, float* shared) {
     const int items = plan.taps * plan.ins * c.groups;
@@ -109,7 +109,7 @@ __device__ __forceinline__ void read_weights(const CorrelationWeights& plan, con
     }
 }
 
-// What all images of a block share.
+// Loads data shared by all images of a block.
 __device__ __forceinline__ void conv_begin(const PassConv& conv, const float* params,
                                            float* shared) {
     read_weights(conv.forward_weights, conv.forward, params + conv.weight, shared);
@@ -121,7 +121,7 @@ __device__ __forceinline__ void conv_begin(const PassConv& conv, const float* pa
     }
 }
 
-// The largest of output `e`'s 2 x 2 window, of equals the first; NaN wins. way: lower * 2 + right.
+// Max of output `e`'s 2 x 2 window, the first of equals; NaN propagates. way: lower * 2 + right.
 __device__ __forceinline__ float largest_of_four(const Correlation& c, const Element& e, float bias,
                                                  float factor, const float* shared, int& way) {
     const float* from = shared + c.sums + e.c * c.sums_plane + 2 * e.h * c.sums_pitch + 2 * e.w;
@@ -177,7 +177,7 @@ __device__ __forceinline__ void conv_forward(const PassConv& conv, const Planes&
     __syncthreads();
 }
 
-// dx by a correlation: d spread over the convolution's output, zeros around it.
+// dx by a correlation of d, spread over the convolution's output and surrounded by zeros.
 __device__ __forceinline__ void conv_input_gradient(const PassConv& conv, const Planes& x,
                                                     const Planes& y, int dy, int dx,
                                                     const float* params, float* shared) {
@@ -201,7 +201,7 @@ __device__ __forceinline__ void add_row(float d, const float (&weight)[kKernel][
     }
 }
 
-// All lanes have the same windows, so that all go the same of the four ways.
+// All lanes have the same windows, so that all take the same one of the four branches.
 template <int kKernel>
 __device__ __forceinline__ void spread_unit(const PassConv& conv, const Planes& y, int dy, int unit,
                                             float* shared) {
@@ -255,7 +255,7 @@ __device__ __forceinline__ void spread_unit(const PassConv& conv, const Planes& 
     }
 }
 
-// The sums of (c, h, w), which are of padded coordinates, over kernel rows and columns of windows.
+// Sums over kernel rows and windows for input element (c, h, w), given in padded coordinates.
 __device__ __forceinline__ float add_spread(const PassConv& conv, const Planes& y, const Element& e,
                                             const float* shared) {
     const WindowSpread& s = conv.spread;
@@ -279,7 +279,7 @@ __device__ __forceinline__ float add_spread(const PassConv& conv, const Planes& 
     return sum;
 }
 
-// dx by windows: each has one element with a gradient.
+// dx by windows, each of which has one element with a gradient.
 __device__ __forceinline__ void conv_spread_gradient(const PassConv& conv, const Planes& x,
                                                      const Planes& y, int dy, int dx,
                                                      float* shared) {
@@ -304,7 +304,7 @@ __device__ __forceinline__ void conv_spread_gradient(const PassConv& conv, const
     __syncthreads();
 }
 
-// dx < 0: not wanted.
+// dx < 0: not needed.
 __device__ __forceinline__ void conv_backward(const PassConv& conv, const Planes& x,
                                               const Planes& y, int dy, int dx, const float* params,
                                               float* partial, bool add, float* shared) {

@@ -1,15 +1,15 @@
-// Linear layers of the pass kernel, of one image in shared memory; weights are read from the L2
-// cache, in rows, 16 bytes a thread, or from shared memory where they are few.
-//   y[o] = b[o] + sum over i of w[o][i] x[i], with ReLU where fused
+// Linear layers of the pass kernel, for one image in shared memory. Weights are read by rows from
+// the L2 cache, 16 bytes per thread, or from shared memory if they are few.
+//   y[o] = b[o] + sum over i of w[o][i] x[i], with a ReLU if fused
 //   dx[i] = sum over o of w[o][i] d[o], d = dy where y > 0
-// dw = d^T x over the images is the reduce kernel's: it is handed x and d, the layer's factors.
+// dw = d^T x over the images is left to the reduce kernel, which receives x and d as "factors".
 #pragma once
 
 #include "kernels/cuda/pass_common.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 
-// kWide floats at `from`, 4 or 1.
+// Reads kWide (4 or 1) floats at `from`.
 template <int kWide>
 __device__ __forceinline__ void read_wide(const float* from, float* values) {
     if constexpr (kWide == 4) {
@@ -33,7 +33,7 @@ __device__ __forceinline__ const float* linear_weights(const PassLinear& linear,
     return linear.kept >= 0 ? shared + linear.kept : params + linear.weight;
 }
 
-// A warp to four outputs, its lanes to inputs.
+// One warp per four outputs; its lanes divide the inputs.
 template <int kWide>
 __device__ __forceinline__ void linear_outputs(const PassLinear& linear, int x, const Planes& y,
                                                const float* params, float* shared) {
@@ -82,7 +82,7 @@ __device__ __forceinline__ void linear_forward(const PassLinear& linear, const P
     __syncthreads();
 }
 
-// dx of some outputs: neighbouring threads have neighbouring inputs.
+// dx summed over a part of the outputs; neighbouring threads have neighbouring inputs.
 template <int kWide>
 __device__ __forceinline__ void linear_input_sums(const PassLinear& linear, int dy,
                                                   const float* params, float* shared) {
@@ -114,7 +114,7 @@ __device__ __forceinline__ void linear_input_sums(const PassLinear& linear, int 
     }
 }
 
-// dx < 0: not wanted.
+// dx < 0: not needed.
 __device__ __forceinline__ void linear_backward(const PassLinear& linear, const Planes& x,
                                                 const Planes& y, int dy, int dx,
                                                 const float* params, float* factors, int image,

@@ -1,6 +1,7 @@
-// The pass kernel's program for a net, and where all that it works on lies in shared memory: values
-// with the padding that the convolution reading them needs, weights of convolutions, dropout
-// factors, places of maxima, two gradients used in turn, and last a part that each step uses anew.
+// Plans the pass kernel's program for a net and its layout in shared memory: values with the
+// padding that the convolution reading them needs, weights of convolutions, dropout factors,
+// positions of maxima, two gradient buffers used in turn, and finally scratch space that each step
+// reuses.
 #include <algorithm>
 #include <variant>
 #include <vector>
@@ -18,7 +19,7 @@ int round_up(int value, int step) {
     return divide_up(value, step) * step;
 }
 constexpr int kBanks = 32;
-// A multiple of 4 that is none of 8: 16-byte accesses of 8 threads, a pitch apart, are then to
+// A multiple of 4 but not of 8, so that 16-byte accesses of 8 threads, one pitch apart, use
 // different banks.
 int odd_quads(int elems) {
     const int pitch = round_up(elems, 4);
@@ -69,13 +70,13 @@ class Planner {
     }
 
  private:
-    // Places of shared memory; each begins at a multiple of 16 bytes.
+    // Allocates shared memory; each place begins at a multiple of 16 bytes.
     int place(std::int64_t elems) {
         const auto at = static_cast<int>(floats_);
         floats_ += (elems + 3) / 4 * 4;
         return at;
     }
-    // The same, of the part that each step uses anew; moved behind the rest in the end.
+    // The same in the scratch space that each step reuses; it is moved behind the rest at the end.
     struct Scratch {
         std::int64_t floats = 0;
         int place(std::int64_t elems) {
@@ -108,16 +109,16 @@ class Planner {
         p.by_width = divisor(shape.width);
         return p;
     }
-    // Of a row that a correlation reads: what its tiles read, and all that there is.
+    // The pitch of a row that a correlation reads: covers its tiles' reads and the whole row.
     static int input_pitch(int out_width, int width, int kernel) {
         return odd_quads(std::max(round_up(out_width, kTilePixels) + (kernel > 1 ? 4 : 0), width));
     }
 
-    // Each value as its reader wants it.
+    // Places each value in the layout that its reader needs.
     bool place_values() {
         Shape shape = spec_.input;
         for (std::size_t v = 0; v <= layers_.size(); ++v) {
-            constexpr int kMostExtent = 1 << 15;  // so that a place of a maximum is an int32
+            constexpr int kMostExtent = 1 << 15;  // so that a maximum's position fits in an int32
             if (shape.elems() < 1 || shape.elems() > most_floats_ ||
                 std::max(shape.height, shape.width) >= kMostExtent) {
                 return false;
@@ -129,8 +130,8 @@ class Planner {
                     const int pitch =
                         input_pitch(of.out().width, shape.width + 2 * of.padding, of.kernel);
                     p = planes(shape, of.padding, pitch);
-                    // Rows under the kernel in one channel and the next follow at one distance,
-                    // modulo the banks.
+                    // Make the last row under the kernel in one channel and the first of the next
+                    // one pitch apart, modulo the banks.
                     p.plane += (of.kernel * pitch - p.plane % kBanks + kBanks) % kBanks;
                 }
             }
@@ -164,7 +165,7 @@ class Planner {
         c.columns = divide_up(width, kTilePixels);
         c.x_plane = x_plane;
         c.x_pitch = x_pitch;
-        // So many that most threads have a tile.
+        // Enough splits that most threads have a tile.
         const int tiles = c.groups * c.height * c.columns;
         c.split_channels = divide_up(channels, std::clamp(kPassBlock / tiles, 1, channels));
         c.splits = divide_up(channels, c.split_channels);
@@ -230,7 +231,7 @@ class Planner {
         return true;
     }
 
-    // Behind 2 x 2 windows each element of dx is a sum of a quarter of the terms of a correlation.
+    // With 2 x 2 windows, each element of dx sums only a quarter of a correlation's terms.
     static bool spreads(const Conv2dSpec& spec) {
         return spec.pool_kernel == 2 && spec.pool_stride == 2;
     }
@@ -283,7 +284,7 @@ class Planner {
         w.pairs = spec.shape.in.channels * kernel;
         w.taps = w.pairs * kernel;
         const int groups = divide_up(w.outs, kWeightOuts);
-        // By windows where most lanes have a pair.
+        // By windows if most lanes have a pair.
         w.by_windows = spreads(spec) && kernel > 1 && 4 * w.pairs >= 3 * 32;
         w.chunks = w.by_windows ? divide_up(w.pairs, 32) : 1;
         w.height = w.by_windows ? out.height : source.height;
@@ -302,7 +303,7 @@ class Planner {
             w.dy = spread_planes(w.outs, source.height * pitch, pitch, 0);
             w.dy.begin = scratch.place(w.dy.elems);
         }
-        // Odd, so that the sums of neighbouring splits lie in different banks.
+        // Odd, so that the sums of neighbouring splits are in different banks.
         w.sums_pitch = w.outs * (w.taps + 1) | 1;
         w.sums = scratch.place(std::int64_t{w.splits} * w.sums_pitch);
         in_scratch(scratch, {&w.dy.begin, &w.sums});
@@ -391,7 +392,7 @@ class Planner {
         return std::any_of(layers_.begin(), layers_.begin() + static_cast<std::ptrdiff_t>(l),
                            [](const auto* layer) { return layer->weight_offset >= 0; });
     }
-    // dy of a layer and its dx lie in two places by turns.
+    // A layer's dy and dx alternate between two buffers.
     void place_gradients() {
         std::size_t first = 0;
         while (layers_[first]->weight_offset < 0) {
@@ -424,7 +425,7 @@ class Planner {
     int pools_ = 0, dropouts_ = 0;
 };
 
-// Tensors of convolutions first, then linear layers.
+// Numbers the blocks: tensors of convolutions first, then linear layers.
 void number_blocks(ReduceProgram& reduce) {
     int blocks = 0;
     for (int t = 0; t < reduce.tensors; ++t) {
@@ -436,7 +437,7 @@ void number_blocks(ReduceProgram& reduce) {
         blocks += linear.column_tiles * divide_up(linear.out, kReduceRows);
         linear.last_block = blocks;
     }
-    reduce.blocks = blocks + 1;  // the last: the sums
+    reduce.blocks = blocks + 1;  // the last one computes the sums
 }
 
 }  // namespace

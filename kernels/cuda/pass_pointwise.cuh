@@ -28,7 +28,7 @@ __device__ __forceinline__ void gather_image(const PassProgram& program, const G
     }
 }
 
-// factors[word], a group of four words to a thread.
+// factors[word]; one thread per group of four words.
 __device__ __forceinline__ void draw_factors(const PassDropout& d, const PassArgs& args,
                                              std::uint32_t sample, float* shared) {
     for (int group = pass_thread(); group * 4 < d.words; group += kPassBlock) {
@@ -57,7 +57,7 @@ __device__ __forceinline__ void dropout_backward(const PassDropout& d, int elems
     __syncthreads();
 }
 
-// y = max(x, 0), NaN stays NaN
+// y = max(x, 0); NaN stays NaN
 __device__ __forceinline__ void relu_forward(const Planes& x, const Planes& y, float* shared) {
     for (int i = pass_thread(); i < y.elems; i += kPassBlock) {
         const float v = shared[place(x, i)];
@@ -73,7 +73,7 @@ __device__ __forceinline__ void relu_backward(const Planes& y, int dy, int dx, f
     __syncthreads();
 }
 
-// The largest of output `e`'s window, of equals the first; NaN wins. value(h, w): of the source.
+// Max of output `e`'s window, the first of equals; NaN propagates. value(h, w) reads the source.
 template <typename Value>
 __device__ __forceinline__ float largest(const Windows& windows, const Element& e, Value value,
                                          int& where) {
@@ -93,7 +93,7 @@ __device__ __forceinline__ float largest(const Windows& windows, const Element& 
 }
 
 // The gradient of the source's element `e`: the sum of dy over the windows whose maximum it is, by
-// row and column. y: of the windows' outputs.
+// row and column. y: the layout of the windows' outputs.
 __device__ __forceinline__ float from_windows(const Windows& windows, const Planes& y, int dy,
                                               const Element& e, const float* shared) {
     const auto* where = reinterpret_cast<const std::int32_t*>(shared + windows.where);
@@ -134,15 +134,15 @@ __device__ __forceinline__ void maxpool_backward(const Windows& windows, const P
     __syncthreads();
 }
 
-// Of the image's logits, by one warp, with the largest one as maximum m:
+// Computed by one warp from the image's logits, with their maximum m:
 //   loss = log(sum over k of exp(logit_k - m)) + m - logit_label
 //   dy_k = scale * (exp(logit_k - m) / sum - (k == label))
-// Adds to loss and correct, the same on every lane.
+// Adds to loss and correct, which are the same on every lane.
 __device__ __forceinline__ void cross_entropy_of_image(int classes, int logits, int dy, int label,
                                                        float scale, float* shared, double& loss,
                                                        double& correct) {
     const int lane = pass_thread() % 32;
-    // NaN is never the largest, but makes sum, loss and gradient NaN.
+    // NaN is never the largest, but it makes sum, loss and gradient NaN.
     float most = -INFINITY;
     int best = lane;
     for (int k = lane; k < classes; k += 32) {

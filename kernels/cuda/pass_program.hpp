@@ -1,13 +1,13 @@
-// A net's training pass as data: what the pass kernel and the reduce kernel (training_pass.cu,
-// pass_reduce.cu) read, made once on the host (pass_plan.cpp) and handed over by value. Places in
-// shared memory count floats from its beginning, places in device memory elements.
+// A net's training pass as data for the pass kernel and the reduce kernel (training_pass.cu,
+// pass_reduce.cu), created once on the host (pass_plan.cpp) and passed by value. Places in shared
+// memory are counted in floats from its beginning, places in device memory in elements.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
-#include "kernels/backend.hpp"
 #include "kernels/cuda/runtime.hpp"
+#include "kernels/ops/backend.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 
@@ -15,24 +15,24 @@ constexpr int kPassBlock = 256;  // threads
 constexpr int kPassWarps = kPassBlock / 32;
 constexpr int kMostPassLayers = 12, kMostPassConvs = 4, kMostPassLinears = 6;
 constexpr int kMostPassPools = 2, kMostPassDropouts = 4;
-constexpr int kTilePixels = 8, kTileChannels = 4;  // of a thread, in a correlation
-// Of a block of the reduce kernel: elements of a convolution, or rows and columns of a linear
-// layer.
+constexpr int kTilePixels = 8, kTileChannels = 4;  // per thread, in a correlation
+// Per block of the reduce kernel: elements of a convolution's tensor, or rows and columns of a
+// linear layer's gradient.
 constexpr int kReduceElems = 32, kReduceRows = 16, kReduceColumns = 32;
 
-// i / divisor as a product, for i and divisor below 2^16: with inverse = 2^32 / divisor, rounded
-// up, the error stays below i / 2^32. inverse = 0: the divisor is 1.
+// Computes i / divisor as a product, for i and divisor below 2^16: with inverse = 2^32 / divisor,
+// rounded up, the error is below i / 2^32. inverse = 0: the divisor is 1.
 struct Divisor {
     std::uint32_t inverse = 0;
     int divisor = 1;
 };
 
-// Where a value of one image lies: element (c, h, w) at begin + c * plane + h * pitch + w.
+// The layout of one image's value: element (c, h, w) is at begin + c * plane + h * pitch + w.
 struct Planes {
     int channels = 0, height = 0, width = 0;
     int begin = 0, plane = 0, pitch = 0;
     int elems = 0;
-    Divisor by_plane, by_width;  // of what is inside, without padding
+    Divisor by_plane, by_width;  // of a plane and a row without padding
 };
 
 // sums[s][o][h][w] = sum over kh, kw and the channels c of split s of
@@ -48,66 +48,66 @@ struct Correlation {
     Divisor by_height, by_columns, by_groups;
 };
 
-// Weights of a correlation from the parameter [outs][ins][taps], or with the roles of outs and
-// ins exchanged and taps turned by 180 degrees.
+// A correlation's weights, read from the parameter [outs][ins][taps], optionally with outs and ins
+// exchanged and the taps rotated by 180 degrees.
 struct CorrelationWeights {
     int ins = 0, outs = 0, taps = 0, in_stride = 0, out_stride = 0;
     bool turned = false;
     Divisor by_taps, by_ins;
 };
 
-// Max-pooling of a source of height x width; kernel 1: none. where[i]: row << 16 | column of the
-// source that output i is, an int32.
+// Max-pooling of a source of height x width; kernel 1: none. where[i], an int32: the source
+// position of output i, row << 16 | column.
 struct Windows {
     int height = 0, width = 0, kernel = 1, stride = 1;
     int where = 0;
     Divisor by_stride;
 };
 
-// Of windows of 2 x 2 that do not overlap: which of the four is the maximum, lower * 2 + right, a
+// For non-overlapping 2 x 2 windows: which of the four is the maximum, lower * 2 + right, as one
 // byte each, in rows of `pitch`, a multiple of 4.
 struct WindowWays {
     int begin = 0, pitch = 0, words = 0;  // pitch 0: none
 };
 
-// The words of an image: factor = keep where a word > largest_dropped, else 0.
+// An image's random words: the factor is `keep` if a word > largest_dropped, else 0.
 struct PassDropout {
     int factors = 0;  // [words]
     int words = 0;    // 0: no dropout
     std::uint32_t stream = 0, largest_dropped = 0;
     float keep = 1.0f;
-    Divisor by_word;  // elements of a word
+    Divisor by_word;  // elements per word
 };
 
-// dy of a convolution spread over the convolution's output: zero where no window has its maximum,
-// and in a border of `padding`.
+// dy of a convolution, spread over the convolution's output: zero except at the windows' maxima,
+// with a border of `padding` zeros.
 struct SpreadPlanes {
     int begin = 0, plane = 0, pitch = 0, padding = 0;
     int elems = 0;  // of all planes
     Divisor by_plane, by_pitch;
 };
 
-// How dw of a convolution is summed. A thread takes an item: kWeightOuts output channels, a pair
-// (input channel, kernel row) and a split of the rows of dy, spread. Behind 2 x 2 windows, where
-// there are pairs enough, a warp takes a unit: as many outputs, a chunk of 32 pairs and a split of
-// the rows of windows.
+// How a convolution's dw is summed. A thread takes an item: kWeightOuts output channels, a pair
+// (input channel, kernel row) and a split of the rows of dy, spread. With 2 x 2 windows and enough
+// pairs, a warp takes a unit: as many output channels, a chunk of 32 pairs and a split of the rows
+// of windows.
 constexpr int kWeightOuts = 5;
 struct WeightSums {
     bool by_windows = false;
-    int outs = 0, taps = 0, pairs = 0;  // taps: in channels * kernel^2, pairs: * kernel
+    int outs = 0, taps = 0, pairs = 0;  // taps: channels * kernel^2, pairs: channels * kernel
     int splits = 1, split_rows = 0;
-    int items = 0;                // or units
-    int chunks = 1;               // by windows
-    int height = 0, columns = 0;  // else: of the output, the latter in tiles of 8 pixels
+    int items = 0;                // or units, by windows
+    int chunks = 1;               // only by windows
+    int height = 0, columns = 0;  // otherwise: of the output, columns in tiles of 8 pixels
     SpreadPlanes dy;
     Divisor by_splits, by_pairs;
     int sums = 0, sums_pitch = 0;  // [splits][outs * (taps + 1)]: dw, then db
 };
 
-// dx of a convolution behind 2 x 2 windows, window by window, of the weights as the forward pass
-// has them: a warp takes a unit (row of windows, four windows of it, 32 of the (input channel,
-// kernel row) pairs), a lane's sums are the two rows of the input that the windows' rows meet under
-// its kernel row, [2][kSpreadPitch].
+// dx of a convolution with 2 x 2 windows, window by window, using the forward pass's weights. A
+// warp takes a unit (row of windows, four windows of it, 32 of the (input channel, kernel row)
+// pairs). A lane sums the two input rows that the windows' rows meet under its kernel row,
+// [2][kSpreadPitch].
 constexpr int kSpreadWindows = 4, kSpreadPitch = 12, kSpreadItem = 28;
 struct WindowSpread {
     int pairs = 0;                // input channels * kernel; 0: dx is a correlation
@@ -118,12 +118,12 @@ struct WindowSpread {
 struct PassConv {
     std::int64_t weight = 0, bias = 0;  // parameters
     int biases = 0;                     // [outs], in shared memory
-    int partial = 0;                    // of the block's partial gradient: dw, then db
+    int partial = 0;  // offset of its gradient in the block's partial: dw, then db
     bool relu = false;
     Correlation forward, backward;
     CorrelationWeights forward_weights, backward_weights;
     int padding = 0;  // of the input
-    SpreadPlanes dy;  // what `backward` reads
+    SpreadPlanes dy;  // input of `backward`
     WindowSpread spread;
     WeightSums weights;
     Windows windows;
@@ -134,13 +134,13 @@ struct PassConv {
 constexpr int kMostKeptWeights = 1024;
 struct PassLinear {
     std::int64_t weight = 0, bias = 0;         // parameters
-    std::int64_t x_factor = 0, dy_factor = 0;  // [images][in], [images][out] of the factors
+    std::int64_t x_factor = 0, dy_factor = 0;  // [images][in], [images][out], in `factors`
     int in = 0, out = 0;
     bool relu = false;
     int biases = 0;                  // [out], in shared memory
-    int kept = -1;                   // the weights there, where they are few
+    int kept = -1;                   // the weights in shared memory if they are few; -1: not kept
     int splits = 1, split_outs = 0;  // of dx
-    Divisor by_quads;                // or single elements, where `in` is no multiple of 4
+    Divisor by_quads;                // or of single elements, if `in` is not a multiple of 4
     int sums = 0;                    // [splits][in]
 };
 
@@ -149,13 +149,13 @@ enum class PassKind : int { conv, linear, relu, maxpool, dropout };
 struct PassProgram {
     struct Layer {
         PassKind kind = PassKind::relu;
-        int index = 0;        // of its kind's array
-        int dy = 0, dx = -1;  // gradients [out elems], [in elems], without padding; -1: not wanted
+        int index = 0;        // in the array of its kind
+        int dy = 0, dx = -1;  // gradients [out elems], [in elems], without padding; -1: not needed
     };
     int layers = 0, convs = 0, linears = 0, classes = 0;
-    int first = 0;          // layer with a backward pass
-    int value_floats = 0;   // of shared memory that begin as zeros: values with their padding
-    int partial_elems = 0;  // of a block
+    int first = 0;          // first layer with a backward pass
+    int value_floats = 0;   // shared memory initialised to zero: values with their padding
+    int partial_elems = 0;  // per block
     bool quads = false;     // rows of the input are multiples of 4 pixels
     Planes values[kMostPassLayers + 1];  // the input, and each layer's output
     Layer layer[kMostPassLayers];
@@ -165,11 +165,11 @@ struct PassProgram {
     PassDropout dropout[kMostPassDropouts];
 };
 
-// What differs between passes.
+// Arguments that differ between passes.
 struct PassArgs {
     int n = 0;
     float scale = 1.0f;
-    GatherArgs images;  // samples null: those of `next`
+    GatherArgs images;  // if samples is null, those of `next` are used
     NextSamplesArgs next;
     std::uint64_t seed = 0;
     const std::uint32_t* epoch = nullptr;
@@ -178,13 +178,13 @@ struct PassArgs {
     float* factors = nullptr;
     double* sums = nullptr;  // [2][blocks]: losses and numbers of correct images
 };
-static_assert(sizeof(PassProgram) + sizeof(PassArgs) <= 4096, "what a kernel's arguments may take");
+static_assert(sizeof(PassProgram) + sizeof(PassArgs) <= 4096, "the limit of a kernel's arguments");
 
-// What the reduce kernel makes of partials and factors: a block takes 32 elements of a tensor of a
-// convolution, or a tile of a linear layer's gradient; the last block the sums.
+// The reduce kernel's work on partials and factors: a block takes 32 elements of a convolution's
+// tensor, or a tile of a linear layer's gradient; the last block computes the sums.
 struct ReduceProgram {
     struct Tensor {
-        std::int64_t to = 0;  // in the flat buffers
+        std::int64_t to = 0;  // position in the flat buffers
         int partial = 0, elems = 0;
         int last_block = 0;  // the first block after it
     };
@@ -205,13 +205,13 @@ struct PassPlan {
     std::int64_t factor_elems = 0;  // of the largest batch
 };
 
-// Blocks of a pass of n images: as many as there are partial gradients. Of n alone, so that sums
-// are the same on every GPU.
+// The number of blocks, and of partial gradients, for a pass of n images. It depends only on n, so
+// that sums are the same on every GPU.
 constexpr int pass_blocks(int n) {
     return n < 256 ? n : 256;
 }
 
-// Whether there is a program for the net whose shared memory is at most that, and which.
+// Returns whether the net has a program that fits in this much shared memory, and sets `plan`.
 bool plan_pass(const TrainingPassSpec& spec, std::size_t most_shared_bytes, PassPlan& plan);
 
 // The second kernel's arguments, and its launch (pass_reduce.cu).
@@ -223,7 +223,7 @@ struct ReduceArgs {
     const double* losses = nullptr;
     float* grads = nullptr;
     float* sums = nullptr;
-    EpochPlace* place = nullptr;  // whose step moves on; may be null
+    EpochPlace* place = nullptr;  // whose step is advanced; may be null
 };
 struct Context;
 void reduce_pass(const Context& context, const ReduceProgram& program, const ReduceArgs& args,

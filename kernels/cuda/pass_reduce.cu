@@ -1,15 +1,15 @@
-// Gradients from what the pass kernel leaves, in the flat buffer, and where asked the update.
+// Computes gradients into the flat buffer from the pass kernel's results; on request also updates.
 //   convolutions  g[e] = sum over the pass kernel's blocks of partial[block][e]
 //   linear        dw[o][i] = sum over images of dy[image][o] x[image][i]; db likewise with x = 1
 //   sums          scale * sum of losses, number of correct images
 //
-//   Block: 256 threads; grid: a block to 32 elements of a convolution's tensor, whose 8 warps take
-//   every eighth partial and are then added in order; a block to 16 x 32 of a linear layer's
-//   gradient, whose 8 warps take every eighth image, 4 x 4 elements a lane, and are then added in
-//   order, images coming through shared memory, 128 at a time; one block to the sums. Bytes: 4
-//   (blocks elems + images (in + out)) from the L2 cache, written 4 an element, with the update as
-//   the optimisers (optimizers.cu). FLOPs: blocks + the update for an element of a convolution, 2
-//   images for one of a linear layer. All orders follow from the number of images alone.
+//   Block: 256 threads. Grid: one block per 32 elements of a convolution's tensor, whose 8 warps
+//   each take every eighth partial and are then added in order; one block per 16 x 32 elements of a
+//   linear layer's gradient, whose 8 warps each take every eighth image, 4 x 4 elements per lane,
+//   and are then added in order, with images staged in shared memory, 128 at a time; one block for
+//   the sums. Bytes: 4 (blocks elems + images (in + out)) from the L2 cache, 4 written per element,
+//   with the update as in optimizers.cu. FLOPs: blocks + the update per element of a convolution,
+//   2 images per element of a linear layer. The orders of sums depend only on the number of images.
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/optimizers.cuh"
 #include "kernels/cuda/pass_program.hpp"
@@ -19,10 +19,10 @@ namespace {
 
 constexpr int kElems = kReduceElems, kSlices = kPassBlock / kElems;
 constexpr int kTileRows = kReduceRows, kTileColumns = kReduceColumns, kImages = 128;
-static_assert(kTileRows * kTileColumns == 16 * 32, "a warp has 4 x 4 sums a lane");
+static_assert(kTileRows * kTileColumns == 16 * 32, "a warp has 4 x 4 sums per lane");
 constexpr int kTile = kTileRows * kTileColumns;
 
-// What becomes of a gradient beside being written: nothing, or an Update.
+// The action on a gradient besides storing it: nothing, or an Update.
 struct KeepParams {
     __device__ __forceinline__ void operator()(std::int64_t, float) const {}
 };
@@ -52,7 +52,7 @@ __device__ __forceinline__ void reduce_partials(const ReduceProgram::Tensor& ten
     }
 }
 
-// x [images][columns], of which one more is 1; dy [images][rows]. The warps' sums take x's place.
+// x [images][columns], plus one column of ones; dy [images][rows]. The warps' sums overwrite x.
 template <typename Update>
 __device__ __forceinline__ void reduce_factors(const ReduceProgram::Linear& linear,
                                                const ReduceArgs& args, int block,
@@ -93,7 +93,7 @@ __device__ __forceinline__ void reduce_factors(const ReduceProgram::Linear& line
                 }
             }
         }
-        __syncthreads();  // before the next images, or the sums, take the place of these
+        __syncthreads();  // before the next images, or the sums, overwrite these
     }
     float* const sums = x[0];
     SIMT_UNROLL
@@ -141,8 +141,8 @@ __global__ void __launch_bounds__(kPassBlock)
                        SIMT_GRID_CONSTANT const ReduceArgs args, Update update) {
     SIMT_SHARED(float, x, [kImages][kTileColumns]);
     SIMT_SHARED(float, dy, [kImages][kTileRows]);
-    static_assert(kElems * kSlices <= kImages * kTileColumns, "slices lie in x");
-    static_assert(kPassWarps * kTile <= kImages * kTileColumns, "and sums of warps");
+    static_assert(kElems * kSlices <= kImages * kTileColumns, "slices are stored in x");
+    static_assert(kPassWarps * kTile <= kImages * kTileColumns, "so are the warps' sums");
     const int block = static_cast<int>(blockIdx.x);
     int first = 0;
     for (int t = 0; t < program.tensors; ++t) {

@@ -1,15 +1,15 @@
-// Gradients of the weights of convolutions in the pass kernel, of one image in shared memory: the
-// formulas are in pass_conv.cuh. Where there are (input channel, kernel row) pairs enough for the
-// lanes of a warp, and windows of 2 x 2, the terms are those of the windows' maxima alone (5
-// multiply-adds for each window, output channel and pair, with 1.25 words of dy); else dy is spread
-// and all terms are summed, 200 multiply-adds for 52 words of shared memory.
+// Weight gradients of convolutions in the pass kernel, for one image in shared memory (formulas:
+// pass_conv.cuh). With 2 x 2 windows, and enough (input channel, kernel row) pairs for the lanes of
+// a warp, only the terms of the windows' maxima are summed (5 multiply-adds per window, output
+// channel and pair, with 1.25 words of dy); otherwise dy is spread and all terms are summed, 200
+// multiply-adds per 52 words of shared memory.
 #pragma once
 
 #include "kernels/cuda/pass_pointwise.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 
-// Those of four windows that follow each other, a byte each.
+// The ways of four consecutive windows, one byte each.
 __device__ __forceinline__ std::uint32_t four_ways(const WindowWays& ways, const Planes& y, int out,
                                                    int row, int column, const float* shared) {
     return reinterpret_cast<const std::uint32_t*>(
@@ -46,8 +46,8 @@ __device__ __forceinline__ void write_sums(const WeightSums& s, int split, int g
     }
 }
 
-// Spreads dy; ends with a barrier. `where` is that of windows which do not overlap, or each element
-// asks the windows that it lies in.
+// Spreads dy; ends with a barrier. If windows do not overlap, `where` gives each one's maximum;
+// otherwise each element looks at the windows that contain it.
 __device__ __forceinline__ void spread_gradient(const Windows& windows, const SpreadPlanes& to,
                                                 const Planes& y, int dy, float* shared) {
     if (windows.stride >= windows.kernel) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ void spread_gradient(const Windows& windows, const Sp
     __syncthreads();
 }
 
-// dw and db over some rows of dy, spread: of a row of the kernel, neighbouring threads having
+// dw and db over some rows of dy, spread, for one row of the kernel; neighbouring threads have
 // neighbouring rows of dy.
 template <int kKernel>
 __device__ __forceinline__ void weight_item(const PassConv& conv, int item, float* shared) {
@@ -124,9 +124,9 @@ __device__ __forceinline__ void weight_item(const PassConv& conv, int item, floa
     write_sums<kKernel>(s, split, group, pair, sum, bias, shared);
 }
 
-// The same behind 2 x 2 windows: a warp to some output channels, its lanes to rows of the kernel. A
-// lane has the input that four windows of a row meet, and takes of it what each window's maximum
-// meets; all lanes have the same windows, so that all go the same of the four ways.
+// The same with 2 x 2 windows: one warp per group of output channels, one lane per kernel row. A
+// lane holds the input that four windows of a row meet, and uses the part that meets each window's
+// maximum; all lanes have the same windows, so that all take the same one of the four branches.
 template <int kKernel>
 __device__ __forceinline__ void weight_patch_unit(const PassConv& conv, const Planes& y, int dy,
                                                   int unit, float* shared) {
@@ -178,7 +178,7 @@ __device__ __forceinline__ void weight_patch_unit(const PassConv& conv, const Pl
     write_sums<kKernel>(s, split, group, pair, sum, bias, shared);
 }
 
-// The image's dw and db, to the block's partial, or added to it; ends with a barrier.
+// Stores the image's dw and db in the block's partial, or adds them to it; ends with a barrier.
 __device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes& y, int dy,
                                              float* partial, bool add, float* shared) {
     const WeightSums& s = conv.weights;

@@ -1,6 +1,6 @@
-// ReLU in place: y = max(y, 0), and dy = 0 where y <= 0, else times a factor. NaN stays NaN.
+// ReLU in place: y = max(y, 0); backward: dy = 0 where y <= 0, else factor * dy. NaN stays NaN.
 //
-// Memory-bound. Forward: 8 bytes an element (read, write); backward: 12. One thread to 4 elements
+// Memory-bound. Forward: 8 bytes per element (read, write); backward: 12. One thread per 4 elements
 // (16-byte accesses).
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
@@ -35,7 +35,7 @@ __global__ void relu_backward_kernel(std::int64_t elems, float factor, const flo
         [=](std::int64_t i) { dy[i] = clip(dy[i] * factor, y[i]); });
 }
 
-// In 16 bits.
+// For 16-bit types.
 template <typename Math>
 __global__ void narrow_relu_backward_kernel(std::int64_t elems, float factor,
                                             const std::uint16_t* y, std::uint16_t* dy) {
@@ -57,8 +57,8 @@ class ReluOp final : public Op {
  public:
     ReluOp(const Context& context, const Shape& shape)
         : context_(context), image_elems_(shape.elems()) {}
-    // A dropout after it may zero some of y: there dy is zero as well, so the mask y > 0 still
-    // gives the right gradient.
+    // A dropout after the ReLU may set some of y to zero; dy is zero there too, so the mask y > 0
+    // still gives the right gradient.
     OpNeeds needs() const override {
         return {.in_place = true, .backward_reads_x = false, .backward_reads_y = true};
     }

@@ -6,8 +6,8 @@
 #include <array>
 #include <exception>
 
-#include "kernels/base/error.hpp"
-#include "kernels/base/host_name.hpp"
+#include "base/error.hpp"
+#include "base/host_name.hpp"
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/native.hpp"
 
@@ -90,7 +90,12 @@ float Event::milliseconds(const Event& start, const Event& end) {
 
 struct Stream::State {
     cudaStream_t stream = nullptr;
-    State() { GYRE_CUDA_CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)); }
+    explicit State(bool urgent) {
+        int least = 0, greatest = 0;
+        GYRE_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        GYRE_CUDA_CHECK(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking,
+                                                     urgent ? greatest : least));
+    }
     ~State() { cudaStreamDestroy(stream); }
 };
 
@@ -102,7 +107,7 @@ void* Stream::handle() {
     return state_->stream;
 }
 
-Stream::Stream() : state_(std::make_unique<State>()) {}
+Stream::Stream(bool urgent) : state_(std::make_unique<State>(urgent)) {}
 Stream::~Stream() = default;
 
 void Stream::upload(void* device, const void* host, std::size_t bytes) {
@@ -133,7 +138,7 @@ void Stream::synchronize() {
 
 struct Graph::State {
     cudaGraphExec_t executable = nullptr;
-    // In flight it may be: CUDA then frees it when it has run.
+    // If it is in flight, CUDA frees it after it has run.
     ~State() {
         if (executable != nullptr) {
             cudaGraphExecDestroy(executable);
@@ -143,7 +148,7 @@ struct Graph::State {
 
 Graph::Graph(Stream& stream, const std::function<void()>& submit)
     : state_(std::make_shared<State>()) {
-    // Only this thread is restrained: threads of libraries may allocate meanwhile.
+    // Restrict only this thread, as threads of libraries may allocate meanwhile.
     GYRE_CUDA_CHECK(cudaStreamBeginCapture(native(stream), cudaStreamCaptureModeThreadLocal));
     std::exception_ptr failure;
     try {
@@ -154,13 +159,14 @@ Graph::Graph(Stream& stream, const std::function<void()>& submit)
     cudaGraph_t graph = nullptr;
     const cudaError_t ended = cudaStreamEndCapture(native(stream), &graph);
     const cudaError_t made = ended == cudaSuccess && failure == nullptr
-                                 ? cudaGraphInstantiate(&state_->executable, graph, 0)
+                                 ? cudaGraphInstantiate(&state_->executable, graph,
+                                                        cudaGraphInstantiateFlagUseNodePriority)
                                  : ended;
     if (graph != nullptr) {
         cudaGraphDestroy(graph);
     }
     if (failure != nullptr || made != cudaSuccess) {
-        cudaGetLastError();  // it is not the next call's
+        cudaGetLastError();  // clear it, so that the next call does not report it
     }
     if (failure != nullptr) {
         std::rethrow_exception(failure);
@@ -178,18 +184,18 @@ void* allocate(std::size_t bytes) {
     void* memory = nullptr;
     const cudaError_t result = cudaMalloc(&memory, bytes);
     if (result == cudaErrorMemoryAllocation) {
-        cudaGetLastError();  // it is not the next call's
+        cudaGetLastError();  // clear it, so that the next call does not report it
         std::size_t free = 0, total = 0;
         GYRE_CUDA_CHECK(cudaMemGetInfo(&free, &total));
         throw Error(ExitCode::internal,
-                    fmt::format("out of GPU memory on {}: {} MiB asked for, {} of {} MiB free{}",
+                    fmt::format("out of GPU memory on {}: {} MiB requested, {} of {} MiB free{}",
                                 host_name(), bytes >> 20, free >> 20, total >> 20, remedy(result)));
     }
     GYRE_CUDA_CHECK(result);
     return memory;
 }
 void release(void* memory) noexcept {
-    cudaFree(memory);  // an error here is an earlier one's, which was reported
+    cudaFree(memory);  // an error here stems from an earlier call and was reported
 }
 void* allocate_pinned(std::size_t bytes) {
     void* memory = nullptr;
@@ -200,7 +206,7 @@ void release_pinned(void* memory) noexcept {
     cudaFreeHost(memory);
 }
 
-// As nvidia-smi -L prints it.
+// The UUID as printed by nvidia-smi -L.
 static std::string uuid_text(const cudaUUID_t& uuid) {
     std::string text = "GPU-";
     for (int i = 0; i < 16; ++i) {
@@ -221,7 +227,7 @@ DeviceProperties select_device(int index, bool share) {
             host_name(), driver == 0 ? "no NVIDIA driver is loaded" : cudaGetErrorString(found)));
     }
     GYRE_CUDA_CHECK(found);
-    // A launcher may show each rank a GPU of its own, as the only one (Slurm's --gpus-per-task=1).
+    // A launcher may make only one GPU visible to each rank (Slurm's --gpus-per-task=1).
     if (share || count == 1) {
         index %= count;
     }
@@ -236,8 +242,9 @@ DeviceProperties select_device(int index, bool share) {
     GYRE_CUDA_CHECK(cudaGetDeviceProperties(&properties, index));
     std::array<char, 32> bus_id{};
     GYRE_CUDA_CHECK(cudaDeviceGetPCIBusId(bus_id.data(), static_cast<int>(bus_id.size()), index));
-    return {properties.name, properties.multiProcessorCount, properties.sharedMemPerBlockOptin,
-            bus_id.data(), uuid_text(properties.uuid)};
+    return {properties.name, properties.multiProcessorCount,
+            properties.sharedMemPerBlockOptin - properties.reservedSharedMemPerBlock, bus_id.data(),
+            uuid_text(properties.uuid)};
 }
 
 }  // namespace gyre::cuda

@@ -1,12 +1,11 @@
-// What a kernel of gyre is written with, on a GPU and under the emulator alike.
+// The primitives that gyre's kernels are written with, on a GPU and under the emulator.
 //
 // The rules for kernel sources (docs/kernels.md explains them):
 //   - shared memory is declared with SIMT_SHARED, kernels are started with launch();
-//   - blocks have a multiple of 32 threads, and no thread leaves a kernel before a barrier or a
-//   warp
-//     operation that the others still reach;
+//   - blocks have a multiple of 32 threads, and no thread leaves a kernel before a barrier or
+//     a warp operation that the others still reach;
 //   - warp operations are those below, and all 32 lanes take part in each;
-//   - no float atomics: every sum has a fixed order, so that results are the same in every run.
+//   - no float atomics: sums have a fixed order, so that every run gives the same results.
 #pragma once
 
 #include <cstddef>
@@ -26,28 +25,28 @@
 #include "kernels/cuda/check.hpp"
 #include "kernels/cuda/native.hpp"
 
-// A variable of the block, aligned to 16 bytes: SIMT_SHARED(float, tile, [16][20]).
+// A shared variable of the block, aligned to 16 bytes: SIMT_SHARED(float, tile, [16][20]).
 #define SIMT_SHARED(type, name, extents) __shared__ __align__(16) type name extents
-// The block's dynamic shared memory, SharedBytes of launch(), as a pointer; aligned to 128 bytes
-// and, like the above, not initialised: SIMT_DYNAMIC_SHARED(float, tile). Once in a kernel.
+// The block's dynamic shared memory (SharedBytes of launch()) as a pointer, aligned to 128 bytes
+// and, like SIMT_SHARED, not initialised: SIMT_DYNAMIC_SHARED(float, tile). Once per kernel.
 #define SIMT_DYNAMIC_SHARED(type, name)                                   \
     extern __shared__ __align__(128) unsigned char simt_dynamic_shared[]; \
     type* const name = reinterpret_cast<type*>(simt_dynamic_shared)
-// Before a kernel's parameter, const and by value, that stays where arguments are instead of being
-// copied to each thread.
+// Precedes a kernel parameter, const and by value, that is read from the argument space instead of
+// being copied to each thread.
 #define SIMT_GRID_CONSTANT __grid_constant__
-// Before a loop whose trip count is known: arrays it indexes then live in registers.
+// Precedes a loop with a known trip count, so that arrays indexed by it are kept in registers.
 #define SIMT_UNROLL _Pragma("unroll")
-// Before one that seldom goes round: it is not made longer.
+// Precedes a loop that rarely iterates more than once, so that it is not unrolled.
 #define SIMT_NO_UNROLL _Pragma("unroll 1")
-// Before a loop without stores: the loads of four rounds are then under way at a time.
+// Precedes a loop without stores, so that the loads of four iterations overlap.
 #define SIMT_UNROLL_BY_4 _Pragma("unroll 4")
 
 namespace gyre::cuda {
 
 constexpr unsigned kFullWarp = 0xffffffffu;
 
-// A float4, float2, uint4, uint2 or uchar4, aligned to its size, in one access.
+// Loads a float4, float2, uint4, uint2 or uchar4, aligned to its size, in one access.
 template <typename T>
 __device__ __forceinline__ T load_vector(const void* at) {
     return *static_cast<const T*>(at);
@@ -57,11 +56,11 @@ __device__ __forceinline__ void store_vector(void* at, const T& value) {
     *static_cast<T*>(at) = value;
 }
 
-// Of the block in its cluster, and how many that has. cluster_sync() is a barrier of all threads of
-// the cluster, for all memory; cluster_arrive() its first half, after which a thread goes on and
-// may touch what nobody else does, until its cluster_wait(). map_shared_rank(at, rank): the place
-// of the block's shared memory `at` in that of another block, which must have begun, and must not
-// end, as barriers say. Only in kernels that are launched with ClusterBlocks, on sm_90.
+// cluster_rank() is the block's rank in its cluster, cluster_blocks() the number of its blocks.
+// cluster_sync() is a barrier of all threads of the cluster, for all memory; cluster_arrive() is
+// its first half, after which a thread may only touch its own data until cluster_wait().
+// map_shared_rank(at, rank) maps `at` in shared memory to that of another block, which barriers
+// must keep alive. Only for kernels launched with ClusterBlocks, on sm_90.
 __device__ __forceinline__ unsigned cluster_rank() {
     unsigned rank = 0;
 #if __CUDA_ARCH__ >= 900
@@ -103,7 +102,7 @@ __device__ __forceinline__ T* map_shared_rank(T* at, unsigned rank) {
 #endif
 }
 
-// The sum over the warp, on every lane; added as a butterfly (distance 16, 8, 4, 2, 1).
+// Sum over the warp, on every lane, in butterfly order (distance 16, 8, 4, 2, 1).
 __device__ __forceinline__ float warp_sum(float value) {
     for (int distance = 16; distance > 0; distance /= 2) {
         value += __shfl_xor_sync(kFullWarp, value, distance);
@@ -117,7 +116,7 @@ __device__ __forceinline__ double warp_sum(double value) {
     return value;
 }
 
-// The largest value over the warp and its index, on every lane; of equal values the lowest index.
+// Maximum over the warp and its index, on every lane; the lowest index of equal values.
 __device__ __forceinline__ void warp_argmax(float& value, int& index) {
     for (int distance = 16; distance > 0; distance /= 2) {
         const float other = __shfl_xor_sync(kFullWarp, value, distance);
@@ -129,16 +128,16 @@ __device__ __forceinline__ void warp_argmax(float& value, int& index) {
     }
 }
 
-// *at = max(*at, value), by any number of threads at once. The result does not depend on their
+// *at = max(*at, value), by any number of threads concurrently; the result does not depend on their
 // order.
 __device__ __forceinline__ void atomic_max(std::int32_t* at, std::int32_t value) {
     atomicMax(at, value);
 }
 
-// Counts a block's arrival at *count, which is 0 before and after: true for the last of `blocks`.
-// Called by one thread of each block, the block being number `index` of them. What the block has
-// done before a barrier before it, and what this thread has, the last one sees, all of its threads
-// after another barrier.
+// Counts a block's arrival at *count, which is 0 before and after; returns true for the last of
+// `blocks`. Called by one thread of each block, number `index` among them. The last block sees all
+// writes that a block made before a barrier preceding the call, in all of its threads after another
+// barrier.
 __device__ __forceinline__ bool arrives_last(std::uint32_t* count, std::uint32_t blocks,
                                              std::uint32_t /*index*/) {
     __threadfence();
@@ -147,13 +146,13 @@ __device__ __forceinline__ bool arrives_last(std::uint32_t* count, std::uint32_t
     return last;
 }
 
-// To the nearest number of TF32 (8 bits of exponent, 10 of mantissa), ties away from zero.
+// Rounds to the nearest TF32 number (8 bits of exponent, 10 of mantissa), ties away from zero.
 __device__ __forceinline__ std::uint32_t to_tf32(float value) {
     std::uint32_t bits;
     asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(bits) : "f"(value));
     return bits;
 }
-// Both to the nearest number of 16 bits, ties to even; `low` in the lower half.
+// Rounds both to the nearest 16-bit number, ties to even; `low` goes to the lower half.
 __device__ __forceinline__ std::uint32_t pack_bf16(float low, float high) {
     std::uint32_t bits;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(high), "f"(low));
@@ -170,7 +169,7 @@ __device__ __forceinline__ float f16_value(std::uint16_t bits) {
     return value;
 }
 
-// d[16][8] += a[16][8] b[8][8] on tensor cores, for a whole warp. With group = lane / 4 and
+// d[16][8] += a[16][8] b[8][8] on tensor cores, by a whole warp. With group = lane / 4 and
 // at = lane % 4, a lane holds (PTX ISA, "Matrix fragments for mma.m16n8k8", .tf32)
 //   a[0] (group, at)  a[1] (group + 8, at)  a[2] (group, at + 4)  a[3] (group + 8, at + 4)
 //   b[0] (at, group)  b[1] (at + 4, group)
@@ -184,9 +183,9 @@ __device__ __forceinline__ void mma_tf32(float (&d)[4], const std::uint32_t (&a)
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// d[16][8] += a[16][16] b[16][8] of bfloat16 or float16, two of them, neighbours along k, in a
-// register, the first in the lower half; sums in float32. A lane holds (PTX ISA, "Matrix fragments
-// for mma.m16n8k16")
+// d[16][8] += a[16][16] b[16][8] in bfloat16 or float16, with sums in float32. A register holds two
+// neighbours along k, the first in the lower half. A lane holds (PTX ISA, "Matrix fragments for
+// mma.m16n8k16")
 //   a[0] (group, 2 at)  a[1] (group + 8, 2 at)  a[2] (group, 2 at + 8)  a[3] (group + 8, 2 at + 8)
 //   b[0] (2 at, group)  b[1] (2 at + 8, group)  and d as above
 __device__ __forceinline__ void mma_bf16(float (&d)[4], const std::uint32_t (&a)[4],
@@ -210,9 +209,9 @@ __device__ __forceinline__ unsigned shared_address(const void* at) {
     return static_cast<unsigned>(__cvta_generic_to_shared(at));
 }
 
-// Four matrices of 8 rows of 16 bytes, for a whole warp: lane i names, in shared memory and at a
-// multiple of 16 bytes, row i % 8 of matrix i / 8. result[j]: of matrix j, word lane % 4 of row
-// lane / 4; transposed, elements of 16 bits: rows 2 (lane % 4) and the next of column lane / 4.
+// Loads four matrices of 8 rows of 16 bytes, by a whole warp: lane i gives the shared address, a
+// multiple of 16 bytes, of row i % 8 of matrix i / 8. result[j]: word lane % 4 of row lane / 4 of
+// matrix j; transposed, 16-bit elements: rows 2 (lane % 4) and the next of column lane / 4.
 __device__ __forceinline__ void ldmatrix_x4(std::uint32_t (&result)[4], const void* row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                  : "=r"(result[0]), "=r"(result[1]), "=r"(result[2]), "=r"(result[3])
@@ -227,10 +226,10 @@ __device__ __forceinline__ void ldmatrix_x4_transposed(std::uint32_t (&result)[4
                  : "memory");
 }
 
-// Starts to copy 16 bytes from global to shared memory, zeros where not valid (`from` is not read
-// then). What a thread has started since its last commit is a group; cp_async_wait waits until no
-// more than the kPending latest of its groups are under way. Others see a thread's copies after its
-// wait and a barrier.
+// Starts copying 16 bytes from global to shared memory, or zeros if not valid (`from` is then not
+// read). The copies that a thread started since its last commit form a group; cp_async_wait waits
+// until at most its kPending latest groups are in flight. Other threads see a thread's copies after
+// its wait and a barrier.
 __device__ __forceinline__ void cp_async16(void* to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
                  "l"(from), "r"(valid ? 16 : 0)
@@ -244,9 +243,19 @@ __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Starts kernel<<<grid, block, shared>>>(arguments...) in the stream, in clusters where they have
-// more than a block. `name` is for messages. More than 48 KiB of dynamic shared memory have to be
-// asked for, kernel by kernel.
+// The shared memory that a kernel declares statically, which reduces the limit for its launches.
+// `name` is for messages.
+template <typename... P>
+std::size_t declared_shared_bytes(const char* name, void (*kernel)(P...)) {
+    cudaFuncAttributes attributes{};
+    check_launch(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(kernel)), name);
+    return attributes.sharedSizeBytes;
+}
+
+// Launches kernel<<<grid, block, shared>>>(arguments...) in the stream, in clusters if they have
+// more than one block. `name` is for messages. Dynamic shared memory beyond 48 KiB must be
+// requested for each kernel, and so must the largest shared-memory share of a multiprocessor, so
+// that as many such blocks as fit run at a time.
 template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
             ClusterBlocks cluster, Stream& stream, A&&... arguments) {
@@ -254,6 +263,9 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Share
     if (shared.count > kSharedBytesUnasked) {
         check_launch(cudaFuncSetAttribute(entry, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                           static_cast<int>(shared.count)),
+                     name);
+        check_launch(cudaFuncSetAttribute(entry, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                          cudaSharedmemCarveoutMaxShared),
                      name);
     }
     cudaLaunchAttribute attribute{};

@@ -1,34 +1,34 @@
 // The matrix product on tensor cores: c[m][n] = sum over k of a(m, k) * b(n, k), operands in TF32
 // (float32 in memory) or 16 bits, sums in float32.
 //
-// Block and grid: 128 threads, 2 x 2 warps, compute a tile of BM x BN, a warp a quarter of it;
-// grid (tiles of n, then of m; 1; parts of k). k advances by 128 bytes. Slices come by cp.async,
-// kStages of them in shared memory, of which one is multiplied while the others are on their way.
-// Too few tiles for a GPU divide k among blocks, of which the last to finish add the partial tiles,
-// in a fixed order (part_sums.cuh). How many parts follows from the shape alone: every GPU gets the
-// same bits.
-// FLOPs 2 M N K; bytes at least (M K + N K) times the element's and 4 M N, times re-reading by
-// tiles of the other side.
+// Block and grid: 128 threads, 2 x 2 warps, compute a tile of BM x BN, each warp a quarter of it;
+// grid (tiles of n, then of m; 1; parts of k). k advances by 128 bytes. Slices are loaded by
+// cp.async into kStages buffers in shared memory, of which one is multiplied while the others are
+// in flight. If there are too few tiles for a GPU, k is divided among blocks, and the last ones to
+// finish add the partial tiles in a fixed order (part_sums.cuh). The number of parts depends only
+// on the shape, so every GPU gets the same bits.
+// FLOPs 2 M N K; bytes at least (M K + N K) times the element's and 4 M N, plus re-reading by tiles
+// of the other side.
 //
-// In shared memory an operand that is contiguous along k lies in rows of one m or n, one that is
-// contiguous across k in rows of one k. The 16-byte chunks of a row are permuted by the row, so
-// that reads, as the copies, meet each bank once. ldmatrix reads what is contiguous along k, and 16
-// bits across k, which it transposes; words of TF32 across k are read one by one. Floats that
-// 16-bit tensor cores multiply, such as a layer's fp32 weights, are rounded as they are read.
+// In shared memory, an operand that is contiguous along k has rows of one m or n; one that is
+// contiguous across k has rows of one k. The 16-byte chunks of a row are permuted depending on the
+// row, so that both copies and reads meet each bank once. ldmatrix reads operands contiguous along
+// k and, transposing them, 16-bit operands across k; TF32 words across k are read one by one.
+// Floats for 16-bit products, such as a layer's fp32 weights, are rounded as they are read.
 //
 // An operand (tensor_operands.cuh) has
-//   Elem      in memory; floats do for every Math
+//   Elem      its type in memory; float is allowed for every Math
 //   kAlongK   whether it is contiguous along k
-//   kRound    whether floats are still to be rounded to TF32, where that is what is multiplied
-//   Cursor<kEach, kStep, kDepth>(operand, row, k, end)   what one thread copies of each slice:
-//             along k, the chunk at k of rows row + i * kStep, i < kEach; across k, the chunk at
-//             row of k + i * kStep. `end`: of the block's part of k.
-//   cursor.fetch(operand, copy)   calls copy(i, from, valid) for each i, and goes on by kDepth
-//             of k
-// An epilogue has store<kWhole>(m, n, v): v[j] are the sums of row m + 8 j and columns n, n + 1;
-// n is even, m % 32 < 8. kWhole: all of them are inside the matrix, else the epilogue has to look.
-// Where it has a type TakesTile, a whole block calls take_tile<Tile>(sums, first_m, first_n,
-// stages) instead, whose stages others may still be reading; k is then not divided.
+//   kRound    whether its floats must still be rounded to TF32 (if the product is in TF32)
+//   Cursor<kEach, kStep, kDepth>(operand, row, k, end)   one thread's copies of each slice: along
+//             k, the chunk at k of rows row + i * kStep, i < kEach; across k, the chunk at row of
+//             k + i * kStep. `end`: the end of the block's part of k.
+//   cursor.fetch(operand, copy)   calls copy(i, from, valid) for each i, then advances by kDepth
+//             along k
+// An epilogue has store<kWhole>(m, n, v): v[j] are the sums of row m + 8 j and columns n, n + 1; n
+// is even, m % 32 < 8. kWhole: all of them are inside the matrix, otherwise the epilogue must
+// check. If it has a type TakesTile, the whole block calls take_tile<Tile>(sums, first_m, first_n,
+// stages) instead, while others may still be reading the stages; k is then not divided.
 #pragma once
 
 #include <algorithm>
@@ -42,14 +42,14 @@
 namespace gyre::SIMT_NAMESPACE {
 
 constexpr int kTensorBlock = 128;
-constexpr int kSliceBytes = 128;  // of k
-constexpr int kBandRows = 32;     // of m, that epilogues get at a time, over the threads of a warp
+constexpr int kSliceBytes = 128;  // along k
+constexpr int kBandRows = 32;     // rows of m per call of an epilogue, across a warp's threads
 
 template <int BM_, int BN_>
 struct TensorTile {
     static constexpr int BM = BM_, BN = BN_;
-    // Two blocks share a multiprocessor's registers, and its shared memory where it has 227 KiB. No
-    // GPU since sm_80 has less than 99 KiB for one.
+    // Two blocks share a multiprocessor's registers, and its shared memory if it has 227 KiB. Every
+    // GPU since sm_80 has at least 99 KiB for one block.
     static constexpr int kBlocks = 2;
     template <int kStageBytes>
     static constexpr int kStages = (96 << 10) / kStageBytes < 4 ? (96 << 10) / kStageBytes : 4;
@@ -57,22 +57,22 @@ struct TensorTile {
 
 struct TensorExtents {
     int m, n, k;
-    int part_k;  // of k, of one block; a multiple of a slice
+    int part_k;  // k per block; a multiple of a slice
     PartGroups parts;
     int tiles_n;
 };
 
-// The bits that the hardware, which ignores the 13 low ones, takes for the nearest number of TF32;
-// ties away from zero. One instruction on sm_90. NaN stays NaN: of positive ones, such as all
-// arithmetic of a GPU yields, the sum would be negative; of negative ones only those overflow that
-// have 11 leading ones, which not even a host computes.
+// Rounds to the nearest TF32 number, ties away from zero, given that the hardware ignores the 13
+// low bits. One instruction on sm_90. NaN stays NaN: for positive NaNs, which is what GPU
+// arithmetic produces, the sum would overflow to negative; negative ones overflow only if they have
+// 11 leading ones, which not even host arithmetic produces.
 __device__ __forceinline__ std::uint32_t nearest_tf32(std::uint32_t bits) {
     const auto rounded = static_cast<std::int32_t>(bits + 0x1000u);
     const auto cut = static_cast<std::int32_t>(bits);
     return static_cast<std::uint32_t>(rounded > cut ? rounded : cut);
 }
 
-// A slice of an operand in shared memory: kRows of m or n by kDepth of k.
+// An operand's slice in shared memory: kRows of m or n by kDepth of k.
 template <typename Math, typename Operand, int kRows>
 struct OperandSlice {
     static constexpr bool kAlongK = Operand::kAlongK;
@@ -83,7 +83,7 @@ struct OperandSlice {
     static constexpr int kPitch = (kAlongK ? kDepth : kRows) * kElemBytes;
     static constexpr int kBytes = kRows * kDepth * kElemBytes;
 
-    // How threads share the copies.
+    // How the threads divide the copies.
     static constexpr int kRowChunks = kPitch / 16;
     static constexpr int kStep = kTensorBlock / kRowChunks;
     static constexpr int kEach = (kAlongK ? kRows : kDepth) / kStep;
@@ -102,20 +102,20 @@ struct OperandSlice {
         const int row = thread / kRowChunks, chunk = thread % kRowChunks;
         const int at = row * kPitch + (chunk ^ turned(row)) * 16;
         cursor.fetch(operand, [&](int i, const void* from, bool valid) {
-            const int turn = turned(i * kStep) * 16;  // of the rows i * kStep apart
+            const int turn = turned(i * kStep) * 16;  // of rows i * kStep apart
             cp_async16(slice + ((at ^ turn) + i * (kStep * kPitch)), from, valid);
         });
     }
 
-    // Fragments of rows `first` and the following kCount * 16 at step kk of the slice, as words:
-    // [i][0] rows 0-7, first half of the step's k; [i][1], [i][2] rows 8-15 and the second half, in
-    // the order of mma's a (kRowsFirst) or, of two b, the other way round; [i][3] both.
+    // Fragments of rows [first, first + kCount * 16) at step kk of the slice, as words: [i][0] rows
+    // 0-7, first half of the step's k; [i][1] and [i][2] rows 8-15 and the second half, in the
+    // order of mma's a (kRowsFirst) or, reversed, of two b; [i][3] both.
     template <int kCount, bool kRowsFirst>
     static __device__ __forceinline__ void fragments(const unsigned char* slice, int first, int kk,
                                                      std::uint32_t (&words)[kCount][4]) {
         const int lane = static_cast<int>(threadIdx.x) % 32;
         if constexpr (!kNarrow && (kAlongK || kElemBytes == 2)) {
-            // Matrix lane / 8; its 8 rows, or where k goes across, its 8 of k.
+            // The lane addresses matrix lane / 8: one of its 8 rows or, across k, one of its 8 k.
             const int low = lane / 8 % 2, high = lane / 16;
             const int rows8 = kRowsFirst ? low : high, k8 = kRowsFirst ? high : low;
             SIMT_UNROLL
@@ -152,14 +152,14 @@ struct OperandSlice {
     }
 
  private:
-    // How a row's chunks are permuted.
+    // The permutation of a row's chunks.
     static constexpr __device__ int turned(int row) {
         return kNarrow                      ? (kAlongK ? row : row / 2) % 4 * 2
                : kAlongK || kElemBytes == 2 ? row % 8
                                             : row % 4 * 2;
     }
-    // What a lane has of the 8 rows from `row` on and half a step of k: one k of TF32, or two of 16
-    // bits that are floats still. `row` is a multiple of 8.
+    // A lane's word for the 8 rows from `row` on (a multiple of 8) and half a step of k: one k in
+    // TF32, or two k in 16 bits that are still stored as floats.
     static __device__ __forceinline__ std::uint32_t word(const unsigned char* slice, int row,
                                                          int half) {
         const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -183,7 +183,7 @@ struct OperandSlice {
     }
 };
 
-// The sums of one thread: its warp's quarter of the tile, in fragments of 16 x 8.
+// One thread's sums: its share of the warp's quarter of the tile, in fragments of 16 x 8.
 template <typename Tile, typename Math, typename A, typename B>
 class TensorSums {
  public:
@@ -208,7 +208,7 @@ class TensorSums {
             }
         }
     }
-    // Calls body(m, n, v) as epilogues are called, m and n counted from the tile's corner.
+    // Calls body(m, n, v) like an epilogue, with m and n relative to the tile's corner.
     template <typename Body>
     __device__ __forceinline__ void for_each(Body body) const {
         const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -236,13 +236,13 @@ class TensorSums {
     float sum_[kM][kN][4] = {};
 };
 
-// Of a row of partial sums: a multiple of 16 bytes.
+// The pitch of a row of partial sums: a multiple of 16 bytes.
 __device__ __host__ __forceinline__ int partial_pitch(int n) {
     return (n + 3) / 4 * 4;
 }
 
-// Adds parts of a tile, as add_as_last asks for it. A thread has four rows of a band and four
-// columns at a time, neighbours along n.
+// Adds parts of a tile, as required by add_as_last. A thread has four rows of a band and four
+// adjacent columns at a time.
 template <typename Tile, typename Epilogue>
 __device__ __forceinline__ void add_tile_parts(const TensorExtents& extents, int first_m,
                                                int first_n, float* partial, int first, int count,
@@ -296,7 +296,7 @@ __device__ __forceinline__ void add_tile_parts(const TensorExtents& extents, int
     }
 }
 
-// The sums, as a thread has them, to the epilogue or into partial.
+// Passes a thread's sums to the epilogue, or stores them in partial.
 template <typename Tile, typename Sums, typename Epilogue, typename OfParts>
 __device__ __forceinline__ void give_sums(const TensorExtents& extents, const Sums& sums,
                                           int first_m, int first_n, const Epilogue& epilogue,
@@ -333,8 +333,8 @@ __device__ __forceinline__ void give_sums(const TensorExtents& extents, const Su
     }
 }
 
-// partial [parts][m][partial_pitch(n)], whose sums of_parts gets, and counts [tiles][groups + 1];
-// or null where the epilogue gets the sums at once.
+// partial [parts][m][partial_pitch(n)], whose sums go to of_parts, and counts [tiles][groups + 1];
+// both null if the epilogue receives the sums directly.
 template <typename Tile, typename Math, typename A, typename B, typename Epilogue, typename OfParts>
 __global__ void __launch_bounds__(kTensorBlock, Tile::kBlocks)
     tensor_gemm_kernel(TensorExtents extents, A a, B b, Epilogue epilogue, OfParts of_parts,
@@ -354,8 +354,8 @@ __global__ void __launch_bounds__(kTensorBlock, Tile::kBlocks)
 
     auto cursor_a = SliceA::cursor(a, first_m, begin, end);
     auto cursor_b = SliceB::cursor(b, first_n, begin, end);
-    // Every slice is a group of copies; behind the last one groups are empty, so that the count to
-    // wait for stays the same.
+    // Every slice is one group of copies. After the last slice, empty groups keep the number to
+    // wait for constant.
     const auto fetch = [&](int slice, int stage) {
         if (slice < slices) {
             unsigned char* const to = stages + stage * kStageBytes;
@@ -372,7 +372,7 @@ __global__ void __launch_bounds__(kTensorBlock, Tile::kBlocks)
     int stage = 0;
     for (int slice = 0; slice < slices; ++slice) {
         cp_async_wait<kStages - 2>();
-        // Everybody's copies of this slice are there, and nobody reads the stage before any more.
+        // All copies of this slice have arrived, and nobody reads the previous stage any more.
         __syncthreads();
         fetch(slice + kStages - 1, stage == 0 ? kStages - 1 : stage - 1);
         const unsigned char* const from = stages + stage * kStageBytes;
@@ -387,21 +387,20 @@ __global__ void __launch_bounds__(kTensorBlock, Tile::kBlocks)
     }
 }
 
-// --- the host's side -----------------------------------------------------------------------------
+// --- host side -----------------------------------------------------------------------------------
 
 constexpr int tensor_tiles(int elems, int tile) {
     return (elems + tile - 1) / tile;
 }
 
-// Blocks that are wanted at least, where k can be divided to get them: enough for every GPU there
-// is.
+// The number of blocks to aim for by dividing k: enough for every existing GPU.
 constexpr int kTensorBlocks = 256;
-// A part has at least 8 slices, or adding the parts costs more than it gains.
+// A part has at least 8 slices; with fewer, adding the parts would cost more than it gains.
 inline int tensor_most_parts(int k, int depth) {
     return std::max(1, k / (8 * depth));
 }
 
-// Of partial sums that tensor_gemm needs for up to most_m rows.
+// The number of partial sums that tensor_gemm needs for up to most_m rows.
 inline std::int64_t tensor_partial_elems(int most_m, int n, int k, int depth) {
     const std::int64_t parts = std::min(tensor_most_parts(k, depth), kTensorBlocks);
     return parts == 1 ? 0
@@ -409,7 +408,7 @@ inline std::int64_t tensor_partial_elems(int most_m, int n, int k, int depth) {
                                  std::int64_t{kTensorBlocks} * 128 * 128);
 }
 
-// Whether there are so many tiles that k is not divided.
+// Whether there are enough tiles that k is not divided.
 template <typename Tile>
 bool tensor_tiles_suffice(int m, int n) {
     return std::int64_t{tensor_tiles(m, Tile::BM)} * tensor_tiles(n, Tile::BN) > kTensorBlocks / 2;
@@ -429,7 +428,7 @@ bool run_tensor_gemm(const Context& context, const char* name, int m, int n, int
     const int parts = tensor_tiles(k, part_k);
     const TensorExtents extents{m, n, k, part_k, part_groups(parts), tiles_n};
     partial = parts > 1 ? partial : nullptr;
-    static_assert(2 * kTensorBlocks <= Workspace::kCounts);  // of tiles and their groups
+    static_assert(2 * kTensorBlocks <= Workspace::kCounts);  // for tiles and their groups
     constexpr int kStageBytes = Sums::SliceA::kBytes + Sums::SliceB::kBytes;
     const SharedBytes shared{static_cast<std::size_t>(Tile::template kStages<kStageBytes>) *
                              kStageBytes};
@@ -440,8 +439,8 @@ bool run_tensor_gemm(const Context& context, const char* name, int m, int n, int
     return partial != nullptr;
 }
 
-// m, n, k > 0. partial: tensor_partial_elems() floats. Returns whether k was divided; the sums then
-// went to of_parts.
+// m, n, k > 0. partial: tensor_partial_elems() floats. Returns whether k was divided; if so, the
+// sums went to of_parts.
 template <typename Math, typename A, typename B, typename Epilogue, typename OfParts>
 bool tensor_gemm(const Context& context, const char* name, int m, int n, int k, const A& a,
                  const B& b, const Epilogue& epilogue, float* partial, const OfParts& of_parts) {

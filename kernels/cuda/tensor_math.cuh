@@ -1,23 +1,23 @@
-// What tensor cores multiply: operands in TF32, which are floats in memory, or in 16 bits.
+// The arithmetic of tensor cores: operands in TF32, which are floats in memory, or in 16 bits.
 //
 // A Math has
-//   Elem               of operands and values in memory
-//   kType              of values
+//   Elem               type of operands and values in memory
+//   kType              DataType of values
 //   kOne               the bits of 1
-//   pack(low, high)    two floats as operands of 16 bits
-//   multiply(d, a, b)  d += a b, for a warp: simt.hpp has the fragments
+//   pack(low, high)    packs two floats into 16-bit operands
+//   multiply(d, a, b)  d += a b, for a warp (fragments: simt.hpp)
 //   load(elem)         a value, or an operand, as a float
-//   value(sum)         as values lie in memory between layers that agree on nothing more
-//   operand(value)     as products read it: rounded, so that they need not
-//   load4, store4      four values, `at` being aligned for all
-//   rounded4(floats)   as memory would hold them
-//   store_values, store_operands(at, first, second)   two of them, `at` being aligned for both
+//   value(sum)         the value as stored between layers by default
+//   operand(value)     rounded in advance as products would round it
+//   load4, store4      four values; `at` is aligned for all four
+//   rounded4(floats)   as if they had been stored
+//   store_values, store_operands(at, first, second)   two of them; `at` is aligned for both
 //   store_operands(at, four)
 #pragma once
 
 #include <memory>
 
-#include "kernels/base/data_type.hpp"
+#include "base/data_type.hpp"
 #include "kernels/cuda/simt.hpp"
 #include "kernels/ops/op.hpp"
 
@@ -118,13 +118,13 @@ struct HalfMath {
 using Bf16Math = HalfMath<DataType::bfloat16>;
 using F16Math = HalfMath<DataType::float16>;
 
-// A float as values in memory have it; such as a layer's fp32 weight that is a factor of 16 bits.
+// Rounds a float as values in memory are; for example, a layer's fp32 weight as a 16-bit factor.
 template <typename Math>
 __device__ __forceinline__ float rounded(float value) {
     return Math::load(Math::value(value));
 }
 
-// Made<Math> for values of a type.
+// Creates Made<Math> for values of `type`.
 template <template <typename> typename Made, typename Base = Op, typename... Args>
 std::unique_ptr<Base> make_for_math(DataType type, const Args&... args) {
     switch (type) {

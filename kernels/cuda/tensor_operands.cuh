@@ -1,4 +1,4 @@
-// Operands and epilogues of products on tensor cores (tensor_gemm.cuh has their interface).
+// Operands and epilogues of tensor-core products (interface: tensor_gemm.cuh).
 #pragma once
 
 #include <type_traits>
@@ -8,8 +8,7 @@
 
 namespace gyre::SIMT_NAMESPACE {
 
-// A matrix contiguous along k: element (row, k) at row * pitch + k. Rows begin at multiples of 16
-// bytes.
+// A matrix contiguous along k: element (row, k) at row * pitch + k. Rows are aligned to 16 bytes.
 template <typename Elem_, bool kRound_>
 struct DenseAlongK {
     using Elem = Elem_;
@@ -40,13 +39,13 @@ struct DenseAlongK {
 
      private:
         unsigned offset_;
-        int left_, rows_;  // of k, and of rows, from the thread's first on
+        int left_, rows_;  // remaining k and rows, from the thread's first on
     };
 };
 
 alignas(16) __device__ const std::uint32_t kOnesAndZeros[3][4] = {
     {Tf32Math::kOne}, {Bf16Math::kOne}, {F16Math::kOne}};
-// 16 bytes: 1, and zeros.
+// 16 bytes: a 1 followed by zeros.
 template <typename Math>
 __device__ __forceinline__ const typename Math::Elem* one_and_zeros() {
     constexpr int kNumber = Math::kType == DataType::float32    ? 0
@@ -56,8 +55,8 @@ __device__ __forceinline__ const typename Math::Elem* one_and_zeros() {
 }
 
 // A matrix contiguous across k: element (row, k) at k * pitch + row. pitch and rows are multiples
-// of 16 bytes. With Ones, the Math that multiplies, the row after the last is all ones: it turns
-// the gradient of weights into that of the bias.
+// of 16 bytes. With Ones, the Math of the product, the row after the last is all ones, so that a
+// weight gradient's product also yields the bias gradient.
 template <typename Elem_, bool kRound_, typename Ones = void>
 struct DenseAcrossK {
     using Elem = Elem_;
@@ -99,26 +98,26 @@ struct DenseAcrossK {
     };
 };
 
-// The windows of a convolution of stride 1 over channels-last activations x [image][H][W][C], which
-// are operands already (Math::operand).
+// The windows of a convolution of stride 1 over channels-last activations x [image][H][W][C] that
+// are already operands (Math::operand).
 struct WindowShape {
-    int channels, height, width;  // of x; channels of 16 bytes, at least kFewestChannels
+    int channels, height, width;  // of x; channels: multiple of 16 bytes, >= kFewestChannels
     int out_height, out_width;
     int kernel, padding;
-    unsigned row_bits;  // of 1 << kh * kernel
+    unsigned row_bits;  // the bits 1 << kh * kernel
     static constexpr int kFewestChannels = 16, kMostTaps = 25;
 };
 
 // Row: an output position (image, oh, ow). k: (kh, kw, channel), contiguous along the channels.
-// kPooled: rows are ordered for windows of 2 x 2 outputs, of which one thread gets all sums: row r
-// is of window r / 32 * 8 + r % 8 (image, oh / 2, ow / 2), output r / 8 % 4 of it.
+// kPooled: rows are ordered so that one thread gets all sums of a 2 x 2 window: row r is output
+// r / 8 % 4 of window r / 32 * 8 + r % 8 (image, oh / 2, ow / 2).
 template <typename Elem_, bool kPooled>
 struct WindowAlongK {
     using Elem = Elem_;
     static constexpr bool kAlongK = true, kRound = false;
     const Elem* x;
     WindowShape s;
-    int count;  // of output positions, or windows
+    int count;  // number of output positions, or of windows
 
     template <int kEach, int kStep, int kDepth>
     class Cursor {
@@ -141,7 +140,7 @@ struct WindowAlongK {
             for (int i = 0; i < kEach; ++i) {
                 copy(i, operand.x + (offset_[i] + at_), (taps_[i] >> tap_ & 1u) != 0);
             }
-            // At most so many taps further.
+            // Advance by at most kDepth / kFewestChannels taps.
             const WindowShape& s = operand.s;
             at_ += kDepth;
             left_ -= kDepth;
@@ -159,7 +158,7 @@ struct WindowAlongK {
         }
 
      private:
-        // Where the window begins, and which of its taps lie inside.
+        // The offset of the window's beginning, and which of its taps are inside the image.
         static __device__ __forceinline__ void place(const WindowAlongK& operand, int row,
                                                      int& offset, unsigned& taps) {
             const WindowShape& s = operand.s;
@@ -175,7 +174,7 @@ struct WindowAlongK {
             h -= s.padding;
             w -= s.padding;
             offset = ((image * s.height + h) * s.width + w) * s.channels;
-            const auto range = [](int begin, int end) {  // of bits; neither more than 25
+            const auto range = [](int begin, int end) {  // a range of bits; both at most 25
                 return (1u << max(end, 0)) - (1u << min(max(begin, 0), max(end, 0)));
             };
             const unsigned columns_inside = range(-w, min(s.kernel, s.width - w));
@@ -186,8 +185,8 @@ struct WindowAlongK {
 
         int offset_[kEach];
         unsigned taps_[kEach];
-        int tap_, at_;  // of the thread's chunk: bit, and offset behind the window's beginning
-        int left_, kw_left_;  // channels of this tap from the chunk on; taps of this row
+        int tap_, at_;        // of the thread's chunk: tap, and offset from the window's beginning
+        int left_, kw_left_;  // channels left in this tap; taps left in this row
     };
 };
 
@@ -250,7 +249,7 @@ struct WindowAcrossK {
 
      private:
         bool one_;
-        int left_;  // of k
+        int left_;  // remaining k
         int offset_, h_, w_, h_end_, w_end_;
         int step_, h_step_, w_step_;
     };
@@ -260,8 +259,8 @@ __device__ __forceinline__ float clip_below(float value) {
     return value <= 0.0f ? 0.0f : value;  // NaN stays NaN
 }
 
-// y[m][columns] = sum (+ bias[n]), clipped below zero for a ReLU; or a gradient: factor * sum where
-// `of` is positive or NaN, else zero.
+// y[m][columns] = sum (+ bias[n]), with an optional ReLU; or a gradient: factor * sum where `of` is
+// positive or NaN, else zero.
 template <typename Math>
 struct StoreMatrix {
     typename Math::Elem* y;
@@ -306,8 +305,8 @@ struct StoreMatrix {
     }
 };
 
-// The same with dropout of what is stored, in two roundings; columns is even. m: the image. Random
-// numbers take so many instructions that this is for sums of parts alone.
+// The same followed by dropout, in two roundings; columns is even. m: the image. Only used for sums
+// of parts, because random numbers take so many instructions.
 template <typename Math>
 struct StoreDropped {
     StoreMatrix<Math> store_matrix;
@@ -327,7 +326,7 @@ struct StoreDropped {
     }
 };
 
-// dw[m][columns] = sum; column `columns`, against the ones, is db[m]. columns is even.
+// dw[m][columns] = sum; column `columns`, from the row of ones, is db[m]. columns is even.
 struct StoreMatrixGradients {
     float *dw, *db;
     int rows, columns;

@@ -1,10 +1,9 @@
-// An epilogue that updates a layer's weights and bias by the sums that are their gradients, which
-// are nowhere written: dw [out][in], and db in the column behind it.
+// An epilogue that updates a layer's weights and bias directly from the sums that are their
+// gradients, which are never stored: dw [out][in], and db in the column after the last.
 //
-// A block's sums go to shared memory, and from there a warp takes whole rows of the tile, 16 bytes
-// a thread, kRows of them at a time: all are loaded before any is stored, as what is to be waited
-// for is memory. Bytes an element, read and written: those of the rule (optimizers.cu) without the
-// gradient's 4.
+// A block's sums go to shared memory, from where a warp takes whole rows of the tile, 16 bytes per
+// thread, kRows of them at a time; all are loaded before any is stored, to hide memory latency.
+// Bytes per element, read and written: those of the rule (optimizers.cu) without the gradient's 4.
 #pragma once
 
 #include "kernels/cuda/optimizers.cuh"
@@ -16,13 +15,13 @@ template <typename Update>
 struct UpdateWeights {
     using TakesTile = void;
     Update update;
-    std::int64_t bias;  // where b lies, counted from w
+    std::int64_t bias;  // offset of b from w
     int out, in;
 
     template <typename Tile, typename Sums>
     __device__ __forceinline__ void take_tile(const Sums& sums, int first_m, int first_n,
                                               unsigned char* stages) const {
-        // Eight rows of four pairs, which a warp stores at once, begin in banks 8 words apart.
+        // Eight rows of four pairs, stored by a warp at once, start in banks 8 words apart.
         constexpr int kPitch = Tile::BN + 8;
         constexpr int kStageBytes = Sums::SliceA::kBytes + Sums::SliceB::kBytes;
         static_assert(Tile::BM * kPitch * 4 <= Tile::template kStages<kStageBytes> * kStageBytes);

@@ -4,7 +4,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {

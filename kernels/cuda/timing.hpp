@@ -1,4 +1,4 @@
-// Timing of kernels: what they work on, calls in a row, and how long these take in a stream.
+// Timing of kernels: operands, sequences of calls, and their duration in a stream.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@
 
 namespace gyre::SIMT_NAMESPACE {
 
-// Device memory of finite values that are not alike, in [-1, 1): the clock of a GPU depends on how
-// many bits change. Its end waits for the GPU.
+// Device memory with varied finite values in [-1, 1), as a GPU's clock rate depends on how many
+// bits change. The destructor waits for the GPU.
 class TimingOperand {
  public:
     TimingOperand(Stream& stream, std::int64_t elems);
@@ -24,8 +24,8 @@ class TimingOperand {
     float* const memory_;
 };
 
-// body(0), ..., body(calls - 1) in a row: as a graph where that is wanted, as a step is, and one by
-// one where something in them cannot be captured.
+// Calls body(0), ..., body(calls - 1) in a row: on request as a graph, like a step, or one by one
+// if something in them cannot be captured.
 class Calls {
  public:
     using Body = std::function<void(int call)>;
@@ -49,9 +49,9 @@ class Calls {
 class Stopwatch {
  public:
     explicit Stopwatch(Stream& stream) : stream_(stream) {}
-    // That `work` takes in the stream; waits for it. 0 where time is emulated.
+    // The duration of `work` in the stream; waits for it. 0 on the emulated GPU.
     double microseconds(const std::function<void()>& work);
-    // Of one of the calls, run once more.
+    // The duration of one call; runs all of them once more.
     double microseconds(Calls& calls) {
         return microseconds([&] { calls.run(); }) / calls.count();
     }

@@ -1,18 +1,18 @@
-// The training pass of a net whose activations fit a block's shared memory: gather, forward,
-// loss and backward of an image without leaving the block. The steps, with their formulas, are in
-// pass_pointwise.cuh, pass_conv.cuh and pass_linear.cuh; which of them, is data (pass_program.hpp).
+// The training pass of a net whose activations fit in a block's shared memory: gather, forward,
+// loss and backward of an image within one block. The steps and their formulas are in
+// pass_pointwise.cuh, pass_conv.cuh and pass_linear.cuh; pass_program.hpp lists a net's steps.
 //
-//   Block: 256 threads; grid: a block to an image, at most 256 (pass_blocks), which then take
-//   several images each. Dynamic shared memory: all activations of an image, the weights of the
+//   Block: 256 threads. Grid: one block per image, at most 256 (pass_blocks), each of which then
+//   takes several images. Dynamic shared memory: all activations of an image, the weights of the
 //   convolutions, two gradients and room for partial sums; `net`: see description().
-//   Bytes of device memory, an image: its pixels; the weights of linear layers twice, of
-//   convolutions up to twice, from the L2 cache; written: the gradient of the convolutions (for
-//   each block), x and dy of linear layers. FLOPs as the operations' formulas, but for gradients of
-//   convolutions with 2 x 2 pooling, where dw (of several input channels) and dx take a term for
-//   each window instead of each output. Where the cycles go: docs/gpu-step.md, 5.
+//   Bytes of device memory per image: its pixels; the weights of linear layers twice, and of
+//   convolutions up to twice, from the L2 cache; written: the gradient of the convolutions (per
+//   block), x and dy of linear layers. FLOPs: as in the operations' formulas, except for gradients
+//   of convolutions with 2 x 2 pooling, where dw (of several input channels) and dx have one term
+//   per window instead of one per output. Where the cycles go: docs/gpu-step.md, 5.
 //
-// A second kernel (pass_reduce.cu) makes gradients of what the blocks leave: partial gradients of
-// convolutions, factors of linear layers, losses.
+// A second kernel (pass_reduce.cu) computes gradients from what the blocks leave: partial gradients
+// of convolutions, factors of linear layers and losses.
 #include <string>
 
 #include "kernels/cuda/ops.hpp"
@@ -70,7 +70,7 @@ __device__ __forceinline__ void forward(const PassProgram& program, const PassAr
     }
 }
 
-// The image is the block's first, or another one.
+// Overwrites the block's partial gradients if `image` is the block's first, else adds to them.
 __device__ __forceinline__ void backward(const PassProgram& program, const PassArgs& args, int l,
                                          int image, float* shared) {
     const PassProgram::Layer& layer = program.layer[l];
@@ -107,7 +107,7 @@ __global__ void __launch_bounds__(kPassBlock, 2)
         }
     }
     begin_block(program, args, shared);
-    double loss = 0.0, correct = 0.0;  // the block's, of warp 0
+    double loss = 0.0, correct = 0.0;  // of the block, in warp 0
     for (int image = static_cast<int>(blockIdx.x); image < args.n;
          image += static_cast<int>(gridDim.x)) {
         const std::int32_t sample =
@@ -116,7 +116,7 @@ __global__ void __launch_bounds__(kPassBlock, 2)
                           static_cast<std::uint32_t>(place.step * args.next.step_images +
                                                      args.next.first + image)))
                     : args.images.samples[image];
-        // Early, so that nobody waits for it.
+        // Read early, to hide the latency.
         const int label = threadIdx.x < 32 ? args.images.labels[sample] : 0;
         begin_image(program, args, sample, shared);
         for (int l = 0; l < program.layers; ++l) {
@@ -132,7 +132,7 @@ __global__ void __launch_bounds__(kPassBlock, 2)
             backward(program, args, l, image, shared);
         }
         if (image + static_cast<int>(gridDim.x) < args.n) {
-            __syncthreads();  // before the next image takes the place of this
+            __syncthreads();  // before the next image overwrites this one
         }
     }
     if (threadIdx.x == 0) {
@@ -148,7 +148,7 @@ class FusedPass final : public TrainingPass {
         context.workspace.reserve(workspace_bytes(images));
     }
     std::string description() const override {
-        return "a training pass is one kernel, of " + std::to_string(plan_.shared_bytes) +
+        return "a training pass is one kernel with " + std::to_string(plan_.shared_bytes) +
                " bytes of shared memory, and one for gradients";
     }
     void run(const Batch& batch, const PassIo& io) override {
@@ -206,7 +206,8 @@ class FusedPass final : public TrainingPass {
 std::unique_ptr<TrainingPass> make_training_pass(const Context& context,
                                                  const TrainingPassSpec& spec) {
     PassPlan plan;
-    if (context.tf32 || !plan_pass(spec, context.shared_bytes, plan)) {
+    const std::size_t declared = declared_shared_bytes("training_pass", training_pass_kernel);
+    if (context.tf32 || !plan_pass(spec, context.shared_bytes - declared, plan)) {
         return nullptr;
     }
     return std::make_unique<FusedPass>(context, plan, spec.images);

@@ -1,10 +1,10 @@
-// Vectors: x = value; floats to 16 bits, back, and both at once; ||x||^2 in double precision; x *=
-// min(1, most / (||x|| + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with the norm read on
-// the device.
+// Functions on vectors: x = value; floats to 16 bits, back, and both at once; ||x||^2 in double
+// precision; x *= min(1, most / (||x|| + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with
+// the norm read on the device.
 //
-// Memory-bound: 4, 6, 6, 8, 4 and 8 bytes an element. One thread to 4 elements (16-byte accesses).
-// The sum has a fixed order: the elements of a thread, the threads of a block, then one block adds
-// the blocks.
+// Memory-bound: 4, 6, 6, 8, 4 and 8 bytes per element. One thread per 4 elements (16-byte
+// accesses). Sums have a fixed order: the elements of a thread, the threads of a block, then one
+// block adds the blocks.
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -103,7 +103,7 @@ __global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, Finite
     }
 }
 
-// One block.
+// Launched with one block.
 __global__ void sum_kernel(int elems, const double* x, double* result) {
     double sum = 0.0;
     for (int i = static_cast<int>(threadIdx.x); i < elems;

@@ -1,12 +1,12 @@
-// Batch normalisation by cuDNN where the statistics are of this rank's images alone. Ours where
-// they are summed over ranks, which cuDNN cannot do in the midst of a pass, and where a channel has
-// fewer than two values, which have no unbiased variance.
+// Batch normalisation by cuDNN if the statistics are of this rank's images only. gyre's own kernels
+// run if they are summed over ranks, which cuDNN cannot do in the middle of a pass, or if a channel
+// has fewer than two values, which have no unbiased variance.
 //
-// CUDNN_BATCHNORM_SPATIAL: CUDNN_BATCHNORM_SPATIAL_PERSISTENT may be faster, but limits the range
-// of values (cudnn_ops.h), and ours may be any. That the running variance is the unbiased one the
-// headers do not say; PyTorch relies on it.
+// CUDNN_BATCHNORM_SPATIAL: CUDNN_BATCHNORM_SPATIAL_PERSISTENT may be faster but limits the range of
+// values (cudnn_ops.h). The headers do not say that the running variance is the unbiased one, but
+// PyTorch relies on it.
 //
-// It has not run on a GPU so far. tests/norm_pool_test.cpp checks it where there is one.
+// Not yet run on a GPU. tests/kernels/norm_pool_test.cpp checks it if there is one.
 #include "kernels/cudnn/handles.hpp"
 
 #if defined(GYRE_WITH_LIBRARIES)
@@ -14,7 +14,7 @@ namespace gyre::cuda {
 namespace {
 
 constexpr cudnnBatchNormMode_t kMode = CUDNN_BATCHNORM_SPATIAL;
-constexpr int kAlignedElems = 16;  // vectors begin at a multiple of 64 bytes, as parameters do
+constexpr int kAlignedElems = 16;  // vectors are aligned to 64 bytes, as parameters are
 
 class BatchNorm2dOp final : public Op {
  public:
@@ -27,7 +27,7 @@ class BatchNorm2dOp final : public Op {
         for_each_size(sizes, [&](int n, bool) { plan(n); });
         handles.context.workspace.reserve(vectors_bytes());
     }
-    // Saved: mean, 1 / deviation, or what ours saves, which is no more.
+    // Saved: mean and 1 / deviation, or what gyre's own kernel saves, which is no larger.
     OpNeeds needs() const override { return {.saved_bytes = vectors_bytes()}; }
 
     void forward(const Batch& batch, const OpIo& io) override {
@@ -53,9 +53,9 @@ class BatchNorm2dOp final : public Op {
                       channels_.get(), weight.f32(), bias.f32(), double{spec_.momentum}, mean.f32(),
                       variance.f32(), epsilon, saved, saved + vector_elems_));
     }
-    // All gradients at once: those of weight and bias into the workspace, and dx in its place;
-    // where nobody wants it, as in a first layer, the workspace has room for it from the first such
-    // pass.
+    // Computes all gradients at once: those of weight and bias into the workspace, dx into its
+    // destination. If dx is not needed, as in a first layer, it goes to the workspace, which grows
+    // in the first such pass.
     void backward_begin(const Batch& batch, const OpIo& io) override {
         if (!by_cudnn(batch)) {
             return ours_->backward_begin(batch, io);
@@ -92,7 +92,7 @@ class BatchNorm2dOp final : public Op {
         int n;
         TensorDescriptor tensor;
     };
-    // The same in the forward and the backward pass of a batch.
+    // The result is the same in the forward and the backward pass of a batch.
     bool by_cudnn(const Batch& batch) const {
         return spec_.ranks(batch) == nullptr && batch.n * spec_.in.plane_elems() > 1;
     }

@@ -1,4 +1,4 @@
-// Convolution by cuDNN; a direction for which it has no algorithm that is allowed is ours.
+// Convolution by cuDNN, or by gyre's own kernels in a direction without a permitted algorithm.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -14,13 +14,13 @@ namespace {
 
 constexpr std::size_t kMostWorkspace = std::size_t{256} << 20;
 
-// The descriptor holds the kind of arithmetic, which belongs to the algorithm.
+// The descriptor sets the arithmetic (math type), which belongs to the algorithm.
 template <typename Algorithm>
 struct Direction {
     CudnnOwned<cudnnConvolutionDescriptor_t> descriptor;
     Algorithm algorithm{};
     std::size_t workspace_bytes = 0;
-    bool ours = false;  // cuDNN has no algorithm that is allowed
+    bool ours = false;  // cuDNN has no permitted algorithm
 };
 struct Plan {
     int n;
@@ -30,18 +30,18 @@ struct Plan {
     Direction<cudnnConvolutionBwdFilterAlgo_t> backward_filter;
 };
 
-// What a number of images was named for.
+// The purpose for which a number of images was listed.
 enum class Named { not_at_all, for_evaluation, for_training };
 
-// cuDNN's answers to the question for algorithms, the best one first.
+// cuDNN's candidate algorithms, best first.
 template <typename Perf>
 struct Candidates {
-    static constexpr int kMost = 32;  // more than there are
+    static constexpr int kMost = 32;  // more than cuDNN has
     std::array<Perf, kMost> perfs{};
     int count = 0;
 };
 
-// What algorithms are timed on.
+// The operands on which algorithms are timed.
 struct Operands {
     Operands(Stream& stream, const Conv2dShape& shape, int n)
         : x(stream, n * shape.in.elems()),
@@ -49,7 +49,7 @@ struct Operands {
           w(stream, shape.weight_elems()),
           scratch(stream, kMostWorkspace / sizeof(float)) {}
     TimingOperand x, y, w;
-    TimingOperand scratch;  // not the workspace itself, which would stay as large as this
+    TimingOperand scratch;  // not the workspace itself, which would stay this large
 };
 
 class Conv2dOp final : public Op {
@@ -140,7 +140,7 @@ class Conv2dOp final : public Op {
         if (any_ours) {
             ours();
             handles_.remarks += fmt::format(
-                "{}, {} images: a direction by gyre's own kernels, as cuDNN "
+                "{}, {} images: one direction uses gyre's own kernels, because cuDNN "
                 "has no {}algorithm for it within {} MiB\n",
                 layer, n, handles_.deterministic ? "deterministic " : "", kMostWorkspace >> 20);
         }
@@ -168,8 +168,8 @@ class Conv2dOp final : public Op {
                   {descriptor()},
                   {descriptor()},
                   {descriptor()}};
-        // Timings choose one algorithm today and another tomorrow, with other roundings; and they
-        // have no place in a step.
+        // Timing may choose different algorithms, with different rounding, from run to run; and it
+        // has no place within a step.
         const bool find = named != Named::not_at_all && !handles_.deterministic;
         std::optional<Operands> operands;
         if (find) {
@@ -177,7 +177,7 @@ class Conv2dOp final : public Op {
         }
         const Operands* const backward =
             named == Named::for_training && operands ? &*operands : nullptr;
-        // A last, smaller batch should not make the workspace grow in the midst of a training.
+        // A smaller last batch must not make the workspace grow during training.
         const std::size_t limit =
             named != Named::not_at_all ? kMostWorkspace : handles_.convolution_bytes;
         choose_forward(made, operands ? &*operands : nullptr, limit);
@@ -189,7 +189,8 @@ class Conv2dOp final : public Op {
         return made;
     }
 
-    // Of each direction the algorithm: timed on the operands, or else by cuDNN's rules of thumb.
+    // Chooses an algorithm for each direction: timed on `on`, or by cuDNN's heuristics if it is
+    // null.
     void choose_forward(Plan& plan, const Operands* on, std::size_t limit) const {
         Candidates<cudnnConvolutionFwdAlgoPerf_t> found;
         const auto handle = handles_.dnn.get();
@@ -250,15 +251,15 @@ class Conv2dOp final : public Op {
                 handle, in, out, convolution, filter_.get(), algorithm, bytes);
         });
     }
-    // Takes the best candidate that needs no more than `limit` of workspace, or that is allowed at
-    // all; where there is none (deterministic ones may be missing), gyre's own kernels.
+    // Takes the best candidate that needs at most `limit` bytes of workspace, or else the best
+    // permitted one; if there is none (deterministic ones may be missing), gyre's own kernels.
     template <typename Perf, typename Algorithm, typename WorkspaceSize>
     void choose(const Candidates<Perf>& candidates, std::size_t limit,
                 Direction<Algorithm>& direction, const WorkspaceSize& workspace_size) const {
         const auto take = [&](std::size_t most, bool same_arithmetic) {
             for (int i = 0; i < candidates.count; ++i) {
                 const Perf& perf = candidates.perfs[static_cast<std::size_t>(i)];
-                // Of the kinds of arithmetic, the default would allow TF32.
+                // cuDNN's default math type would allow TF32.
                 const cudnnMathType_t math = handles_.context.tf32 ? perf.mathType : CUDNN_FMA_MATH;
                 if (perf.status != CUDNN_STATUS_SUCCESS ||
                     (handles_.deterministic && perf.determinism != CUDNN_DETERMINISTIC) ||
@@ -267,7 +268,7 @@ class Conv2dOp final : public Op {
                     continue;
                 }
                 GYRE_CALL(cudnn_, cudnnSetConvolutionMathType(direction.descriptor.get(), math));
-                // Asked for again: it belongs to the arithmetic, too.
+                // Query the size again, as it depends on the math type too.
                 std::size_t bytes = 0;
                 if (workspace_size(perf.algo, &bytes) == CUDNN_STATUS_SUCCESS && bytes <= most) {
                     direction.algorithm = perf.algo;
@@ -277,8 +278,7 @@ class Conv2dOp final : public Op {
             }
             return false;
         };
-        // Without TF32, rows of its kind of arithmetic were timed as they will run; others were
-        // not.
+        // Without TF32, prefer candidates that were timed with the arithmetic they will run with.
         direction.ours =
             !take(limit, true) && !take(kMostWorkspace, true) && !take(kMostWorkspace, false);
     }

@@ -12,8 +12,7 @@ namespace {
 
 class LibraryFactory final : public KernelFactory {
  public:
-    LibraryFactory(const Context& context, const GpuOptions& options)
-        : handles_(context, options) {}
+    LibraryFactory(const Context& context, bool deterministic) : handles_(context, deterministic) {}
 
     std::string description() const override {
         const std::size_t cudnn = handles_.cudnn.cudnnGetVersion(),
@@ -45,9 +44,8 @@ class LibraryFactory final : public KernelFactory {
 
 }  // namespace
 
-std::unique_ptr<KernelFactory> make_library_factory(const Context& context,
-                                                    const GpuOptions& options) {
-    return std::make_unique<LibraryFactory>(context, options);
+std::unique_ptr<KernelFactory> make_library_factory(const Context& context, bool deterministic) {
+    return std::make_unique<LibraryFactory>(context, deterministic);
 }
 
 #else  // no libraries
@@ -56,8 +54,8 @@ namespace {
 
 Error not_built_in() {
     return usage_error(
-        "this gyre was built without cuDNN: cudnn.h (of cuDNN 9 or newer) and cublasLt.h were not "
-        "there; install cuDNN's headers and build again, or use `kernels` ours");
+        "this gyre was built without cuDNN, because cudnn.h (cuDNN 9 or newer) or cublasLt.h was "
+        "not found; install cuDNN's headers and build again, or use `kernels` ours");
 }
 
 }  // namespace
@@ -69,7 +67,7 @@ LogSoftmax::LogSoftmax(const Context&) {
 LogSoftmax::~LogSoftmax() = default;
 void LogSoftmax::forward_backward(int, int, const float*, float*, const float*, float*) {}
 
-std::unique_ptr<KernelFactory> make_library_factory(const Context&, const GpuOptions&) {
+std::unique_ptr<KernelFactory> make_library_factory(const Context&, bool) {
     throw not_built_in();
 }
 

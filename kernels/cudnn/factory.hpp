@@ -1,4 +1,4 @@
-// The CUDA libraries as operations: cuDNN (convolutions, max-pooling, batch normalisation) and
+// Operations by NVIDIA's libraries: cuDNN (convolutions, max-pooling, batch normalisation) and
 // cuBLASLt (linear layers).
 #pragma once
 
@@ -9,13 +9,12 @@
 
 namespace gyre::cuda {
 
-// cuDNN and cuBLASLt, found at run time; each operation in the .cpp file of its name. Throws Error
-// (usage) naming the library that is missing.
-std::unique_ptr<KernelFactory> make_library_factory(const Context& context,
-                                                    const GpuOptions& options);
+// Loads cuDNN and cuBLASLt at run time; each operation is in the .cpp file of its name. Throws
+// Error (usage) naming the missing library. deterministic: only algorithms that are.
+std::unique_ptr<KernelFactory> make_library_factory(const Context& context, bool deterministic);
 
-// cuDNN's log-softmax and its gradient, the peer of cross_entropy() in the benchmark. Throws Error
-// (usage) where cuDNN is missing.
+// cuDNN's log-softmax and its gradient, the counterpart of cross_entropy() in the benchmark. Throws
+// Error (usage) if cuDNN is missing.
 class LogSoftmax {
  public:
     explicit LogSoftmax(const Context& context);
@@ -23,7 +22,7 @@ class LogSoftmax {
     LogSoftmax(const LogSoftmax&) = delete;
     LogSoftmax& operator=(const LogSoftmax&) = delete;
 
-    // All [n][classes], of one number of classes.
+    // All arrays are [n][classes]; `classes` must be the same in all calls.
     void forward_backward(int n, int classes, const float* logits, float* log_probabilities,
                           const float* d_log_probabilities, float* d_logits);
 

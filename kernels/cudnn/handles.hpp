@@ -1,4 +1,4 @@
-// What cuDNN's and cuBLASLt's operations share.
+// Resources shared by cuDNN's and cuBLASLt's operations.
 #pragma once
 
 #include <cstddef>
@@ -17,10 +17,9 @@ namespace gyre::cuda {
 
 constexpr float kOne = 1.0f, kZero = 0.0f;
 
-// The libraries with a stream; the factory's, so it outlives the operations.
+// The libraries' handles for one stream; owned by the factory, so they outlive the operations.
 struct Handles {
-    Handles(const Context& on, const GpuOptions& options)
-        : context(on), deterministic(options.deterministic) {
+    Handles(const Context& on, bool deterministic_) : context(on), deterministic(deterministic_) {
         GYRE_CALL(cudnn, cudnnSetStream(dnn.get(), native(context.stream)));
     }
 
@@ -40,7 +39,7 @@ struct Handles {
     const CudnnOwned<cudnnHandle_t> dnn =
         cudnn.own(cudnn.cudnnCreate, cudnn.cudnnDestroy, "cudnnCreate");
     const CublasOwned<cublasLtHandle_t> blas = own_lt(lt.cublasLtCreate, lt.cublasLtDestroy);
-    std::size_t convolution_bytes = 0;  // largest workspace of a named size
+    std::size_t convolution_bytes = 0;  // largest workspace for a listed number of images
     std::string remarks;                // for -v
 };
 
@@ -60,7 +59,7 @@ class TensorDescriptor {
     CudnnOwned<cudnnTensorDescriptor_t> made_;
 };
 
-// The bias of a layer: one value for each channel of its output.
+// A layer's bias: one value per channel of its output.
 class Bias {
  public:
     Bias(Handles& handles, int channels)
@@ -70,7 +69,7 @@ class Bias {
         GYRE_CALL(handles_.cudnn,
                   cudnnAddTensor(handles_.dnn.get(), &kOne, bias_.get(), b, &kOne, out.get(), y));
     }
-    // db = the sum of dy
+    // db = sum of dy
     void sum(const TensorDescriptor& out, const float* dy, float* db) const {
         GYRE_CALL(handles_.cudnn, cudnnConvolutionBackwardBias(handles_.dnn.get(), &kOne, out.get(),
                                                                dy, &kZero, bias_.get(), db));
@@ -81,8 +80,8 @@ class Bias {
     const TensorDescriptor bias_;
 };
 
-// What an operation has made for each number of images (Plan::n). A number that was not named gets
-// its plan in the first pass that has it.
+// An operation's plans, one per number of images (Plan::n). A number that was not listed gets its
+// plan in the first pass that uses it.
 template <typename Plan>
 class Plans {
  public:

@@ -1,5 +1,5 @@
-// cuDNN and cuBLASLt as gyre uses them: found with dlopen, so that the program starts without them,
-// and every call checked. GYRE_WITH_LIBRARIES says whether their headers were there.
+// cuDNN and cuBLASLt, loaded with dlopen so that the program starts without them; every call is
+// checked. GYRE_WITH_LIBRARIES is defined if their headers were found.
 #pragma once
 
 #include <dlfcn.h>
@@ -10,8 +10,8 @@
 #include <string>
 #include <type_traits>
 
-#include "kernels/base/error.hpp"
-#include "kernels/base/host_name.hpp"
+#include "base/error.hpp"
+#include "base/host_name.hpp"
 
 #if __has_include(<cudnn.h>) && __has_include(<cublasLt.h>)
 #include <cublasLt.h>
@@ -24,7 +24,7 @@
 #if defined(GYRE_WITH_LIBRARIES)
 namespace gyre::cuda {
 
-// Stays loaded: the libraries have threads and handlers of their own at the program's end.
+// Never unloaded, as the libraries have threads and exit handlers of their own.
 class SharedLibrary {
  public:
     SharedLibrary(std::string file, const char* product)
@@ -55,7 +55,7 @@ class SharedLibrary {
     void* handle_;
 };
 
-// A handle or descriptor that its library's function destroys.
+// A handle or descriptor, destroyed by its library's function.
 template <typename Handle, typename Status>
 using Owned = std::unique_ptr<std::remove_pointer_t<Handle>, Status (*)(Handle)>;
 template <typename Handle>
@@ -115,8 +115,8 @@ struct Cudnn {
             std::array<char, 1024> details{};
             cudnnGetLastErrorString(details.data(), details.size());
             throw Error(ExitCode::internal,
-                        fmt::format("{} failed: {} ({}:{} on {}; cuDNN says: '{}'); `kernels` ours "
-                                    "does without cuDNN",
+                        fmt::format("{} failed: {} ({}:{} on {}; cuDNN says: '{}'); to avoid "
+                                    "cuDNN, use `kernels` ours",
                                     expression, cudnnGetErrorString(status), file, line,
                                     host_name(), details.data()));
         }
@@ -151,7 +151,7 @@ struct CublasLt {
         if (status != CUBLAS_STATUS_SUCCESS) {
             throw Error(
                 ExitCode::internal,
-                fmt::format("{} failed: {} ({}:{} on {}); `kernels` ours does without cuBLASLt",
+                fmt::format("{} failed: {} ({}:{} on {}); to avoid cuBLASLt, use `kernels` ours",
                             expression, cublasLtGetStatusString(status), file, line, host_name()));
         }
     }

@@ -1,4 +1,4 @@
-// Linear layers by cuBLASLt: y = x w^T + b, dx = dy w, dw = dy^T x, db = the sum of dy.
+// Linear layers by cuBLASLt: y = x w^T + b, dx = dy w, dw = dy^T x, db = sum of dy.
 #include <algorithm>
 #include <array>
 #include <bit>
@@ -10,9 +10,9 @@
 namespace gyre::cuda {
 namespace {
 
-constexpr std::size_t kWorkspace = std::size_t{32} << 20;  // what NVIDIA advises on Hopper
+constexpr std::size_t kWorkspace = std::size_t{32} << 20;  // as NVIDIA recommends for Hopper
 
-// Of a pointer, in bytes, as far as algorithms care.
+// A pointer's alignment in bytes, up to the largest that algorithms distinguish.
 std::uint32_t alignment(const void* pointer) {
     constexpr std::uint32_t kMost = 256;
     const auto low_bits = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(pointer));
@@ -21,12 +21,12 @@ std::uint32_t alignment(const void* pointer) {
 
 enum class Pass { forward, backward_input, backward_params };
 
-// d = a b, transposed as the pass needs it, of matrices as cuBLASLt sees them: by columns, so that
-// its matrix [rows, cols] is our array [cols][rows].
+// d = a b, transposed as the pass requires. cuBLASLt's matrices are column-major: its matrix [rows,
+// cols] is our array [cols][rows].
 struct Product {
     const float *a, *b;
     float* d;
-    const float* bias;  // added, or its gradient to be summed, on the way; null: none
+    const float* bias;  // added, or its gradient to be computed as well; null: neither
 };
 using Alignments = std::array<std::uint32_t, 4>;
 Alignments alignments_of(const Product& product) {
@@ -40,7 +40,7 @@ struct Matmul {
     Alignments alignments;
     CublasOwned<cublasLtMatmulDesc_t> descriptor;
     CublasOwned<cublasLtMatrixLayout_t> a, b, d;
-    TensorDescriptor y;  // for a bias apart
+    TensorDescriptor y;  // for a separate bias kernel
     cublasLtMatmulAlgo_t algorithm{};
     std::size_t workspace_bytes = 0;
     bool with_bias = false;
@@ -95,7 +95,7 @@ class LinearOp final : public Op {
                                       made.workspace_bytes, native(handles_.context.stream)));
         return made;
     }
-    // Depends on the operands' alignment, so it is made in the first pass.
+    // Depends on the operands' alignment, so it is created in the first pass.
     const Matmul& matmul(Pass pass, int n, const Product& product) {
         const Alignments alignments = alignments_of(product);
         for (const auto& made : matmuls_) {
@@ -156,7 +156,7 @@ class LinearOp final : public Op {
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, made.alignments[2]);
         prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, made.alignments[2]);
 
-        // Returns whether there is an algorithm; without `strict` it is no error if there is none.
+        // Returns whether an algorithm exists; if not, throws only if `strict`.
         const auto choose = [&](cublasLtEpilogue_t epilogue, bool strict) {
             set(made, CUBLASLT_MATMUL_DESC_EPILOGUE, static_cast<std::uint32_t>(epilogue));
             cublasLtMatmulHeuristicResult_t result{};
@@ -175,7 +175,7 @@ class LinearOp final : public Op {
                    result.state == CUBLAS_STATUS_SUCCESS;
         };
         if (bias != nullptr) {
-            // The heuristic looks at the pointer's alignment.
+            // The heuristic considers the pointer's alignment.
             set(made, CUBLASLT_MATMUL_DESC_BIAS_POINTER, static_cast<const void*>(bias));
             made.with_bias = choose(
                 made.pass == Pass::forward ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_BGRADB,

@@ -16,7 +16,7 @@ struct LogSoftmax::State {
     Plans<Logits> logits{};
 };
 
-LogSoftmax::LogSoftmax(const Context& context) : state_(new State{{context, GpuOptions{}}}) {}
+LogSoftmax::LogSoftmax(const Context& context) : state_(new State{{context, false}}) {}
 LogSoftmax::~LogSoftmax() = default;
 
 void LogSoftmax::forward_backward(int n, int classes, const float* logits, float* log_probabilities,

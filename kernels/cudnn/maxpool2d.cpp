@@ -1,4 +1,4 @@
-// Max-pooling by cuDNN, which finds the largest values anew in the backward pass.
+// Max-pooling by cuDNN, which finds the maxima again in the backward pass.
 #include "kernels/cudnn/handles.hpp"
 
 #if defined(GYRE_WITH_LIBRARIES)
@@ -28,7 +28,7 @@ class MaxPool2dOp final : public Op {
             pool(plan(batch.n), io.x.f32(), io.y.f32());
         }
     }
-    // cuDNN needs y, too, which a ReLU in place may have changed: it is computed again.
+    // Recomputes y, which cuDNN needs too but a ReLU in place may have changed.
     void backward_input(const Batch& batch, const OpIo& io) override {
         if (batch.n == 0) {
             return;

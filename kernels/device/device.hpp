@@ -1,9 +1,9 @@
-// A device: memory, copies, events and graphs on two streams. All that communication needs of a
-// GPU, or of the host itself; it knows no layer.
+// A device: memory, copies, events and graphs on two streams. This is everything communication
+// needs from a GPU or from the host; it knows nothing of layers.
 //
-// Everything above this interface is the same on every device. Pointers are device pointers unless
-// said otherwise, sizes are in bytes. Calls may be asynchronous: they are in order on the compute
-// stream, where a backend's kernels run too. A device is used by one thread.
+// Code above this interface is the same on every device. Pointers are device pointers unless noted,
+// and sizes are in bytes. Calls may be asynchronous; they run in order on the compute stream, which
+// a backend's kernels also use. A device is used by one thread.
 #pragma once
 
 #include <cstddef>
@@ -12,11 +12,11 @@
 #include <memory>
 #include <string>
 
-#include "kernels/base/data_type.hpp"
+#include "base/data_type.hpp"
 
 namespace gyre {
 
-// Which GPU a device is, for telling apart those of the ranks. Empty: the host itself.
+// Identifies a GPU, to tell apart those of different ranks. Empty strings: the host itself.
 struct DeviceIdentity {
     std::string bus_id, uuid;
     bool emulated = false;
@@ -27,68 +27,68 @@ class Device {
     virtual ~Device() = default;
     virtual std::string description() const = 0;
     virtual DeviceIdentity device_identity() const { return {}; }
-    // Whether the host may use device pointers as its own.
+    // Whether the host can access device pointers directly.
     virtual bool host_memory() const = 0;
 
-    // Memory of the device, zeroed; and host memory for asynchronous copies (page-locked).
+    // Zeroed device memory; and page-locked host memory for asynchronous copies.
     virtual void* allocate(std::size_t bytes) = 0;
     virtual void release(void* memory) noexcept = 0;
     virtual void* allocate_pinned(std::size_t bytes) = 0;
     virtual void release_pinned(void* memory) noexcept = 0;
 
-    // The host waits for these two.
+    // These two block the host until the copy is done.
     virtual void upload(void* device, const void* host, std::size_t bytes) = 0;
     virtual void download(void* host, const void* device, std::size_t bytes) = 0;
     virtual void copy(void* to, const void* from, std::size_t bytes) = 0;  // on the device
     virtual void fill_zero(void* device, std::size_t bytes) = 0;
-    // y = x in a 16-bit type (float32 is none), times *factor on the device where not null; back;
-    // and both ways in one.
+    // Converts x to the 16-bit type (never float32), multiplied by *factor on the device unless
+    // null; converts it back; and does both at once (y = x rounded to `type`).
     virtual void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y,
                         const float* factor = nullptr) = 0;
     virtual void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) = 0;
     virtual void round_to(DataType type, std::int64_t elems, const float* x, float* y) = 0;
     // y += x
     virtual void add(std::int64_t elems, const float* x, float* y) = 0;
-    // Until all of both streams is done.
+    // Waits until both streams are idle.
     virtual void synchronize() = 0;
 
-    // A point in a stream, of the last kKeptEvents. What is called after wait(event) starts on the
-    // device after that point; synchronize(event) lets the host wait for it.
+    // A point in a stream; the last kKeptEvents are kept. Calls made after wait(event) start on the
+    // device after that point; synchronize(event) blocks the host until it is reached.
     using Event = std::int64_t;
     static constexpr std::int64_t kKeptEvents = 16384;
     virtual Event record() = 0;  // on the compute stream
     virtual void wait(Event event) = 0;
     virtual void synchronize(Event event) = 0;
-    // The device's time from one event to another, both passed.
+    // Device time between two events, both of which have been reached.
     virtual double seconds_between(Event begin, Event end) = 0;
 
-    // What the host asks for between these is a range of that name in a GPU's profiler (NVTX).
+    // Calls between these two form a range of that name in GPU profilers (NVTX).
     virtual void push_range(const char* /*name*/) {}
     virtual void pop_range() {}
 
-    // Copies from and to pinned memory that the host need not wait for, done at the event that is
-    // returned. On the copy stream they start after the calls so far and run beside those that
-    // follow, which must not write to what is copied before they have waited for the event.
+    // Asynchronous copies from and to pinned memory; each returns the event at which it is done. On
+    // the copy stream they start after all earlier calls and run concurrently with later ones,
+    // which must wait for the event before they write to the copied memory.
     enum class Stream { compute, copy };
     virtual Event download_async(Stream stream, void* host, const void* device,
                                  std::size_t bytes) = 0;
     virtual Event upload_async(Stream stream, void* device, const void* host,
                                std::size_t bytes) = 0;
-    // Work that a library submits to the copy stream, of which it is given the native handle (a
-    // cudaStream_t; null where the device is the host), in the order of the copies there.
+    // Work that a library submits to the copy stream, in order with the copies there. submit
+    // receives the native handle of the stream (a cudaStream_t; null if the device is the host).
     virtual Event submit_to_copy_stream(const std::function<void(void* stream)>& submit) = 0;
 
-    // Calls as a graph, which the device is asked for as a whole: captured once, with their
-    // arguments, and then launched any number of times. Calls that synchronise or allocate cannot
-    // be captured; copies must have been waited for. The device outlives its graphs.
+    // A graph of calls that the device executes as a whole: captured once with their arguments,
+    // then launched any number of times. Calls that synchronise or allocate cannot be captured;
+    // copies must have been waited for. The device must outlive its graphs.
     class Graph {
      public:
         virtual ~Graph() = default;
         virtual void launch() = 0;
     };
     virtual bool can_capture() const { return false; }
-    // Runs nothing of what `calls` asks for. Throws what went wrong; then there is no graph. Events
-    // recorded in it are those of the latest launch, for as long as there is the graph.
+    // Runs none of the calls that `calls` makes. On failure throws the error, and no graph exists.
+    // Events recorded inside refer to the latest launch, for as long as the graph exists.
     virtual std::unique_ptr<Graph> capture(const std::function<void()>& /*calls*/) {
         return nullptr;
     }

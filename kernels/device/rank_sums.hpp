@@ -1,12 +1,12 @@
-// What an operation asks of the other ranks within a pass. Who computes knows no communicator.
+// Communication that an operation needs within a pass, so that kernels know no communicator.
 #pragma once
 
 #include <cstdint>
 
 namespace gyre {
 
-// Sums over all ranks for operations that need them within a pass (statistics of the global batch):
-// in place, in the order of the device's calls; the same calls on all ranks.
+// Sums over all ranks, for operations that need them within a pass (statistics of the global
+// batch). In place, in the order of the device's calls; all ranks must make the same calls.
 class RankSums {
  public:
     virtual ~RankSums() = default;

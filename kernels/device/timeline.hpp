@@ -1,5 +1,5 @@
-// What a rank does in a few steps, span by span, for people to look at: what its device computes,
-// between events of the compute stream, and its collectives.
+// The spans of a rank's activity in a few steps, for display: computation on its device, measured
+// between events of the compute stream, and collectives.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/clock.hpp"
+#include "base/clock.hpp"
 #include "kernels/device/device.hpp"
 
 namespace gyre {
@@ -20,12 +20,12 @@ class Timeline {
         std::string name;
         Track track;
         double begin, end;       // seconds since the timeline began
-        std::int64_t bytes = 0;  // of a collective, of one rank
+        std::int64_t bytes = 0;  // for collectives: of one rank
     };
 
     explicit Timeline(Device& device) : device_(device) {}
 
-    // Times count from here; waits for the device.
+    // Starts the clock; waits for the device.
     void begin() {
         device_.synchronize();
         begun_ = device_.record();
@@ -34,8 +34,8 @@ class Timeline {
     }
     Clock::time_point begun() const { return begin_; }
 
-    // What the device is asked for between these is one span, around those between; GPUs' profilers
-    // see a range of that name.
+    // Calls to the device between these form one span, which may contain others. GPU profilers show
+    // a range of the same name.
     void open(const std::string& name) {
         device_.push_range(name.c_str());
         open_.push_back(pending_.size());
@@ -46,7 +46,7 @@ class Timeline {
         open_.pop_back();
         device_.pop_range();
     }
-    // Between events of the compute stream.
+    // Adds a span between two events of the compute stream.
     void add(std::string name, Device::Event begin, Device::Event end) {
         pending_.push_back({std::move(name), begin, end});
     }
@@ -58,7 +58,7 @@ class Timeline {
     }
     double seconds_at(Device::Event event) { return device_.seconds_between(begun_, event); }
 
-    // The host waits for all events so far, which the device does not keep for ever.
+    // Waits for all events so far; call it before the device discards them.
     void read() {
         for (Pending& span : pending_) {
             device_.synchronize(span.end);
@@ -78,11 +78,11 @@ class Timeline {
     Device::Event begun_ = 0;
     Clock::time_point begin_;
     std::vector<Pending> pending_;
-    std::vector<std::size_t> open_;  // of pending_, the innermost last
+    std::vector<std::size_t> open_;  // indices in pending_, innermost last
     std::vector<Entry> entries_;
 };
 
-// A span as long as this lives; nothing where there is no timeline.
+// A span that lasts as long as this object; does nothing if there is no timeline.
 class TimelineSpan {
  public:
     TimelineSpan(Timeline* timeline, std::string_view what, std::string_view of = {})

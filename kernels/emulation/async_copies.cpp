@@ -6,18 +6,16 @@
 
 #include "kernels/emulation/emulator.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 void issue_copy(const AsyncCopy& copy) {
     thread->copies.issue(copy);
-    if (listener != nullptr) {
-        listener->copy_issued(copy.to, kCopyBytes);
-    }
+    listener->copy_issued(copy.to, kCopyBytes);
 }
 
 void check_address(const void* at, bool shared, const char* what) {
     if (reinterpret_cast<std::uintptr_t>(at) % kCopyBytes != 0) {
-        report(fmt::format("misaligned: {} of an address that is no multiple of 16", what));
+        report(fmt::format("misaligned: {} of an address that is not a multiple of 16", what));
     }
     if (shared && !shared_range().contains(static_cast<const std::byte*>(at))) {
         report(fmt::format("{} of an address that is not in shared memory", what));
@@ -27,4 +25,4 @@ void check_address(const void* at, bool shared, const char* what) {
     }
 }
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

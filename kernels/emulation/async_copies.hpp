@@ -1,21 +1,22 @@
-// Asynchronous copies (cp.async) of the emulated threads. Each lands at the latest moment that the
-// hardware allows, which is in the wait of the thread that issued it: what is read before has NaN.
+// Asynchronous copies (cp.async) of the emulated threads. Each completes at the latest moment that
+// the hardware allows, in the wait of the thread that issued it; earlier reads of its destination
+// see NaN.
 #pragma once
 
 #include <cstddef>
 #include <vector>
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 constexpr std::size_t kCopyBytes = 16;
 
-// From null: zeros.
+// from == null: fills with zeros.
 struct AsyncCopy {
     void* to;
     const void* from;
 };
 
-// Of one thread.
+// The copies of one thread.
 class AsyncCopies {
  public:
     void clear() {
@@ -25,8 +26,8 @@ class AsyncCopies {
     }
     void issue(const AsyncCopy& copy) { copies_.push_back({copy, group_}); }
     void commit() { ++group_; }
-    // The next copy that must land before no more than `pending` of the latest committed groups are
-    // under way; null: none.
+    // Returns the next copy that must land so that at most the `pending` latest committed groups
+    // are in flight; null: none.
     const AsyncCopy* land(unsigned pending) {
         if (landed_ == copies_.size()) {
             copies_.clear();
@@ -49,7 +50,7 @@ class AsyncCopies {
     };
     std::vector<Copy> copies_;
     std::size_t landed_ = 0;
-    unsigned group_ = 0;  // the one that is not committed yet
+    unsigned group_ = 0;  // the group not yet committed
 };
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

@@ -2,7 +2,7 @@
 
 #include "kernels/emulation/emulator.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 void atomic_max(std::int32_t* at, std::int32_t value) {
     *at = std::max(*at, value);
@@ -10,17 +10,15 @@ void atomic_max(std::int32_t* at, std::int32_t value) {
 
 bool arrives_last(std::uint32_t* count, std::uint32_t blocks, std::uint32_t index) {
     if (cluster_blocks > 1) {
-        report("arrives_last: the emulator knows it for blocks that are in no cluster");
+        report("arrives_last: the emulator does not support it in clusters");
     }
     if (!runs_all_blocks()) {
         return index + 1 == blocks;
     }
     *count = *count + 1 < blocks ? *count + 1 : 0;
     const bool last = *count == 0;
-    if (listener != nullptr) {
-        listener->block_arrives(count, last);
-    }
+    listener->block_arrives(count, last);
     return last;
 }
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

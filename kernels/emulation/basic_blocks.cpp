@@ -9,14 +9,14 @@
 
 #include "kernels/emulation/places.hpp"
 
-namespace gyre::emulated {
+namespace simt {
 namespace {
 
 bool starts_with(std::string_view text, std::string_view start) {
     return text.substr(0, start.size()) == start;
 }
 
-// Elements of the widest register that is named, of this size.
+// The number of elements of this size in the widest register named.
 int elements(std::string_view operands, int bytes) {
     const int register_bytes = operands.find("%zmm") != operands.npos   ? 64
                                : operands.find("%ymm") != operands.npos ? 32
@@ -30,7 +30,7 @@ int flop_of(const std::string& instruction) {
     const std::size_t space = std::min(instruction.find(' '), instruction.size());
     std::string_view name = std::string_view(instruction).substr(0, space);
     const std::string_view operands = std::string_view(instruction).substr(space);
-    if (name == "call") {  // where fmaf is no instruction
+    if (name == "call") {  // if fmaf is not an instruction
         return operands.find("<fmaf") != operands.npos || operands.find("<fma@") != operands.npos ||
                        operands.find("<fma>") != operands.npos
                    ? 2
@@ -67,14 +67,14 @@ struct Instruction {
     std::string text;
 };
 
-// A function of the program, one instruction after another.
+// The instructions of one function of the program.
 class Function {
  public:
     void add(std::uint32_t address, std::string text) {
         at_[address] = code_.size();
         code_.push_back({address, std::move(text)});
     }
-    // Adds its blocks.
+    // Adds the function's blocks.
     void finish(std::unordered_map<std::uint32_t, BasicBlock>& blocks) {
         seen_.assign(code_.size(), 0);
         for (std::size_t i = 0; i + 1 < code_.size(); ++i) {
@@ -90,8 +90,8 @@ class Function {
     static bool begins_block(const std::string& text) {
         return text.find("<__sanitizer_cov_trace_pc") != text.npos;
     }
-    // All that can be reached before another block begins: the compiler lays blocks out as it
-    // likes, and divides some by checks that both go on to the same place.
+    // Collects everything that is reachable before another block begins: the compiler orders blocks
+    // freely, and splits some by checks whose branches meet again.
     BasicBlock block_from(std::size_t first) {
         BasicBlock block;
         ++round_;
@@ -124,7 +124,7 @@ class Function {
 
     std::vector<Instruction> code_;
     std::unordered_map<std::uint32_t, std::size_t> at_;
-    std::vector<std::uint32_t> seen_;  // in which round
+    std::vector<std::uint32_t> seen_;  // the round in which it was seen
     std::uint32_t round_ = 0;
 };
 
@@ -148,4 +148,4 @@ std::unordered_map<std::uint32_t, BasicBlock> disassemble() {
     return blocks;
 }
 
-}  // namespace gyre::emulated
+}  // namespace simt

@@ -12,38 +12,38 @@
 #include <type_traits>
 #include <vector>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "kernels/emulation/cluster_clocks.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "kernels/emulation/finished_blocks.hpp"
 #include "kernels/emulation/places.hpp"
 
-namespace gyre::emulated {
+namespace simt {
 namespace {
 
 constexpr unsigned kNone = 0xfff;  // no thread
 
 struct Access {
-    std::uint32_t epoch;   // of its ClusterClocks::Stamp; 0: never
-    std::uint32_t pc;      // where in the program, from its beginning
-    std::uint16_t thread;  // of the stamp
-    std::uint16_t fence;   // how often its warp had synchronised in this epoch
+    std::uint32_t epoch;   // tick of its ClusterClocks::Stamp; 0: never
+    std::uint32_t pc;      // offset in the program
+    std::uint16_t thread;  // of its stamp
+    std::uint16_t fence;   // warp synchronisations so far in this epoch
 };
 
-// What is known of 4 bytes of memory. Masks have a bit for each byte.
+// The state of 4 bytes of memory. Masks have one bit per byte.
 struct Cell {
     Access write, read;
-    std::uint16_t other : 12;        // one more reader, of another warp if there is such a one
-    std::uint16_t foreign_mask : 4;  // what other blocks read before `read`,
+    std::uint16_t other : 12;        // another reader, from another warp if there is one
+    std::uint16_t foreign_mask : 4;  // bytes read by other blocks before `read`
     std::uint8_t write_mask : 4, read_mask : 4;
     std::uint8_t live : 4, known : 4;  // allocated or declared; written
-    std::uint32_t foreign_epoch;       // and when
+    std::uint32_t foreign_epoch;       // when these were read
 };
 static_assert(sizeof(Cell) == 32 && std::is_trivial_v<Cell>);
 
-// Empty until enable_checker(), so that nothing lies in it. Shared memory has further cells for
-// what the blocks of each rank read of other blocks'; of device memory all have the same cells,
-// which know two readers.
+// Empty until enable_checker(), so that it contains no address. Shared memory has additional cells
+// for each rank's reads of other blocks' memory; device memory has one set of cells for all, with
+// two readers each.
 struct Region {
     std::uintptr_t begin = 0;
     std::size_t bytes = 0;
@@ -60,7 +60,7 @@ constinit Region device, shared;
 constinit std::uintptr_t code_begin = 0;  // program_begin()
 
 constinit ClusterClocks clocks;
-constinit std::uint32_t launch_start = 1;  // ticks of clocks
+constinit std::uint32_t launch_start = 1;  // in ticks of `clocks`
 
 constinit ClusterVisits visits;
 
@@ -98,7 +98,7 @@ std::string name_of(unsigned thread) {
                            : fmt::format("the cluster's block {}", rank_of(thread)));
 }
 
-// Where an address lies: in a range, or how far from the nearest one.
+// Describes an address: within a range, or by the distance to the nearest one.
 std::string location(const Region& region, std::uintptr_t at) {
     const auto before = [at](const auto& ranges) {
         const auto next = ranges.upper_bound(at);
@@ -128,14 +128,14 @@ std::string location(const Region& region, std::uintptr_t at) {
                              offset - last->second, kind, last->second, offset);
 }
 
-// What the hooks hand on; only reports read it.
+// The access passed on by the hooks; only used in reports.
 struct What {
     const Region& region;
     std::uintptr_t at;
     std::size_t bytes;
     bool write;
     std::uint32_t pc;
-    bool visit = false;  // of another block's shared memory
+    bool visit = false;  // an access to another block's shared memory
 
     std::string text() const {
         return fmt::format("this thread {} {} byte{} at {}", write ? "writes" : "reads", bytes,
@@ -143,7 +143,7 @@ struct What {
     }
 };
 
-// The compiler takes it that the hooks throw nothing, so host code cannot be left with Error.
+// The compiler assumes that the hooks do not throw, so host code cannot be left with an Error.
 [[noreturn]] void end_program(const std::string& what) {
     std::fprintf(stderr, "emulated GPU: %s\n", what.c_str());
     std::abort();
@@ -157,10 +157,10 @@ struct What {
         fmt::format("out of bounds: {}, {}", what.text(), location(what.region, what.at)));
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_unknown(const What& what) {
-    emulator::report(fmt::format("uninitialised: {} what {} wrote, {}", what.text(),
-                                 what.region.shared ? "no thread of the block, and no asynchronous "
-                                                      "copy that was waited for,"
-                                                    : "nobody",
+    emulator::report(fmt::format("uninitialised: {} that {} has written, {}", what.text(),
+                                 what.region.shared ? "no thread of the block and no asynchronous "
+                                                      "copy that was waited for"
+                                                    : "nothing",
                                  location(what.region, what.at)));
 }
 [[noreturn, gnu::noinline, gnu::cold]] void report_race(const What& what, unsigned thread,
@@ -189,8 +189,8 @@ struct What {
 
 // --- the rules -----------------------------------------------------------------------------------
 
-// Whether blocks of the launch that were none of those that run now did it, and are not known to
-// have done so before.
+// Whether an access at tick `when` was made by a block of this launch that is not running now, and
+// is not known to be ordered before this one.
 bool other_block(const Region& region, std::uint32_t when) {
     return !region.shared && when >= launch_start && when < clocks.begun() &&
            !finished.known(when, clocks.stamp().tick, emulator::thread->linear);
@@ -200,7 +200,7 @@ bool same_interval(const Access& access) {
     return clocks.same_interval({access.epoch, access.thread});
 }
 
-// Whether an access by `thread` in this interval is not ordered before this thread's.
+// Whether an access by `thread` in this interval is unordered with the running thread's.
 bool unordered(unsigned thread, const Access& access) {
     const unsigned self = emulator::thread->id;
     return thread != self && (thread / 32 != self / 32 || access.fence == clocks.fence(self));
@@ -233,7 +233,7 @@ void read_word(Cell& written, unsigned mask, const What& what) {
     }
     check_write(written, mask, what);
 
-    // One reader is kept, and another that no __syncwarp will order along with the first.
+    // Keep one reader, and a second one that a __syncwarp cannot order together with the first.
     const unsigned self = emulator::thread->id;
     Cell& cell = what.visit ? what.region.foreign_reads(written, emulator::thread->rank) : written;
     Access& read = cell.read;
@@ -303,10 +303,10 @@ void write_word(Cell& cell, unsigned mask, const What& what) {
     cell.write_mask = mask & 15u;
 }
 
-// Of another block of the cluster: it has begun, and has not ended.
+// Checks an access to another block of the cluster, which must have begun and not ended.
 void visit(const What& what, unsigned owner) {
     if (clocks.seen() == 0) {
-        report_visit(what, "before a barrier of the cluster says that the block has begun");
+        report_visit(what, "before a barrier of the cluster ensures that the block has begun");
     }
     if (visits.ended(owner)) {
         report_visit(what, "of a block that has ended");
@@ -314,7 +314,7 @@ void visit(const What& what, unsigned owner) {
     visits.visit(owner, clocks.arrivals(), what.pc);
 }
 
-// kBytes is what an aligned access has (-fsanitize=alignment finds those that are not), or 0.
+// kBytes: size of an aligned access (-fsanitize=alignment finds misaligned ones), or 0.
 template <bool kWrite, std::size_t kBytes>
 void check(const Region& region, std::uintptr_t at, std::size_t bytes, const void* pc) {
     What what{region, at, bytes, kWrite,
@@ -398,8 +398,8 @@ class Checker final : public emulator::Listener {
         }
         if (const ClusterVisits::Visit* visit = visits.thread_ends(clocks.seen())) {
             emulator::report(fmt::format(
-                "another block's shared memory: this block ends, and no barrier of the cluster "
-                "says that {} is done with it, which touched it{}",
+                "another block's shared memory: this block ends, but no barrier of the cluster "
+                "orders this after the access by {}{}",
                 name_of(visit->thread), behind_at(visit->pc)));
         }
     }
@@ -464,14 +464,14 @@ class Checker final : public emulator::Listener {
 
 Region region_of(const emulator::Range& range, bool is_shared) {
     const auto bytes = static_cast<std::size_t>(range.end - range.begin);
-    // Pages come as they are touched. The spare one ends accesses that run over the end.
+    // Pages are allocated when touched. The extra one covers accesses that run past the end.
     const std::size_t sets = is_shared ? 1 + emulator::kMostCluster : 1;
     void* cells = mmap(nullptr, sets * (bytes / 4) * sizeof(Cell) + 4096, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (cells == MAP_FAILED) {
-        throw Error(ExitCode::internal,
-                    "the checker could not reserve addresses; is there a limit "
-                    "(ulimit -v)?");
+        throw gyre::Error(gyre::ExitCode::internal,
+                          "the checker could not reserve addresses; is there a limit "
+                          "(ulimit -v)?");
     }
     return {reinterpret_cast<std::uintptr_t>(range.begin), bytes, static_cast<Cell*>(cells),
             is_shared};
@@ -480,11 +480,12 @@ Region region_of(const emulator::Range& range, bool is_shared) {
 }  // namespace
 
 void enable_checker() {
-    if (emulator::listener != nullptr) {
+    if (emulator::listener != &emulator::no_listener) {
         return;
     }
     if (emulator::allocation_count() > 0) {
-        throw Error(ExitCode::internal, "enable_checker() must come before the first allocation");
+        throw gyre::Error(gyre::ExitCode::internal,
+                          "enable_checker() must come before the first allocation");
     }
     code_begin = program_begin();
     static Checker checker;
@@ -493,6 +494,6 @@ void enable_checker() {
     shared = region_of(emulator::shared_range(), true);
 }
 
-}  // namespace gyre::emulated
+}  // namespace simt
 
 #include "kernels/emulation/compiler_hooks.hpp"

@@ -1,12 +1,13 @@
-// What of other threads' work is ordered before a thread's, in blocks and clusters of them.
+// Happens-before tracking between the threads of blocks and clusters.
 //
-// Ticks count barriers. An access is kept with the tick of the last one that its thread had passed,
-// and, in clusters, with how often the thread had arrived at the cluster's barrier, of which two
-// bits are enough: who has passed it s times, for the last time at tick t and before at t', follows
-// all that was done before t', and of the rest what was done before the s-th arrival.
+// Ticks count barriers. An access is stored with the tick of the last barrier that its thread had
+// passed and, in clusters, with the number of the thread's arrivals at the cluster's barrier,
+// modulo 4. That is enough: a thread that has passed this barrier s times, most recently at tick t
+// and before that at t', is ordered after all accesses before t', and after later ones made before
+// their thread's s-th arrival.
 //
-// Not seen: an access after its thread's arrival, ordered by a barrier of the block before another
-// thread's arrival, is taken for unordered.
+// Limitation: an access after its thread's arrival that a barrier of the block orders before
+// another thread's arrival is considered unordered.
 #pragma once
 
 #include <algorithm>
@@ -15,20 +16,20 @@
 
 #include "kernels/emulation/emulator.hpp"
 
-namespace gyre::emulated {
+namespace simt {
 
 class ClusterClocks {
  public:
-    // What an access is kept with.
+    // The time of an access.
     struct Stamp {
         std::uint32_t tick;
-        std::uint16_t thread;  // in the cluster, and behind it the arrivals
+        std::uint16_t thread;  // index in the cluster; the upper bits count arrivals
     };
     static constexpr unsigned kThreadBits = 11;
     static_assert(emulator::kMostClusterThreads <= 1u << kThreadBits);
     static unsigned thread_of(std::uint16_t kept) { return kept & ((1u << kThreadBits) - 1u); }
 
-    // The blocks begin.
+    // Called when the blocks begin.
     void begin() {
         begun_ = completed_ = next();
         barriers_.fill(begun_);
@@ -42,7 +43,7 @@ class ClusterClocks {
         barriers_[rank] = next();
         const auto block = static_cast<unsigned>(emulator::block_extent.count());
         std::fill_n(fences_.begin() + rank * block / 32, block / 32, std::uint16_t{0});
-        if (clustered_) {  // all have seen what one of them has
+        if (clustered_) {  // now all threads know what one of them knew
             Clock* const first = &threads_[rank * block];
             const Clock most =
                 *std::max_element(first, first + block,
@@ -55,7 +56,7 @@ class ClusterClocks {
         }
     }
     void warp_barrier(unsigned warp) { ++fences_[warp]; }
-    // How often the thread's warp has synchronised since its block's last barrier.
+    // The number of warp synchronisations since the block's last barrier.
     std::uint16_t fence(unsigned id) const { return fences_[id / 32]; }
     void arrived() { ++threads_[emulator::thread->id].arrivals; }
     void complete() { completed_ = next(); }
@@ -69,11 +70,11 @@ class ClusterClocks {
     bool clustered() const { return clustered_; }
     std::uint32_t now() const { return tick_; }
     std::uint32_t begun() const { return begun_; }
-    // How often the running thread has passed, and has arrived at, the cluster's barrier.
+    // How many times the running thread has passed, and arrived at, the cluster's barrier.
     std::uint32_t seen() const { return threads_[emulator::thread->id].seen; }
     std::uint32_t arrivals() const { return threads_[emulator::thread->id].arrivals; }
 
-    // For an access of the running thread.
+    // The stamp of an access by the running thread.
     Stamp stamp() const {
         const unsigned id = emulator::thread->id;
         if (!clustered_) {
@@ -83,8 +84,8 @@ class ClusterClocks {
         return {std::max(barriers_[emulator::thread->rank], clock.now),
                 static_cast<std::uint16_t>(id | (clock.arrivals & 3u) << kThreadBits)};
     }
-    // Whether no barrier, of block or cluster, orders what was kept so before what the running
-    // thread does now.
+    // Whether no barrier of block or cluster orders the stamped access before the running thread's
+    // current one.
     bool same_interval(const Stamp& kept) const {
         return clustered_ ? same_in_cluster(kept) : kept.tick == barriers_[0];
     }
@@ -92,9 +93,8 @@ class ClusterClocks {
  private:
     struct Clock {
         std::uint32_t arrivals = 0;
-        std::uint32_t seen = 0;  // barriers of the cluster
-        std::uint32_t now = 0,
-                      before = 0;  // when the last of them was complete, and the one before
+        std::uint32_t seen = 0;             // completed barriers of the cluster
+        std::uint32_t now = 0, before = 0;  // ticks at which the last two of them completed
     };
 
     bool same_in_cluster(const Stamp& kept) const {
@@ -122,12 +122,11 @@ class ClusterClocks {
     std::array<Clock, emulator::kMostClusterThreads> threads_{};
 };
 
-// Accesses to other blocks' shared memory, of which the last of each block is known, and blocks
-// that end.
+// Tracks accesses to other blocks' shared memory (each block's latest) and blocks that have ended.
 class ClusterVisits {
  public:
     struct Visit {
-        std::uint32_t arrivals = 0;  // of its thread, before it
+        std::uint32_t arrivals = 0;  // of its thread before the access
         std::uint32_t pc = 0;
         unsigned thread = 0;
         bool made = false;
@@ -139,8 +138,9 @@ class ClusterVisits {
         }
     }
     bool ended(unsigned rank) const { return ended_[rank] == emulator::block_extent.count(); }
-    // The running thread ends, after so many barriers of the cluster. Where its block does, too:
-    // what may still go on in the block's memory; else, or where nothing does, null.
+    // The running thread ends after `seen` barriers of the cluster. If its block ends with it,
+    // returns an access to the block's memory that may still be in progress; otherwise, or if there
+    // is none, null.
     const Visit* thread_ends(std::uint32_t seen) {
         const unsigned rank = emulator::thread->rank;
         if (++ended_[rank] == emulator::block_extent.count()) {
@@ -158,4 +158,4 @@ class ClusterVisits {
     std::array<std::size_t, emulator::kMostCluster> ended_{};
 };
 
-}  // namespace gyre::emulated
+}  // namespace simt

@@ -1,7 +1,7 @@
-// What code compiled with GYRE_CHECKER_OPTIONS calls: at each access to memory, and in each basic
-// block. For the end of one file of a program, which has before, in gyre::emulated,
+// Functions that code compiled with SIMT_CHECKER_OPTIONS calls at each memory access and in each
+// basic block. Include this at the end of one file of a program that defines, in simt,
 //   template <bool kWrite, std::size_t kBytes> void access(const void* at, const void* pc, size_t)
-//     kBytes is what an aligned access has, or 0; pc: where it returns to
+//     kBytes: size of an aligned access, or 0; pc: its return address
 //   void code_reached(const void* pc)
 #include <fmt/format.h>
 
@@ -12,20 +12,20 @@
 
 #include "kernels/emulation/emulator.hpp"
 
-#define GYRE_HOOKS(bytes)                                                             \
-    void __tsan_read##bytes(void* at) {                                               \
-        gyre::emulated::access<false, bytes>(at, __builtin_return_address(0), bytes); \
-    }                                                                                 \
-    void __tsan_write##bytes(void* at) {                                              \
-        gyre::emulated::access<true, bytes>(at, __builtin_return_address(0), bytes);  \
-    }                                                                                 \
-    void __tsan_unaligned_read##bytes(void* at) {                                     \
-        gyre::emulated::access<false, 0>(at, __builtin_return_address(0), bytes);     \
-    }                                                                                 \
-    void __tsan_unaligned_write##bytes(void* at) {                                    \
-        gyre::emulated::access<true, 0>(at, __builtin_return_address(0), bytes);      \
+#define GYRE_HOOKS(bytes)                                                   \
+    void __tsan_read##bytes(void* at) {                                     \
+        simt::access<false, bytes>(at, __builtin_return_address(0), bytes); \
+    }                                                                       \
+    void __tsan_write##bytes(void* at) {                                    \
+        simt::access<true, bytes>(at, __builtin_return_address(0), bytes);  \
+    }                                                                       \
+    void __tsan_unaligned_read##bytes(void* at) {                           \
+        simt::access<false, 0>(at, __builtin_return_address(0), bytes);     \
+    }                                                                       \
+    void __tsan_unaligned_write##bytes(void* at) {                          \
+        simt::access<true, 0>(at, __builtin_return_address(0), bytes);      \
     }
-// What -fsanitize=alignment hands over.
+// The argument passed by -fsanitize=alignment.
 struct TypeMismatch {
     struct {
         const char* file;
@@ -48,18 +48,16 @@ GYRE_HOOKS(4)
 GYRE_HOOKS(8)
 GYRE_HOOKS(16)
 void __tsan_read_range(void* at, long bytes) {
-    gyre::emulated::access<false, 0>(at, __builtin_return_address(0),
-                                     static_cast<std::size_t>(bytes));
+    simt::access<false, 0>(at, __builtin_return_address(0), static_cast<std::size_t>(bytes));
 }
 void __tsan_write_range(void* at, long bytes) {
-    gyre::emulated::access<true, 0>(at, __builtin_return_address(0),
-                                    static_cast<std::size_t>(bytes));
+    simt::access<true, 0>(at, __builtin_return_address(0), static_cast<std::size_t>(bytes));
 }
 void __sanitizer_cov_trace_pc() {
-    gyre::emulated::code_reached(__builtin_return_address(0));
+    simt::code_reached(__builtin_return_address(0));
 }
 
-// Kernels have no atomics; these belong to the guards of static variables and to shared_ptr.
+// Kernels have no atomics; these are for guards of static variables and shared_ptr.
 std::uint8_t __tsan_atomic8_load(const volatile void* at, int) {
     return __atomic_load_n(static_cast<const volatile std::uint8_t*>(at), __ATOMIC_SEQ_CST);
 }
@@ -67,17 +65,17 @@ std::uint32_t __tsan_atomic32_fetch_add(volatile void* at, std::uint32_t value, 
     return __atomic_fetch_add(static_cast<volatile std::uint32_t*>(at), value, __ATOMIC_SEQ_CST);
 }
 
-// A vector of 16 bytes may reach memory as four accesses of 4, so the hooks alone do not see where
-// it should have been.
+// A 16-byte vector may be accessed as four 4-byte words, so the access hooks alone do not see its
+// required alignment.
 void __ubsan_handle_type_mismatch_v1(const TypeMismatch* mismatch, std::uintptr_t at) {
     const std::string what =
         fmt::format("misaligned: an access at {}:{} to address {:#x}; it must be a multiple of {}",
                     mismatch->place.file, mismatch->place.line, at, 1 << mismatch->log_alignment);
-    if (gyre::emulated::emulator::thread == nullptr) {
+    if (simt::emulator::thread == nullptr) {
         std::fprintf(stderr, "emulated GPU: %s\n", what.c_str());
-        std::abort();  // the compiler takes it that this throws nothing
+        std::abort();  // the compiler assumes that this does not throw
     }
-    gyre::emulated::emulator::report(what);
+    simt::emulator::report(what);
 }
 
 }  // extern "C"

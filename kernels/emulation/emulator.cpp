@@ -9,18 +9,19 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/base/error.hpp"
-#include "kernels/cuda/runtime.hpp"
+#include "base/error.hpp"
 #include "kernels/emulation/lanes.hpp"
+#include "kernels/emulation/runtime.hpp"
 #include "kernels/emulation/schedule.hpp"
 #include "kernels/emulation/shared_memory.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 Thread* thread = nullptr;
 dim3 block_extent, grid_extent;
 unsigned cluster_blocks = 1;
-Listener* listener = nullptr;
+constinit Listener no_listener;
+constinit Listener* listener = &no_listener;
 
 namespace {
 
@@ -48,9 +49,7 @@ class Machine {
         declared_ = launch.shared_bytes;
         dynamic_ = false;
         shared_.begin_launch(launch.cluster);
-        if (listener != nullptr) {
-            listener->launch_begins(launch);
-        }
+        listener->launch_begins(launch);
         if (launch.shared_bytes > 0) {
             shared_.variable(0, this, launch.shared_bytes, 128);
             dynamic_ = true;
@@ -72,13 +71,11 @@ class Machine {
             }
             run_blocks();
             if (!report_.empty()) {
-                throw Error(ExitCode::internal, report_);
+                throw gyre::Error(gyre::ExitCode::internal, report_);
             }
         }
         body_ = nullptr;
-        if (listener != nullptr) {
-            listener->launch_ends(static_cast<std::int64_t>(run * launch.cluster));
-        }
+        listener->launch_ends(static_cast<std::int64_t>(run * launch.cluster));
     }
 
     void set_most_blocks(std::int64_t count) { most_blocks_ = count; }
@@ -106,9 +103,7 @@ class Machine {
                 lanes[i].at_barrier = false;
                 make_ready(lanes[i]);
             }
-            if (listener != nullptr) {
-                listener->block_barrier(lane.rank);
-            }
+            listener->block_barrier(lane.rank);
         }
         give_way(lane);
     }
@@ -117,8 +112,8 @@ class Machine {
         Lane& lane = running();
         if (lane.arrived) {
             report(
-                fmt::format("this thread arrives at the cluster's barrier at {} and has not "
-                            "waited since it did at {}",
+                fmt::format("this thread arrives at the cluster's barrier at {} but has not "
+                            "waited since its arrival at {}",
                             place, lane.place));
         }
         if (std::string wrong = cluster_.come("cluster barrier", place, threads_); !wrong.empty()) {
@@ -127,9 +122,7 @@ class Machine {
         lane.place = place;
         lane.arrived = true;
         lane.arrival = completed_;
-        if (listener != nullptr) {
-            listener->cluster_arrived();
-        }
+        listener->cluster_arrived();
         if (cluster_.waiting == threads_) {
             cluster_.waiting = 0;
             ++completed_;
@@ -138,9 +131,7 @@ class Machine {
                     make_ready(lanes_[i]);
                 }
             }
-            if (listener != nullptr) {
-                listener->cluster_complete();
-            }
+            listener->cluster_complete();
         }
     }
     void wait_for_cluster(const Place& place) {
@@ -159,9 +150,7 @@ class Machine {
         }
         give_way(lane);
         lane.arrived = false;
-        if (listener != nullptr) {
-            listener->cluster_waited();
-        }
+        listener->cluster_waited();
     }
     void* map_shared_rank(void* at, unsigned rank) {
         if (rank >= cluster_blocks) {
@@ -196,9 +185,7 @@ class Machine {
                 make_ready(lanes[i]);
             }
             warp.arrived = 0;
-            if (listener != nullptr) {
-                listener->warp_operation(lane.id / kWarp, operation);
-            }
+            listener->warp_operation(lane.id / kWarp, operation);
         }
         give_way(lane);
     }
@@ -220,24 +207,24 @@ class Machine {
     }
     void* dynamic_shared() {
         if (!dynamic_) {
-            report("this kernel uses dynamic shared memory, of which its launch has none");
+            report("this kernel uses dynamic shared memory, but its launch has none");
         }
         return shared_.find(running().rank, this);
     }
 
     [[noreturn]] void report(std::string what) {
         if (!in_kernel()) {
-            throw Error(ExitCode::internal, "emulated GPU: host code: " + what);
+            throw gyre::Error(gyre::ExitCode::internal, "emulated GPU: host code: " + what);
         }
         const Lane& lane = running();
         report_ =
             fmt::format("emulated GPU: kernel {}, block ({}, {}, {}), thread ({}, {}, {}): {}",
                         kernel_, lane.block.x, lane.block.y, lane.block.z, lane.index.x,
                         lane.index.y, lane.index.z, what);
-        std::string().swap(what);  // nobody comes back to free it
+        std::string().swap(what);  // this function never returns to free it
         Fiber& from = *fibers_.running;
         jump(from, fibers_.host, true);
-        std::abort();  // the host never comes back to an abandoned fiber
+        std::abort();  // the host never resumes an abandoned fiber
     }
 
  private:
@@ -261,9 +248,7 @@ class Machine {
         cluster_ = {};
         completed_ = 0;
         schedule_.begin(threads_ / kWarp);
-        if (listener != nullptr) {
-            listener->blocks_begin();
-        }
+        listener->blocks_begin();
         fibers_.running = &fibers_.host;
         Lane* first = pick();
         Fiber& fiber = fibers_.take();
@@ -272,18 +257,18 @@ class Machine {
         fibers_.running = nullptr;
         if (!report_.empty()) {
             fibers_.abandon_all();
-        } else if (listener != nullptr) {
+        } else {
             listener->blocks_end();
         }
     }
 
-    // The next thread to run; null where none is ready.
+    // The next thread to run; null if none is ready.
     Lane* pick() {
         const int id = schedule_.pick();
         return id < 0 ? nullptr : &lanes_[static_cast<unsigned>(id)];
     }
 
-    // Called by a thread that waits, possibly not any more.
+    // Called by a thread that waits, or whose wait has just ended.
     void give_way(Lane& lane) {
         Lane* next = pick();
         if (next == nullptr) {
@@ -302,7 +287,7 @@ class Machine {
     }
 
     [[noreturn]] void report_deadlock() {
-        std::string text = "no thread can go on:";
+        std::string text = "deadlock: no thread can continue:";
         int listed = 0;
         for (unsigned i = 0; i < threads_ && listed < 4; ++i) {
             const Lane& lane = lanes_[i];
@@ -319,7 +304,7 @@ class Machine {
         report(std::move(text));
     }
 
-    // The loop of a fiber: runs one thread after another, as long as they do not wait.
+    // A fiber's loop: runs one thread after another, as long as they do not wait.
     static void fiber_main(context::transfer_t from) {
         Machine& machine = instance();
         machine.fibers_.arrived(from);
@@ -380,9 +365,7 @@ class Machine {
                             "warp operation at {}",
                             warp.place));
         }
-        if (listener != nullptr) {
-            listener->thread_ends();
-        }
+        listener->thread_ends();
     }
 
     void jump(Fiber& from, Fiber& to, bool for_good) {
@@ -405,7 +388,7 @@ class Machine {
     unsigned threads_ = 0;  // of the cluster
     std::array<Barrier, kMostCluster> barriers_;
     Barrier cluster_;
-    unsigned completed_ = 0;  // barriers of the cluster
+    unsigned completed_ = 0;  // completed barriers of the cluster
     std::array<Lane, kMostClusterThreads> lanes_;
     std::array<Warp, kMostClusterThreads / kWarp> warps_;
     Fibers fibers_{fiber_main};
@@ -473,4 +456,4 @@ Range shared_range() {
     return Machine::instance().shared().range();
 }
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

@@ -1,18 +1,18 @@
-// Runs kernels on the CPU, a fiber for each CUDA thread, and reports what is wrong with them.
+// Runs kernels on the CPU, one fiber per CUDA thread, and reports their errors.
 //
-// The blocks of a grid run one after another, those of a cluster side by side; the threads of a
-// block or cluster take turns, and change only where a barrier or a warp operation makes them wait.
-// Whatever order a schedule picks is one the GPU might pick as well, so a kernel must give the same
-// result under all of them. Reports:
-//   always: divergent barriers and warp operations, threads that leave while others wait, blocks
-//     whose size is no multiple of 32, too much shared memory, clusters that do not divide the
-//     grid, and barriers of clusters that a thread does not reach, or not wait for;
+// The blocks of a grid run one after another, those of a cluster concurrently. The threads of a
+// block or cluster take turns, and only switch when a barrier or a warp operation makes them wait.
+// A GPU might pick any order that a schedule picks, so a kernel must give the same result under all
+// schedules. Reports:
+//   always: divergent barriers and warp operations, threads that exit while others wait, blocks
+//     whose size is not a multiple of 32, too much shared memory, clusters that do not divide the
+//     grid, and cluster barriers that a thread does not reach or does not wait for;
 //   with AddressSanitizer: accesses outside device and shared memory;
-//   with the checker (checker.hpp): the same, races, uninitialised reads, misaligned accesses, host
+//   with the checker (checker.hpp): also races, uninitialised reads, misaligned accesses and host
 //     code that touches device memory.
 // A report ends the launch with Error (internal) that names kernel, block, thread and source line.
 //
-// There is one emulated GPU in a process, used by one thread at a time, as CUDA's own names such as
+// A process has one emulated GPU, used by one thread at a time, since CUDA's own names such as
 // threadIdx are global too.
 #pragma once
 
@@ -20,11 +20,12 @@
 #include <cstdint>
 #include <functional>
 #include <source_location>
+#include <span>
 #include <string>
 
 #include "kernels/emulation/async_copies.hpp"
 
-namespace gyre::emulated {
+namespace simt {
 
 class Stream;
 
@@ -41,7 +42,7 @@ namespace emulator {
 
 using Place = std::source_location;
 
-// Blocks of a cluster, as every GPU with clusters has them; and here, their threads.
+// Limits of a cluster: blocks, as on every GPU with clusters; and threads, in the emulator.
 constexpr unsigned kMostCluster = 8, kMostClusterThreads = 2048;
 
 struct Thread {
@@ -50,13 +51,13 @@ struct Thread {
     unsigned rank = 0;    // of the block in its cluster
     unsigned id = 0;      // in the cluster: rank * threads of a block + linear
     AsyncCopies copies;
-    bool landing = false;  // copies land: no accesses of the kernel's own
+    bool landing = false;  // its copies are landing, which are not the kernel's own accesses
 };
-extern Thread* thread;  // the one that runs
+extern Thread* thread;  // the running thread
 extern dim3 block_extent, grid_extent;
 extern unsigned cluster_blocks;
 
-// For all threads of the block, or all 32 lanes of the warp.
+// Called by all threads of the block, or all 32 lanes of the warp.
 void sync_block(const Place& place);
 void sync_warp(const Place& place);
 enum class WarpOperation {
@@ -79,76 +80,84 @@ struct Mma {
     const std::uint32_t (&a)[4];
     const std::uint32_t (&b)[2];
 };
-// A row of 16 bytes that the lane has read, and what it gets.
+// The 16-byte row that the lane has read, and its result.
 struct LoadMatrices {
     const std::uint32_t (&row)[4];
     std::uint32_t (&result)[4];
 };
-// Each lane hands over its operand; the last to arrive computes for all.
+// Each lane passes its operand; the last to arrive computes for all.
 void warp_operation(WarpOperation operation, void* operand, const Place& place);
 
-// One thread runs at a time, so nothing can come between; the checker does not see it.
+// Atomic because one thread runs at a time; not visible to the checker.
 void atomic_max(std::int32_t* at, std::int32_t value);
 
-// Likewise; the checker is told of the arrival. Where launches run only some of their blocks, the
-// block of the largest index counts as the last.
+// The same, but the checker is notified of the arrival. If launches run only some of their blocks,
+// the block with the largest index counts as the last.
 bool arrives_last(std::uint32_t* count, std::uint32_t blocks, std::uint32_t index);
 
-// An asynchronous copy by the thread that runs, which has filled `to` with NaN, and lands what
-// thread->copies.land() hands it, so that the checker sees both.
+// Issues an asynchronous copy of the running thread. The caller fills `to` with NaN, and performs
+// the copies returned by thread->copies.land(), so that the checker sees both.
 void issue_copy(const AsyncCopy& copy);
 
-// Reports an address that is no multiple of 16, or `shared` and not in shared memory. Of `what`.
+// Reports an address of `what` not a multiple of 16 or, if `shared`, not in shared memory.
 void check_address(const void* at, bool shared, const char* what);
 
-// For all threads of the cluster: who has arrived goes on, and waits before it arrives again.
+// Called by all threads of the cluster. Arriving does not block; wait before arriving again.
 void arrive_at_cluster(const Place& place);
 void wait_for_cluster(const Place& place);
-// The place of the block's shared memory `at` in that of the cluster's block of this rank.
+// Maps `at` in the block's shared memory to that of the cluster's block `rank`.
 void* map_shared_rank(void* at, unsigned rank);
-// Of the block whose shared memory it is.
+// The rank of the block that owns this shared memory.
 unsigned shared_rank(const void* at);
 
-// Memory of the block for the declaration `key`; filled with NaN when the block starts.
+// The block's memory for the declaration `key`; filled with NaN when the block starts.
 void* shared_variable(const void* key, const char* name, std::size_t bytes, std::size_t alignment);
 
-// The launch's dynamic shared memory, likewise.
+// The launch's dynamic shared memory, also filled with NaN.
 void* dynamic_shared();
 
+struct Argument {
+    const void* at;
+    std::size_t bytes;
+};
 struct Launch {
     const char* kernel = "";
-    const void* entry = nullptr;  // the function
+    const void* entry = nullptr;  // address of the kernel function
     dim3 grid, block;
     std::size_t shared_bytes = 0;  // dynamic
-    unsigned cluster = 1;          // blocks, along x
+    unsigned cluster = 1;          // blocks per cluster, along x
+    std::span<const Argument> arguments = {};
 };
 void run_grid(const Launch& launch, const std::function<void()>& body);
 // Appends work to a stream.
 void submit(Stream& stream, std::function<void()> work);
 
-// The order in which blocks and threads run: 0: by index; others: at random, the same for the same
-// seed. Mixes depth-first runs of single warps with uniform picks.
+// Sets the order in which blocks and threads run. 0: by index; other seeds: random but
+// reproducible, mixing depth-first runs of single warps with uniform picks.
 void set_schedule(std::uint64_t seed);
-// Launches run at most this many of their blocks, evenly spread, and then their results are of no
-// use: for looking at kernels on large grids, or with 0 at launches alone. Negative: all blocks.
+// Launches run at most this many of their blocks, evenly spread, which makes their results useless;
+// for inspecting kernels on large grids or, with 0, only the launches. Negative: all blocks.
 void set_most_blocks(std::int64_t count);
 bool runs_all_blocks();
-// What the emulated GPU says it has; 4 unless set, before a backend is made. No kernel's results
-// depend on it.
+// The number of multiprocessors that the emulated GPU reports, 4 by default; set it before creating
+// a backend. No kernel's results depend on it.
 void set_multiprocessors(int count);
-// Allocations of device memory so far, to show that a step makes none.
+// The number of device allocations so far, to verify that a step makes none.
 std::int64_t allocation_count();
-// Kernels run so far.
+// The number of kernels run so far.
 std::int64_t launch_count();
-// Times that the host has submitted work to a stream so far; the launch of a graph is one.
+// The number of copies within and fills of device memory so far; in a graph each is a node between
+// kernels.
+std::int64_t copy_count();
+// The number of times that the host has submitted work to a stream; a graph's launch counts once.
 std::int64_t submission_count();
 
-// Ends the launch with this report. For the checker.
-// It takes the text along: nobody comes back to the kernel to free it.
+// Ends the launch with this report. For the checker. Takes ownership of the text, as the abandoned
+// kernel cannot free it.
 [[noreturn]] void report(std::string what);
 bool in_kernel();
 
-// Where device and shared memory lie.
+// The address ranges of device and shared memory.
 struct Range {
     std::byte *begin, *end;
     bool contains(const void* at) const { return at >= begin && at < end; }
@@ -156,33 +165,34 @@ struct Range {
 Range device_range();
 Range shared_range();
 
-// What the checker or the profiler wants to know; without them nobody listens.
+// Events for the checker, the profiler and tests; no_listener ignores them.
 struct Listener {
     virtual ~Listener() = default;
     virtual void launch_begins(const Launch& /*launch*/) {}
-    // One block, or those of a cluster.
+    // Called for one block, or for those of a cluster.
     virtual void blocks_begin() {}
     virtual void block_barrier(unsigned /*rank*/) {}
-    // The running thread's part in a barrier of the cluster; and all threads have arrived.
+    // The running thread has arrived at a barrier of the cluster; and all threads have arrived.
     virtual void cluster_arrived() {}
     virtual void cluster_complete() {}
     virtual void cluster_waited() {}
     virtual void thread_ends() {}
-    // All lanes of the cluster's warp have arrived; barriers of warps are such an operation, too.
+    // All lanes of the cluster's warp `warp` have arrived at an operation or a warp barrier.
     virtual void warp_operation(unsigned /*warp*/, WarpOperation /*operation*/) {}
-    // A thread of the block arrives for it at a count that blocks share.
+    // A thread arrives on behalf of its block at a counter shared by blocks.
     virtual void block_arrives(const void* /*count*/, bool /*last*/) {}
     virtual void blocks_end() {}
     virtual void launch_ends(std::int64_t /*blocks_run*/) {}
     virtual void shared_declared(void* /*at*/, std::size_t /*bytes*/) {}
-    // An asynchronous copy has yet to bring this.
+    // An asynchronous copy to this destination has been issued but has not landed.
     virtual void copy_issued(void* /*to*/, std::size_t /*bytes*/) {}
     virtual void device_allocated(void* /*at*/, std::size_t /*bytes*/) {}
     virtual void device_released(void* /*at*/, std::size_t /*bytes*/) {}
-    // Streams copy and fill device memory; source or target may be null where it is the host's.
+    // A stream copied or filled device memory; source or destination is null if it is host memory.
     virtual void device_copied(void* /*to*/, const void* /*from*/, std::size_t /*bytes*/) {}
 };
+extern Listener no_listener;
 extern Listener* listener;
 
 }  // namespace emulator
-}  // namespace gyre::emulated
+}  // namespace simt

@@ -1,4 +1,4 @@
-// Stacks that emulated threads run on, and jumps between them.
+// The stacks of emulated threads, and switches between them.
 #pragma once
 
 #include <fmt/format.h>
@@ -10,34 +10,35 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "kernels/emulation/sanitizer.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 namespace context = boost::context::detail;
 
 struct Lane;
 
-// A stack and what runs on it. The host's own is one, too.
+// A stack and the thread that runs on it. The host's own stack is a fiber, too.
 struct Fiber {
     context::fcontext_t at = nullptr;
     std::byte* stack = nullptr;
-    Lane* lane = nullptr;  // the thread that started on it, until that has ended
+    Lane* lane = nullptr;  // the thread that started on it, until it ends
     SanitizerFiber sanitizer;
 };
 
 inline void* map_memory(std::size_t bytes) {
     void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) {
-        throw Error(ExitCode::internal, fmt::format("the emulator could not map {} bytes", bytes));
+        throw gyre::Error(gyre::ExitCode::internal,
+                          fmt::format("the emulator could not map {} bytes", bytes));
     }
     return memory;
 }
 
 class Fibers {
  public:
-    // main: what a new fiber runs, for ever; it calls arrived() first.
+    // main: the endless function of a new fiber, which calls arrived() first.
     using Main = void (*)(context::transfer_t);
     explicit Fibers(Main main) : main_(main) {}
 
@@ -49,7 +50,7 @@ class Fibers {
             auto fiber = std::make_unique<Fiber>();
             const auto page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
             auto* memory = static_cast<std::byte*>(map_memory(kStackBytes + page));
-            mprotect(memory, page, PROT_NONE);  // an overflow meets it
+            mprotect(memory, page, PROT_NONE);  // guard page against overflow
             fiber->stack = memory + page;
             all_.push_back(std::move(fiber));
             prepare(*all_.back(), all_.size() - 1);
@@ -60,7 +61,7 @@ class Fibers {
         return fiber;
     }
     void give_back(Fiber& fiber) { free_.push_back(&fiber); }
-    // What they were doing is forgotten.
+    // Abandons all fibers without resuming them.
     void abandon_all() {
         free_.clear();
         for (std::size_t i = 0; i < all_.size(); ++i) {
@@ -69,7 +70,7 @@ class Fibers {
         }
     }
 
-    // Returns when somebody jumps back; for good: never.
+    // Returns when another fiber jumps back; never if `for_good`.
     void jump(Fiber& from, Fiber& to, bool for_good) {
         running = &to;
         from.sanitizer.leave(to.sanitizer, for_good);
@@ -86,7 +87,7 @@ class Fibers {
 
     void prepare(Fiber& fiber, std::size_t i) const {
         unpoison(fiber.stack, kStackBytes);
-        // Stacks that begin at different places of a page do not fight for the same cache lines.
+        // Different offsets within a page keep stacks from competing for the same cache lines.
         const std::size_t offset = i % 61 * 192;
         fiber.at =
             context::make_fcontext(fiber.stack + kStackBytes - offset, kStackBytes - offset, main_);
@@ -98,4 +99,4 @@ class Fibers {
     std::vector<Fiber*> free_;
 };
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

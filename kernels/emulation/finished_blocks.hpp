@@ -1,5 +1,5 @@
-// What is known of blocks that have arrived at a count which they share (arrives_last), in ticks of
-// the checker's clocks.
+// Tracks blocks that have arrived at a shared counter (arrives_last), in ticks of the checker's
+// clocks.
 #pragma once
 
 #include <algorithm>
@@ -8,13 +8,14 @@
 #include <utility>
 #include <vector>
 
-namespace gyre::emulated {
+namespace simt {
 
 class FinishedBlocks {
  public:
     void begin_launch() { arrivals_.clear(); }
     void begin_block() { known_.clear(); }
-    // A thread arrives for its block, which began at a tick, and had its last barrier at `now`.
+    // A thread arrives on behalf of its block, which began at tick `begin` and had its last barrier
+    // at `now`.
     void arrives(const void* count, bool last, std::uint32_t begin, std::uint32_t now,
                  unsigned thread) {
         std::vector<Done>& done = arrivals_[count];
@@ -27,8 +28,8 @@ class FinishedBlocks {
             done.push_back({begin, now});
         }
     }
-    // Whether what another block did then is known, by a thread of the one that was last, to have
-    // come before.
+    // Whether an access of another block at tick `when` is ordered before this thread of the block
+    // that arrived last.
     bool known(std::uint32_t when, std::uint32_t now, unsigned thread) const {
         return !known_.empty() && (now > known_from_ || thread == known_to_) &&
                std::any_of(known_.begin(), known_.end(), [when](const Done& done) {
@@ -37,14 +38,14 @@ class FinishedBlocks {
     }
 
  private:
-    // From `begin` to before `end`, when a thread arrived for it.
+    // The ticks [begin, end) of a block, which arrived at `end`.
     struct Done {
         std::uint32_t begin, end;
     };
     std::map<const void*, std::vector<Done>> arrivals_;  // of this launch
-    std::vector<Done> known_;                            // by this block, as it was the last
-    std::uint32_t known_from_ = 0;                       // when its thread arrived ...
-    unsigned known_to_ = 0;  // ... which others join at the next barrier
+    std::vector<Done> known_;                            // known to this block, which arrived last
+    std::uint32_t known_from_ = 0;                       // when this block's thread arrived ...
+    unsigned known_to_ = 0;  // ... and which one; others know it after the next barrier
 };
 
-}  // namespace gyre::emulated
+}  // namespace simt

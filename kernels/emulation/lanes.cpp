@@ -1,15 +1,16 @@
 #include "kernels/emulation/lanes.hpp"
 
-#include "kernels/base/error.hpp"
-#include "kernels/cuda/runtime.hpp"
+#include "base/error.hpp"
+#include "kernels/emulation/runtime.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 void check_extents(const Launch& launch) {
     constexpr unsigned kMostThreads = 1024;
     const dim3 grid = launch.grid, block = launch.block;
     const auto fail = [&](const std::string& what) {
-        throw Error(ExitCode::internal, fmt::format("kernel {}: {}", launch.kernel, what));
+        throw gyre::Error(gyre::ExitCode::internal,
+                          fmt::format("kernel {}: {}", launch.kernel, what));
     };
     if (block.count() == 0 || block.count() > kMostThreads || block.count() % kWarp != 0) {
         fail(
@@ -22,18 +23,18 @@ void check_extents(const Launch& launch) {
     }
     if (launch.cluster == 0 || launch.cluster > kMostCluster || grid.x % launch.cluster != 0) {
         fail(
-            fmt::format("clusters of {} blocks in a grid of {} x {} x {}; they have at most "
-                        "{}, and divide the grid along x",
+            fmt::format("clusters of {} blocks in a grid of {} x {} x {}; a cluster has at most "
+                        "{} blocks, and must divide the grid along x",
                         launch.cluster, grid.x, grid.y, grid.z, kMostCluster));
     }
     if (launch.cluster * block.count() > kMostClusterThreads) {
-        fail(fmt::format("clusters of {} blocks of {} threads; the emulator has {} threads",
+        fail(fmt::format("clusters of {} blocks of {} threads; the emulator supports {} threads",
                          launch.cluster, block.count(), kMostClusterThreads));
     }
     if (launch.shared_bytes > kMostSharedBytes) {
-        fail(fmt::format("{} bytes of dynamic shared memory; there are {}", launch.shared_bytes,
+        fail(fmt::format("{} bytes of dynamic shared memory; the limit is {}", launch.shared_bytes,
                          kMostSharedBytes));
     }
 }
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

@@ -1,4 +1,4 @@
-// What the emulator knows of threads, warps and barriers of the blocks that run.
+// The state of the threads, warps and barriers of the running blocks.
 #pragma once
 
 #include <fmt/format.h>
@@ -11,35 +11,35 @@
 #include "kernels/emulation/place.hpp"
 #include "kernels/emulation/warp.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 constexpr std::uint32_t kAllLanes = 0xffffffffu;
 
-// What a thread waits for.
+// A thread and what it waits for.
 struct Lane : Thread {
     Fiber* fiber = nullptr;
     Place place;
     bool at_barrier = false;
     bool at_warp_operation = false;
-    bool at_cluster = false;  // waits for its barrier
-    bool arrived = false;     // there, and has not waited
-    unsigned arrival = 0;     // at which of its barriers
+    bool at_cluster = false;  // waits for the cluster's barrier
+    bool arrived = false;     // has arrived at it, but not waited
+    unsigned arrival = 0;     // the number of that barrier
     bool done = false;
 };
 
 struct Warp {
-    std::uint32_t arrived = 0;  // lanes that wait in a warp operation
+    std::uint32_t arrived = 0;  // lanes waiting in a warp operation
     WarpOperation operation = WarpOperation::sync;
     WarpOperands operands{};
     Place place;
 };
 
-// A barrier of threads, and how many of them there are no more.
+// A barrier of threads, and the number of threads that have exited.
 struct Barrier {
     unsigned waiting = 0, done = 0;
     Place place;
 
-    // A thread comes to it. What is wrong with that; empty: nothing.
+    // A thread reaches the barrier. Returns an error message, or an empty string.
     std::string come(const char* what, const Place& at, unsigned threads) {
         if (done > 0) {
             return fmt::format(
@@ -56,7 +56,7 @@ struct Barrier {
     }
 };
 
-// Throws where no GPU, or not the emulator, could run so many blocks and threads.
+// Throws if no GPU, or not the emulator, could run these extents.
 void check_extents(const Launch& launch);
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

@@ -1,4 +1,4 @@
-// Where in the sources threads wait.
+// The source locations at which threads wait.
 #pragma once
 
 #include <fmt/format.h>
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <source_location>
 
-// Without a string of its own, which a fiber that is abandoned would never free.
+// Does not allocate a string, which an abandoned fiber would never free.
 template <>
 struct fmt::formatter<std::source_location> {
     constexpr auto parse(format_parse_context& context) { return context.begin(); }
@@ -16,11 +16,11 @@ struct fmt::formatter<std::source_location> {
     }
 };
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 inline bool same(const std::source_location& a, const std::source_location& b) {
     return a.line() == b.line() && a.column() == b.column() &&
            std::strcmp(a.file_name(), b.file_name()) == 0;
 }
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

@@ -9,7 +9,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace gyre::emulated {
+namespace simt {
 
 std::uintptr_t program_begin() {
     static const std::uintptr_t begin = [] {
@@ -17,7 +17,7 @@ std::uintptr_t program_begin() {
         dl_iterate_phdr(
             [](dl_phdr_info* info, std::size_t, void* to) {
                 *static_cast<std::uintptr_t*>(to) = info->dlpi_addr;
-                return 1;  // the program comes before its libraries
+                return 1;  // the program is listed before its libraries
             },
             &address);
         return address;
@@ -25,7 +25,7 @@ std::uintptr_t program_begin() {
     return begin;
 }
 
-void lines_of(const std::string& arguments, FunctionRef<void(const std::string&)> line) {
+void lines_of(const std::string& arguments, gyre::FunctionRef<void(const std::string&)> line) {
     std::array<char, 4096> text{};
     if (readlink("/proc/self/exe", text.data(), text.size() - 1) <= 0) {
         return;
@@ -48,7 +48,7 @@ void lines_of(const std::string& arguments, FunctionRef<void(const std::string&)
 std::string place_of(std::uint32_t return_address, int most) {
     std::string places;
     int listed = 0;
-    // The address is where the call returns to; the call itself may be the end of a line.
+    // This is the return address; the call itself may be the last instruction of its line.
     lines_of(fmt::format("addr2line -i -e {{}} {:#x}", return_address - 1), [&](std::string line) {
         line.erase(std::min(line.find_first_of(" \n"), line.size()));
         const bool helper = line.find("??") != line.npos || line.rfind("/usr/", 0) == 0 ||
@@ -72,4 +72,4 @@ std::string function_at(const void* entry) {
     return name;
 }
 
-}  // namespace gyre::emulated
+}  // namespace simt

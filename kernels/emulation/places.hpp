@@ -1,26 +1,25 @@
-// Where in the sources an address of this program lies, as binutils know it.
+// The source locations of this program's addresses, according to binutils.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "kernels/base/function_ref.hpp"
+#include "base/function_ref.hpp"
 
-namespace gyre::emulated {
+namespace simt {
 
-// Where the program was loaded: what addresses in its file are relative to.
+// The address at which the program was loaded, the base of addresses in its file.
 std::uintptr_t program_begin();
 
-// "file:line", and the calls that were inlined there, up to `most` in all; without helpers and the
-// standard library. return_address: of a call there, relative to program_begin().
+// "file:line" followed by the callers it was inlined into, up to `most` in all, without helpers and
+// the standard library. return_address: that of a call there, relative to program_begin().
 std::string place_of(std::uint32_t return_address, int most = 3);
 
-// The function that begins at this address, as c++filt prints it; empty: unknown.
+// The demangled name of the function at this address; empty: unknown.
 std::string function_at(const void* entry);
 
-// Calls line(text) for each line that a program of binutils prints of this program: `arguments`
-// with
-// {} for its file.
-void lines_of(const std::string& arguments, FunctionRef<void(const std::string&)> line);
+// Runs a program of binutils on this program and calls line(text) for each line of output.
+// `arguments`: the command line, with {} for this program's file.
+void lines_of(const std::string& arguments, gyre::FunctionRef<void(const std::string&)> line);
 
-}  // namespace gyre::emulated
+}  // namespace simt

@@ -5,7 +5,7 @@
 #include "kernels/emulation/places.hpp"
 #include "kernels/emulation/profiler.hpp"
 
-namespace gyre::emulated {
+namespace simt {
 namespace {
 
 std::string line_of(const char* what, const Traffic& traffic, const char* unit) {
@@ -19,7 +19,8 @@ std::string line_of(const char* what, const Traffic& traffic, const char* unit) 
         traffic.excess());
 }
 
-// The places with the most transactions above the least, if that is a tenth of all of their kind.
+// The places with the most transactions above the minimum, if these are at least a tenth of all of
+// their kind.
 std::string offenders(const LaunchProfile& profile) {
     std::string text;
     for (const Space space : {Space::global, Space::shared, Space::remote}) {
@@ -91,4 +92,4 @@ std::string text_of(const LaunchProfile& profile, const std::string& title) {
     return text + offenders(profile);
 }
 
-}  // namespace gyre::emulated
+}  // namespace simt

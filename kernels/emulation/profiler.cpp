@@ -10,12 +10,12 @@
 #include <optional>
 #include <unordered_map>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "kernels/emulation/basic_blocks.hpp"
 #include "kernels/emulation/places.hpp"
 #include "kernels/emulation/warp.hpp"
 
-namespace gyre::emulated {
+namespace simt {
 
 Traffic& Traffic::operator+=(const Traffic& other) {
     requests += other.requests;
@@ -32,20 +32,20 @@ using emulator::kWarp;
 constexpr unsigned kMostThreads = emulator::kMostClusterThreads, kMostWarps = kMostThreads / kWarp;
 constexpr std::uint32_t kSectorBytes = 32, kBanks = 32, kBankBytes = 4;
 
-// What the lanes of a warp asked for in one execution of a place.
+// The addresses that a warp's lanes requested in one execution of a place.
 struct Request {
     std::uint32_t mask = 0;
-    std::array<std::uint32_t, kWarp> offset;  // from the begin of the memory
+    std::array<std::uint32_t, kWarp> offset;  // from the beginning of the memory
 };
 
 struct Place {
     PlaceProfile profile;
     std::array<std::vector<Request>, kMostWarps> requests;  // of this interval
-    std::array<std::uint32_t, kMostThreads> count{};        // of each thread, in this interval
+    std::array<std::uint32_t, kMostThreads> count{};        // per thread, in this interval
     bool touched = false;                                   // in this interval
 };
 
-// Sorts and drops what is there twice.
+// Sorts values and drops duplicates.
 template <typename T, std::size_t kMost>
 class Distinct {
  public:
@@ -63,7 +63,7 @@ class Distinct {
     std::ptrdiff_t size_ = 0;
 };
 
-// Bytes that the lanes ask for, overlapping ones once.
+// The number of bytes that the lanes request, counting overlapping ones once.
 std::int64_t distinct_bytes(const Request& request, std::uint32_t bytes) {
     Distinct<std::uint32_t, kWarp> begins;
     for (unsigned lane = 0; lane < kWarp; ++lane) {
@@ -81,7 +81,7 @@ std::int64_t distinct_bytes(const Request& request, std::uint32_t bytes) {
     return sum;
 }
 
-// Wavefronts of a request to shared memory, and how many the lanes that take part need at least.
+// The wavefronts of a request to shared memory, and the minimum for its active lanes.
 struct Wavefronts {
     std::int64_t found = 0, least = 0;
 };
@@ -111,7 +111,7 @@ Wavefronts wavefronts(const Request& request, std::uint32_t bytes) {
     return result;
 }
 
-// The sectors of device memory that a launch has touched, each with the block that did.
+// The sectors of device memory that a launch has touched, each with the block that touched it.
 class Footprint {
  public:
     void make(std::size_t memory_bytes) {
@@ -119,8 +119,9 @@ class Footprint {
             mmap(nullptr, memory_bytes / kSectorBytes * sizeof(Sector), PROT_READ | PROT_WRITE,
                  MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) {
-            throw Error(ExitCode::internal,
-                        "the profiler could not reserve addresses; is there a limit (ulimit -v)?");
+            throw gyre::Error(
+                gyre::ExitCode::internal,
+                "the profiler could not reserve addresses; is there a limit (ulimit -v)?");
         }
         sectors_ = static_cast<Sector*>(memory);
     }
@@ -139,7 +140,7 @@ class Footprint {
             ++of_several_;
         }
     }
-    // scale: blocks of the grid over those that ran.
+    // scale: blocks of the grid / executed blocks.
     double bytes(double scale) const {
         return kSectorBytes *
                (static_cast<double>(of_several_) + scale * static_cast<double>(of_one_));
@@ -171,7 +172,7 @@ class Profiler final : public emulator::Listener {
 
     void access(const void* at, std::uint32_t bytes, bool write, const void* pc) {
         const bool device = device_.contains(at);
-        // Asynchronous copies were counted as they were issued.
+        // Asynchronous copies were already counted when they were issued.
         if (emulator::thread == nullptr || emulator::thread->landing ||
             !(device || shared_.contains(at))) {
             return;
@@ -231,7 +232,8 @@ class Profiler final : public emulator::Listener {
         ++now_.barriers;
         end_interval(rank);
     }
-    // What a thread does between its arrival and its wait counts as before, if others are later.
+    // A thread's work between its arrival and its wait counts towards the previous interval if
+    // other threads arrive later.
     void cluster_complete() override {
         now_.cluster_barriers += blocks_of_cluster_;
         end_intervals();
@@ -312,7 +314,8 @@ class Profiler final : public emulator::Listener {
             end_interval(rank);
         }
     }
-    // All threads of the block are at a barrier, or have left: no request can get further lanes.
+    // All threads of the block are at a barrier or have exited, so no request can get further
+    // lanes.
     void end_interval(unsigned rank) {
         std::array<std::int64_t, kMostWarps> requests{};
         bool loads = false, visits = false;
@@ -332,7 +335,7 @@ class Profiler final : public emulator::Listener {
                 loads || (used && place->profile.space == Space::global && !place->profile.write);
             visits = visits || (used && place->profile.space == Space::remote);
             std::fill_n(place->count.begin() + first_warp * kWarp, threads_, 0u);
-            place->touched = blocks_of_cluster_ > 1;  // other blocks may use it
+            place->touched = blocks_of_cluster_ > 1;  // other blocks may be using it
         }
         if (blocks_of_cluster_ == 1) {
             touched_.clear();
@@ -392,7 +395,7 @@ class Profiler final : public emulator::Listener {
 
     const emulator::Range device_, shared_;
     std::uintptr_t code_begin_ = 0;
-    std::vector<BasicBlock> blocks_;  // by address of the code
+    std::vector<BasicBlock> blocks_;  // by code address
     std::unordered_map<std::uint64_t, std::unique_ptr<Place>> places_;
     std::uint64_t last_key_ = 0;
     Place* last_place_ = nullptr;
@@ -402,11 +405,11 @@ class Profiler final : public emulator::Listener {
     LaunchProfile now_;
     std::vector<LaunchProfile> done_;
     std::uint32_t launches_ = 0, block_ = 0;
-    unsigned threads_ = 0;  // of a block
+    unsigned threads_ = 0;  // per block
     unsigned blocks_of_cluster_ = 1;
     std::int64_t instructions_of_all_ = 0, instructions_of_busiest_ = 0;
-    std::array<std::int64_t, kMostThreads> instructions_{}, flop_{};  // the latter of the interval
-    std::array<std::int64_t, kMostWarps> mmas_{};                     // likewise
+    std::array<std::int64_t, kMostThreads> instructions_{}, flop_{};  // the latter in this interval
+    std::array<std::int64_t, kMostWarps> mmas_{};                     // in this interval
 };
 
 Profiler* profiler = nullptr;
@@ -417,16 +420,17 @@ void enable_profiler() {
     if (profiler != nullptr) {
         return;
     }
-    if (emulator::listener != nullptr) {
-        throw Error(ExitCode::internal, "enable_profiler(): the checker is enabled already");
+    if (emulator::listener != &emulator::no_listener) {
+        throw gyre::Error(gyre::ExitCode::internal,
+                          "enable_profiler(): the checker is enabled already");
     }
     static std::unique_ptr<Profiler> only = std::make_unique<Profiler>();
     emulator::listener = profiler = only.get();
     if (!only->knows_code()) {
-        fmt::print(
-            stderr,
-            "profiler: the program's instructions are not known (is objdump of binutils "
-            "there, and the program not stripped?): FLOPs and busy threads are not counted\n");
+        fmt::print(stderr,
+                   "profiler: the program's instructions are unknown (is objdump of binutils "
+                   "installed, and the program not stripped?), so FLOPs and busy threads are not "
+                   "counted\n");
     }
 }
 
@@ -446,6 +450,6 @@ template <bool kWrite, std::size_t kBytes>
     }
 }
 
-}  // namespace gyre::emulated
+}  // namespace simt
 
 #include "kernels/emulation/compiler_hooks.hpp"

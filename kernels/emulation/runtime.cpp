@@ -1,9 +1,8 @@
 // Memory, streams and events of the emulated GPU.
 //
-// Streams are lazy: work is queued, and run only when somebody waits for it. A stream that forgot
-// to wait for another therefore reads what was there before, every time, instead of once in a
-// while.
-#include "kernels/cuda/runtime.hpp"
+// Streams are lazy: work is queued and only runs when it is waited for. A stream that forgot to
+// wait for another therefore reads stale data every time, instead of occasionally.
+#include "kernels/emulation/runtime.hpp"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -19,27 +18,28 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/base/error.hpp"
-#include "kernels/base/host_name.hpp"
+#include "base/error.hpp"
+#include "base/host_name.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "kernels/emulation/sanitizer.hpp"
 
-namespace gyre::emulated {
+namespace simt {
 
 namespace {
 
 std::int64_t submissions = 0;
+std::int64_t copies = 0;
 int multiprocessors = 4;
-Graph::State* capture = nullptr;  // the one under way
+Graph::State* capture = nullptr;  // the capture in progress
 
 }  // namespace
 
-// What the event was last recorded as. Streams that wait keep the state of that moment.
+// The event's latest record. Waiting streams keep the state of that moment.
 struct Event::State {
     struct Record {
         Stream::State* stream = nullptr;
         bool passed = false;
-        // Recorded in a capture: by this operation, and after so many of each stream.
+        // If recorded in a capture: the operation that recorded it.
         std::weak_ptr<Graph::State> graph;
         std::size_t operation = 0;
         std::vector<std::size_t> after;
@@ -53,7 +53,7 @@ struct Event::State {
 struct Stream::State {
     std::deque<std::function<void()>> queue;
     bool captured = false;
-    std::size_t number = 0;  // of the stream in the capture
+    std::size_t number = 0;  // index of the stream in the capture
 
     void submit(std::function<void()> work);
     void run_one() {
@@ -62,7 +62,7 @@ struct Stream::State {
         try {
             work();
         } catch (...) {
-            queue.clear();  // as after an error on a GPU; the host's buffers may be gone soon
+            queue.clear();  // as after an error on a GPU; the host's buffers may soon be gone
             throw;
         }
     }
@@ -81,17 +81,17 @@ struct Stream::State {
 struct Graph::State : std::enable_shared_from_this<Graph::State> {
     struct Operation {
         std::size_t stream = 0;
-        std::function<void()> work;           // or, if empty:
-        std::optional<std::size_t> wait;      // for the record that this operation makes, or
-        std::shared_ptr<Event::State> event;  // a record; of an event of the host's, or null
+        std::function<void()> work;           // or, if empty, one of the following:
+        std::optional<std::size_t> wait;      // waits for the record made by this operation
+        std::shared_ptr<Event::State> event;  // a record, of the host's event or null
     };
     std::vector<Operation> operations;
     struct Captured {
         Stream::State* state;
-        std::vector<std::size_t> after;  // [stream]: so much of its work comes before what follows
+        std::vector<std::size_t> after;  // [stream]: number of its operations that come first
     };
-    std::vector<Captured> streams;  // the first is where the capture began
-    std::string broken;             // what made the capture void
+    std::vector<Captured> streams;  // the capture began on the first
+    std::string broken;             // the error that invalidated the capture
 
     void begin(Stream::State& stream) {
         stream.captured = true;
@@ -142,9 +142,9 @@ namespace {
     if (capture != nullptr && capture->broken.empty()) {
         capture->broken = what;
     }
-    throw Error(ExitCode::internal, what);
+    throw gyre::Error(gyre::ExitCode::internal, what);
 }
-// The host may not do this while streams are captured.
+// Breaks the capture if the host makes this call while streams are captured.
 void not_in_capture(const char* call) {
     if (capture != nullptr) {
         break_capture(fmt::format(
@@ -174,76 +174,67 @@ void Event::synchronize() const {
         return;
     }
     if (record->captured) {
-        throw Error(ExitCode::internal,
-                    "Event::synchronize for an event of a capture (cudaErrorCapturedEvent)");
+        throw gyre::Error(gyre::ExitCode::internal,
+                          "Event::synchronize for an event of a capture (cudaErrorCapturedEvent)");
     }
     record->stream->run_until(*record);
 }
 float Event::milliseconds(const Event& start, const Event& end) {
     for (const Event* event : {&start, &end}) {
         if (!event->state_->timed) {
-            throw Error(ExitCode::internal,
-                        "Event::milliseconds for an event that is not timed "
-                        "(cudaErrorInvalidResourceHandle)");
+            throw gyre::Error(gyre::ExitCode::internal,
+                              "Event::milliseconds for an event that is not timed "
+                              "(cudaErrorInvalidResourceHandle)");
         }
         if (event->state_->record == nullptr || !event->state_->record->passed) {
-            throw Error(ExitCode::internal,
-                        "Event::milliseconds for an event that has not passed (cudaErrorNotReady)");
+            throw gyre::Error(
+                gyre::ExitCode::internal,
+                "Event::milliseconds for an event that has not passed (cudaErrorNotReady)");
         }
     }
-    return 0.0f;  // emulated time means nothing
+    return 0.0f;  // emulated time is meaningless
 }
 
-Stream::Stream() : state_(std::make_unique<State>()) {}
+Stream::Stream(bool) : state_(std::make_unique<State>()) {}
 Stream::~Stream() = default;
 
 void* Stream::handle() {
     return this;
 }
 
-// Copies of nothing are no copies, as in CUDA: their addresses may be null, which memcpy forbids.
-void Stream::upload(void* device, const void* host, std::size_t bytes) {
+namespace {
+
+// Appends work that reads device memory `from` and writes `to`, of which either may be null. There
+// is none for 0 bytes, as in CUDA, where addresses may then be null; memcpy does not allow that.
+template <typename Work>
+void transfer(Stream::State& stream, void* to, const void* from, std::size_t bytes, Work work) {
     if (bytes == 0) {
         return;
     }
-    state_->submit([=] {
-        std::memcpy(device, host, bytes);
-        if (emulator::listener != nullptr) {
-            emulator::listener->device_copied(device, nullptr, bytes);
-        }
+    stream.submit([=] {
+        emulator::listener->device_copied(to, from, bytes);
+        work();
     });
+}
+
+}  // namespace
+
+void Stream::upload(void* device, const void* host, std::size_t bytes) {
+    transfer(*state_, device, nullptr, bytes, [=] { std::memcpy(device, host, bytes); });
 }
 void Stream::download(void* host, const void* device, std::size_t bytes) {
-    if (bytes == 0) {
-        return;
-    }
-    state_->submit([=] {
-        if (emulator::listener != nullptr) {
-            emulator::listener->device_copied(nullptr, device, bytes);
-        }
-        std::memcpy(host, device, bytes);
-    });
+    transfer(*state_, nullptr, device, bytes, [=] { std::memcpy(host, device, bytes); });
 }
 void Stream::copy(void* to, const void* from, std::size_t bytes) {
-    if (bytes == 0) {
-        return;
-    }
-    state_->submit([=] {
+    transfer(*state_, to, from, bytes, [=] {
+        ++copies;
         std::memcpy(to, from, bytes);
-        if (emulator::listener != nullptr) {
-            emulator::listener->device_copied(to, from, bytes);
-        }
     });
 }
 void Stream::fill_zero(void* device, std::size_t bytes) {
-    if (bytes == 0) {
-        return;
-    }
-    state_->submit([=] {
+    transfer(*state_, device, nullptr, bytes, [=] {
+        ++copies;
         std::memset(device, 0, bytes);
-        if (emulator::listener != nullptr) {
-            emulator::listener->device_copied(device, nullptr, bytes);
-        }
     });
 }
 void Stream::record(Event& event) {
@@ -258,7 +249,7 @@ void Stream::record(Event& event) {
 }
 void Stream::record_in_launches(Event& event) {
     if (!state_->captured) {
-        throw Error(ExitCode::internal, "Stream::record_in_launches outside a capture");
+        throw gyre::Error(gyre::ExitCode::internal, "Stream::record_in_launches outside a capture");
     }
     capture->record(state_->number, event.state_);
 }
@@ -299,6 +290,9 @@ void emulator::submit(Stream& stream, std::function<void()> work) {
 void emulator::set_multiprocessors(int count) {
     multiprocessors = count;
 }
+std::int64_t emulator::copy_count() {
+    return copies;
+}
 std::int64_t emulator::submission_count() {
     return submissions;
 }
@@ -318,13 +312,13 @@ Graph::Graph(Stream& stream, const std::function<void()>& submit)
     capture = nullptr;
     state_->end();
     if (!state_->broken.empty()) {
-        throw Error(ExitCode::internal, state_->broken);
+        throw gyre::Error(gyre::ExitCode::internal, state_->broken);
     }
 }
 Graph::~Graph() = default;
 
-// The streams of a launch run side by side, as when they were captured: each has a queue, the
-// first's is the stream's own. What is recorded and waited for is the launch's.
+// The streams of a launch run concurrently, as when they were captured: each has its own queue, and
+// the first uses that of `stream`. Records and waits are separate for each launch.
 void Graph::launch(Stream& stream) {
     not_in_capture("the launch of a graph");
     ++submissions;
@@ -347,7 +341,7 @@ void Graph::launch(Stream& stream) {
             record->stream = &on;
             if (operation.event != nullptr) {
                 operation.event->record = record;
-                record->stream = &first;  // which outlives the launch, and ends with all of it
+                record->stream = &first;  // which outlives the launch and completes after all of it
             }
             on.queue.emplace_back([record] { record->passed = true; });
         }
@@ -361,11 +355,12 @@ void Graph::launch(Stream& stream) {
 
 namespace {
 
-// First fit in one reserved range, so that the checker can tell device memory by its address.
+// First-fit allocation in one reserved range, so that the checker recognises device memory by its
+// address.
 class Heap {
  public:
     static Heap& instance() {
-        static Heap* heap = new Heap;  // never destroyed, like the machine
+        static Heap* heap = new Heap;  // never destroyed, like the emulator's machine
         return *heap;
     }
     void* allocate(std::size_t bytes) {
@@ -373,9 +368,10 @@ class Heap {
         if (used_.empty()) {
             user_ = std::this_thread::get_id();
         } else if (user_ != std::this_thread::get_id()) {
-            throw Error(ExitCode::internal,
-                        "two threads use the emulated GPU at once, and its kernels run on one: "
-                        "give each rank its own process");
+            throw gyre::Error(
+                gyre::ExitCode::internal,
+                "two threads use the emulated GPU at once, but its kernels run on one: "
+                "give each rank its own process");
         }
         const std::size_t rounded = (bytes + kAlignment - 1) / kAlignment * kAlignment;
         std::byte* at = range_.begin + kGap;
@@ -386,10 +382,11 @@ class Heap {
             at = begin + (used + kAlignment - 1) / kAlignment * kAlignment + kGap;
         }
         if (rounded > static_cast<std::size_t>(range_.end - at)) {
-            throw Error(ExitCode::internal,
-                        fmt::format("out of emulated device memory: {} MiB asked for; the emulator "
-                                    "is for small runs: use a smaller batch or model",
-                                    bytes >> 20));
+            throw gyre::Error(
+                gyre::ExitCode::internal,
+                fmt::format("out of emulated device memory: {} MiB requested; the emulator "
+                            "is for small runs: use a smaller batch or model",
+                            bytes >> 20));
         }
         if (std::byte* end = std::min(at + rounded + kPoisoned, range_.end); end > poisoned_) {
             poison(poisoned_, static_cast<std::size_t>(end - poisoned_));
@@ -398,9 +395,7 @@ class Heap {
         used_.emplace(at, bytes);
         unpoison(at, bytes);
         ++count_;
-        if (emulator::listener != nullptr) {
-            emulator::listener->device_allocated(at, bytes);
-        }
+        emulator::listener->device_allocated(at, bytes);
         return at;
     }
     void release(void* memory) {
@@ -410,9 +405,7 @@ class Heap {
             return;
         }
         poison(memory, found->second);
-        if (emulator::listener != nullptr) {
-            emulator::listener->device_released(memory, found->second);
-        }
+        emulator::listener->device_released(memory, found->second);
         used_.erase(found);
     }
     emulator::Range range() const { return range_; }
@@ -422,27 +415,28 @@ class Heap {
     static constexpr std::size_t kBytes = std::size_t{4} << 30;
     static constexpr std::size_t kAlignment = 256;
     static constexpr std::size_t kGap = 256;
-    // Behind the last allocation; the shadow of all 4 GiB would take half a GiB of memory.
+    // Poisoned bytes after the last allocation; the shadow of all 4 GiB would take half a GiB.
     static constexpr std::size_t kPoisoned = 4 << 20;
 
     Heap() {
         void* memory = mmap(nullptr, kBytes, PROT_READ | PROT_WRITE,
                             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (memory == MAP_FAILED) {
-            throw Error(ExitCode::internal,
-                        fmt::format("the emulator could not reserve {} GiB of addresses; is there "
-                                    "a limit (ulimit -v)?",
-                                    kBytes >> 30));
+            throw gyre::Error(
+                gyre::ExitCode::internal,
+                fmt::format("the emulator could not reserve {} GiB of addresses; is there "
+                            "a limit (ulimit -v)?",
+                            kBytes >> 30));
         }
         range_ = {static_cast<std::byte*>(memory), static_cast<std::byte*>(memory) + kBytes};
         poisoned_ = range_.begin;
     }
 
     emulator::Range range_{};
-    std::byte* poisoned_ = nullptr;  // up to here
+    std::byte* poisoned_ = nullptr;  // end of the poisoned part
     std::mutex mutex_;
     std::map<std::byte*, std::size_t> used_;
-    std::thread::id user_;  // whose memory there is
+    std::thread::id user_;  // the thread that owns the allocations
     std::int64_t count_ = 0;
 };
 
@@ -473,11 +467,11 @@ void release_pinned(void* memory) noexcept {
     ::operator delete(memory);
 }
 
-// A host has as many emulated GPUs as are asked for.
+// A host has as many emulated GPUs as requested.
 DeviceProperties select_device(int index, bool) {
-    return {"emulated GPU", multiprocessors, kMostSharedBytes,
+    return {"emulated GPU", multiprocessors, kMostSharedBytes - kSystemSharedBytes,
             fmt::format("emulated:{:02x}.0", index),
-            fmt::format("EMULATED-{}-{}", host_name(), index)};
+            fmt::format("EMULATED-{}-{}", gyre::host_name(), index)};
 }
 
-}  // namespace gyre::emulated
+}  // namespace simt

@@ -1,5 +1,5 @@
-// What AddressSanitizer must be told by code that switches stacks and hands out memory itself.
-// Without it everything here is empty.
+// Notifications that AddressSanitizer needs from code that switches stacks and manages memory
+// itself. Empty without it.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 #define GYRE_ASAN 0
 #endif
 
-namespace gyre::emulated {
+namespace simt {
 
 inline void poison([[maybe_unused]] void* at, [[maybe_unused]] std::size_t bytes) {
 #if GYRE_ASAN
@@ -41,7 +41,7 @@ class SanitizerFiber {
     }
 
  private:
-    const void* bottom_ = nullptr;  // the host's is learnt when it is left
+    const void* bottom_ = nullptr;  // the host's is found out when it is first left
     std::size_t bytes_ = 0;
     void* fake_stack_ = nullptr;
 };
@@ -54,4 +54,4 @@ class SanitizerFiber {
 };
 #endif
 
-}  // namespace gyre::emulated
+}  // namespace simt

@@ -1,4 +1,4 @@
-// Which of the emulated threads runs next.
+// Chooses the emulated thread that runs next.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 #include "kernels/emulation/emulator.hpp"
 #include "kernels/emulation/warp.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
-// By index where the seed is 0, else at random; see set_schedule().
+// By index if the seed is 0, otherwise random; see set_schedule().
 class Schedule {
  public:
     explicit Schedule(std::uint64_t seed) : seed_(seed), random_(seed) {}
@@ -25,13 +25,13 @@ class Schedule {
             std::shuffle(order.begin(), order.end(), random_);
         }
     }
-    // All lanes of so many warps are ready.
+    // Marks all lanes of `warps` warps as ready.
     void begin(unsigned warps) {
         warps_ = warps;
         warp_now_ = 0;
         std::fill_n(ready_.begin(), warps, 0xffffffffu);
         if (seed_ != 0) {
-            // Uniform picks alone seldom let one warp run far ahead of the others.
+            // With uniform picks only, a warp seldom runs far ahead of the others.
             uniform_ = random_() % 4 == 0;
             warp_order_.resize(warps);
             std::iota(warp_order_.begin(), warp_order_.end(), 0u);
@@ -40,7 +40,7 @@ class Schedule {
     }
     void make_ready(unsigned id) { ready_[id / kWarp] |= 1u << id % kWarp; }
 
-    // A thread, taken from the ready ones; negative: there is none.
+    // Removes a thread from the ready ones and returns it; negative: none is ready.
     int pick() {
         if (seed_ == 0) {
             for (unsigned i = 0; i < warps_; ++i) {
@@ -74,8 +74,8 @@ class Schedule {
     std::mt19937_64 random_;
     unsigned warps_ = 0, warp_now_ = 0;
     bool uniform_ = false;
-    std::array<std::uint32_t, kMostClusterThreads / kWarp> ready_{};  // lanes that may run
+    std::array<std::uint32_t, kMostClusterThreads / kWarp> ready_{};  // lanes that are ready
     std::vector<unsigned> warp_order_;
 };
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

@@ -5,15 +5,15 @@
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cuda/runtime.hpp"
 #include "kernels/emulation/fibers.hpp"
+#include "kernels/emulation/runtime.hpp"
 #include "kernels/emulation/sanitizer.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 namespace {
 
 constexpr std::size_t kRedzone = 64;
-constexpr std::size_t kSlack = 4096;  // beyond the shared memory, for redzones
+constexpr std::size_t kSlack = 4096;  // beyond the shared memory limit, for redzones
 
 }  // namespace
 
@@ -60,9 +60,7 @@ void* SharedMemory::variable(unsigned rank, const void* key, std::size_t bytes,
         void* at = of(each) + begin;
         unpoison(at, bytes);
         std::memset(at, 0xff, bytes);  // NaN
-        if (listener != nullptr) {
-            listener->shared_declared(at, bytes);
-        }
+        listener->shared_declared(at, bytes);
     }
     return of(rank) + begin;
 }
@@ -75,4 +73,4 @@ unsigned SharedMemory::rank_of(const void* at) const {
     return static_cast<unsigned>(offset(at) / pitch_);
 }
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

@@ -1,5 +1,5 @@
-// The shared memory of the emulated blocks that run side by side, those of a cluster: the same
-// variables at the same places in each.
+// The shared memory of the emulated blocks of a cluster, with the same variables at the same
+// offsets in each.
 #pragma once
 
 #include <cstddef>
@@ -7,24 +7,24 @@
 
 #include "kernels/emulation/emulator.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 class SharedMemory {
  public:
     SharedMemory();
 
-    // For a launch in clusters of so many blocks; what was declared before is gone.
+    // Begins a launch with clusters of `blocks` blocks; forgets all declarations.
     void begin_launch(unsigned blocks);
-    // Fills all variables with NaN, for the next blocks.
+    // Fills all variables with NaN for the next blocks.
     void begin_blocks();
-    // Of the block of this rank; declared where there is no such key. Null: there is no more room.
+    // The variable of the block `rank`; declares it if the key is new. Null: there is no room left.
     void* variable(unsigned rank, const void* key, std::size_t bytes, std::size_t alignment);
-    // Null: not declared.
+    // Returns null if the key is not declared.
     void* find(unsigned rank, const void* key) const;
 
-    // What lies at the place of `at` in the block of another rank.
+    // Maps `at` to the same offset in the block of another rank.
     void* of_rank(void* at, unsigned rank) const;
-    // Of the block whose memory it is.
+    // The rank of the block that owns this memory.
     unsigned rank_of(const void* at) const;
     Range range() const { return {memory_, memory_ + kMostCluster * pitch_}; }
 
@@ -44,4 +44,4 @@ class SharedMemory {
     std::vector<Variable> variables_;
 };
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

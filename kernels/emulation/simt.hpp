@@ -1,5 +1,5 @@
-// The emulator's side of kernels/cuda/simt.hpp: the names of CUDA C++ that gyre's kernels use, for
-// a compiler that knows nothing of CUDA. Include kernels/cuda/simt.hpp, never this.
+// The language of kernels on the emulator: names of CUDA C++, for a compiler without CUDA support.
+// Rules and meanings are those of kernels/cuda/simt.hpp, which has the same names for a GPU.
 #pragma once
 
 #include <bit>
@@ -9,8 +9,9 @@
 #include <tuple>
 #include <type_traits>
 
-#include "kernels/base/data_type.hpp"
+#include "base/data_type.hpp"
 #include "kernels/emulation/emulator.hpp"
+#include "kernels/emulation/runtime.hpp"
 
 #define __global__
 #define __device__
@@ -22,23 +23,23 @@
 #define SIMT_NO_UNROLL
 #define SIMT_UNROLL_BY_4
 
-#define threadIdx (::gyre::emulated::emulator::thread->index)
-#define blockIdx (::gyre::emulated::emulator::thread->block)
-#define blockDim (::gyre::emulated::emulator::block_extent)
-#define gridDim (::gyre::emulated::emulator::grid_extent)
+#define threadIdx (::simt::emulator::thread->index)
+#define blockIdx (::simt::emulator::thread->block)
+#define blockDim (::simt::emulator::block_extent)
+#define gridDim (::simt::emulator::grid_extent)
 
-// A reference into the block's shared memory, the same for all threads of a block. The key tells
-// one declaration, and one instance of a template, from the others.
-#define SIMT_SHARED(type, name, extents)                                                      \
-    using name##_in_shared = type extents;                                                    \
-    static const char name##_key = 0;                                                         \
-    auto& name = *static_cast<name##_in_shared*>(::gyre::emulated::emulator::shared_variable( \
+// A reference into the block's shared memory, the same for all threads of a block. The key
+// identifies the declaration and the template instance.
+#define SIMT_SHARED(type, name, extents)                                            \
+    using name##_in_shared = type extents;                                          \
+    static const char name##_key = 0;                                               \
+    auto& name = *static_cast<name##_in_shared*>(::simt::emulator::shared_variable( \
         &name##_key, #name, sizeof(name##_in_shared), alignof(name##_in_shared)))
 
 #define SIMT_DYNAMIC_SHARED(type, name) \
-    type* const name = static_cast<type*>(::gyre::emulated::emulator::dynamic_shared())
+    type* const name = static_cast<type*>(::simt::emulator::dynamic_shared())
 
-namespace gyre::emulated {
+namespace simt {
 
 struct alignas(8) float2 {
     float x, y;
@@ -55,7 +56,7 @@ struct alignas(4) uchar4 {
 struct alignas(16) uint4 {
     unsigned x, y, z, w;
 };
-// One access, of 4, 8 or 16 bytes: left to itself, the compiler takes such a struct apart.
+// Makes one access of 4, 8 or 16 bytes, where the compiler would split the struct into several.
 template <std::size_t kBytes>
 struct VectorWords {
     using Type [[gnu::may_alias]] = std::uint32_t;
@@ -141,17 +142,17 @@ inline bool arrives_last(std::uint32_t* count, std::uint32_t blocks, std::uint32
 inline std::uint32_t to_tf32(float value) {
     std::uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
-    // Infinities and NaN have no lower bits to round away that would matter here.
+    // Infinities and NaN are returned unchanged.
     return (bits & 0x7f800000u) == 0x7f800000u ? bits : (bits + 0x1000u) & ~0x1fffu;
 }
 inline std::uint32_t pack_bf16(float low, float high) {
-    return std::uint32_t{narrow::to_bfloat16(high)} << 16 | narrow::to_bfloat16(low);
+    return std::uint32_t{gyre::narrow::to_bfloat16(high)} << 16 | gyre::narrow::to_bfloat16(low);
 }
 inline std::uint32_t pack_f16(float low, float high) {
-    return std::uint32_t{narrow::to_float16(high)} << 16 | narrow::to_float16(low);
+    return std::uint32_t{gyre::narrow::to_float16(high)} << 16 | gyre::narrow::to_float16(low);
 }
 inline float f16_value(std::uint16_t bits) {
-    return narrow::from_float16(bits);
+    return gyre::narrow::from_float16(bits);
 }
 inline void mma_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
                      Place place = Place::current()) {
@@ -169,7 +170,7 @@ inline void mma_f16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint3
     emulator::warp_operation(emulator::WarpOperation::mma_f16, &operand, place);
 }
 
-// A row that a lane reads for its warp. Here, where the checker sees it.
+// Reads a lane's row for its warp. Inline in the kernel, so that the checker sees the access.
 inline void load_matrices(emulator::WarpOperation operation, std::uint32_t (&result)[4],
                           const void* row, const Place& place) {
     emulator::check_address(row, true, "ldmatrix");
@@ -187,7 +188,7 @@ inline void ldmatrix_x4_transposed(std::uint32_t (&result)[4], const void* row,
     load_matrices(emulator::WarpOperation::load_matrices_transposed, result, row, place);
 }
 
-// The source is read when the copy lands; and as it is issued, for reports of where that was.
+// The source is read when the copy lands; also when it is issued, so that reports name this place.
 inline void cp_async16(void* to, const void* from, bool valid) {
     emulator::check_address(to, true, "cp.async to");
     if (valid) {
@@ -211,13 +212,29 @@ inline void cp_async_wait() {
     emulator::thread->landing = false;
 }
 
+// Unknown before a kernel runs; the emulator counts it then. kSystemSharedBytes leaves room for it.
+template <typename... P>
+std::size_t declared_shared_bytes(const char*, void (*)(P...)) {
+    return 0;
+}
+
 template <typename... P, typename... A>
 void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, SharedBytes shared,
             ClusterBlocks cluster, Stream& stream, A&&... arguments) {
     emulator::submit(stream, [=, values = std::tuple<P...>(std::forward<A>(arguments)...)] {
-        emulator::run_grid(
-            {name, reinterpret_cast<const void*>(kernel), grid, block, shared.count, cluster.count},
-            [&] { std::apply(kernel, values); });
+        std::apply(
+            [&](const P&... each) {
+                const emulator::Argument given[] = {{&each, sizeof each}..., {nullptr, 0}};
+                emulator::run_grid({name,
+                                    reinterpret_cast<const void*>(kernel),
+                                    grid,
+                                    block,
+                                    shared.count,
+                                    cluster.count,
+                                    {given, sizeof...(each)}},
+                                   [&] { kernel(each...); });
+            },
+            values);
     });
 }
 template <typename... P, typename... A>
@@ -232,4 +249,4 @@ void launch(const char* name, void (*kernel)(P...), dim3 grid, dim3 block, Strea
     launch(name, kernel, grid, block, SharedBytes{}, stream, std::forward<A>(arguments)...);
 }
 
-}  // namespace gyre::emulated
+}  // namespace simt

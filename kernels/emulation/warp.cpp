@@ -2,7 +2,7 @@
 
 #include <bit>
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 namespace {
 
 template <typename T>
@@ -33,7 +33,7 @@ void argmax(const WarpOperands& operands) {
         *static_cast<ArgMax*>(operands[i]) = best;
     }
 }
-// The layout of the fragments: kernels/cuda/simt.hpp.
+// The layout of the fragments is described in kernels/cuda/simt.hpp.
 void load_matrices(const WarpOperands& operands) {
     for (unsigned i = 0; i < kWarp; ++i) {
         for (unsigned matrix = 0; matrix < 4; ++matrix) {
@@ -101,7 +101,7 @@ void mma_of_words(const WarpOperands& operands) {
     }
     multiply(operands, a, b);
 }
-// The lower half of a word comes first.
+// The lower half of a word is the first element.
 void mma_of_halves(const WarpOperands& operands, float (*value)(std::uint32_t)) {
     float a[16][16], b[16][8];
     for (unsigned i = 0; i < kWarp; ++i) {
@@ -158,4 +158,4 @@ int mma_flop(WarpOperation operation) {
     }
 }
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

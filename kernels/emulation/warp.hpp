@@ -1,18 +1,18 @@
-// What warp operations compute, once all 32 lanes have arrived.
+// The computation of warp operations, once all 32 lanes have arrived.
 #pragma once
 
 #include <array>
 
 #include "kernels/emulation/emulator.hpp"
 
-namespace gyre::emulated::emulator {
+namespace simt::emulator {
 
 constexpr unsigned kWarp = 32;
-using WarpOperands = std::array<void*, kWarp>;  // of the lanes; results go to the same places
+using WarpOperands = std::array<void*, kWarp>;  // one per lane; results are stored in place
 
 void compute(WarpOperation operation, const WarpOperands& operands);
 
-// 2 m n k of a product on tensor cores; 0 for other operations.
+// 2 m n k for a tensor-core product; 0 for other operations.
 int mma_flop(WarpOperation operation);
 
-}  // namespace gyre::emulated::emulator
+}  // namespace simt::emulator

@@ -1,23 +1,23 @@
-// What training does to an image as it is gathered: moves that are drawn anew for each image and
-// epoch. All of it is a pure function of (seed, epoch, the image's index in the set), in integers:
-// the same on every device and rank, in every batch.
+// Augmentation applied to training images as they are gathered, with new random moves for each
+// image and epoch. The result is a pure function of (seed, epoch, index of the image in the data
+// set) in integer arithmetic, so it is the same on every device and rank and in every batch.
 #pragma once
 
 #include <cstdint>
 
-#include "kernels/base/philox.hpp"
+#include "base/philox.hpp"
 #include "kernels/ops/shapes.hpp"
 
 namespace gyre {
 
-// In this order; 0, or false: not at all.
+// Steps are applied in this order; 0 or false disables one.
 struct AugmentSpec {
-    int rotate = 0;      // about the centre by up to so many degrees; the nearest pixel, else 0
-    int shift = 0;       // by up to so many pixels on each axis; the edge's pixels go on outside
-    int crop = 0;        // the same, with pixels of 0 outside (RandomCrop(padding=N))
-    bool hflip = false;  // left to right, half of the images
-    int cutout = 0;      // a square of so many pixels becomes the mean: 0 after normalisation; its
-                         // centre is anywhere in the image (DeVries, Taylor 2017)
+    int rotate = 0;      // about the centre, by up to N degrees: nearest pixel, or 0 outside
+    int shift = 0;       // by up to N pixels on each axis; edge pixels are replicated
+    int crop = 0;        // as shift, with zero padding (RandomCrop(padding=N))
+    bool hflip = false;  // left to right, with probability 1/2
+    int cutout = 0;  // an N x N square is set to the mean, 0 after normalisation, centred on any
+                     // pixel of the image (DeVries, Taylor 2017)
 
     bool any() const { return rotate > 0 || shift > 0 || crop > 0 || hflip || cutout > 0; }
     bool operator==(const AugmentSpec&) const = default;
@@ -26,20 +26,20 @@ struct AugmentSpec {
 struct AugmentArgs {
     AugmentSpec spec;
     std::uint64_t seed = 0;
-    const std::uint32_t* epoch = nullptr;  // on the device; null: images stay as they are
+    const std::uint32_t* epoch = nullptr;  // on the device; null: no augmentation
 };
 
-// Of one image. (Without initial values, as it lies in shared memory.)
+// The random moves drawn for one image. No default initialisers: it is placed in shared memory.
 struct DrawnAugment {
     static constexpr int kMean = -1, kBlack = -2;
     static constexpr std::int64_t kOne = std::int64_t{1} << 30;
 
     int height, width;
     int shift_y, shift_x, crop_y, crop_x, flip;
-    int cut_y, cut_x, cut;      // the square's upper left corner, and its size
+    int cut_y, cut_x, cut;      // the square's upper left corner and its size
     std::int64_t sine, cosine;  // times kOne
 
-    // The pixel of a plane that stands at (y, x) then, as an index in the plane; or kMean, kBlack.
+    // The index in the source plane of the pixel that moves to (y, x), or kMean or kBlack.
     GYRE_HOST_DEVICE int source(int y, int x) const {
         if (y >= cut_y && y < cut_y + cut && x >= cut_x && x < cut_x + cut) {
             return kMean;
@@ -53,7 +53,7 @@ struct DrawnAugment {
         y = clamped(y + shift_y, height - 1);
         x = clamped(x + shift_x, width - 1);
         if (cosine != kOne) {
-            // Twice the distances from the centre, which are integers; rounded to the nearest.
+            // Twice the distances from the centre, which are integers, rounded to nearest.
             const std::int64_t dy = 2 * y - (height - 1), dx = 2 * x - (width - 1);
             y = static_cast<int>((sine * dx + cosine * dy + height * kOne) >> 31);
             x = static_cast<int>((cosine * dx - sine * dy + width * kOne) >> 31);
@@ -73,14 +73,14 @@ struct DrawnAugment {
     }
 };
 
-// Uniform in [0, count), but for count / 2^32.
+// Uniform in [0, count), up to a bias of count / 2^32.
 GYRE_HOST_DEVICE inline int draw_below(std::uint32_t word, int count) {
     return static_cast<int>(std::uint64_t{word} * static_cast<std::uint64_t>(count) >> 32);
 }
 
-// Sine and cosine of steps / 128 degrees, up to 180, within 2^-25 of kOne.
+// Sets sine and cosine of steps / 128 degrees (at most 180), within 2^-25 of kOne.
 GYRE_HOST_DEVICE inline void set_angle(DrawnAugment& drawn, int steps) {
-    // A quarter of the angle by Taylor's series, then doubled twice.
+    // Taylor series of a quarter of the angle, which is then doubled twice.
     constexpr std::int64_t kStep = 2398762259;  // pi / 180 / 128 / 4 * 2^46
     const std::int64_t x = steps * kStep >> 16, xx = x * x >> 30;
     std::int64_t s = -213044 + (2959 * xx >> 30);
@@ -101,7 +101,7 @@ GYRE_HOST_DEVICE inline void set_angle(DrawnAugment& drawn, int steps) {
     drawn.cosine = c;
 }
 
-// sample: the image's index in the set.
+// sample: the image's index in the data set.
 GYRE_HOST_DEVICE inline DrawnAugment draw_augment(const AugmentArgs& args, const Shape& shape,
                                                   std::uint32_t sample) {
     const AugmentSpec& spec = args.spec;
@@ -127,7 +127,7 @@ GYRE_HOST_DEVICE inline DrawnAugment draw_augment(const AugmentArgs& args, const
     return drawn;
 }
 
-// The value that belongs to source(): plane[source] * scale + shift.
+// The pixel for a result of source(): plane[source] * scale + shift.
 GYRE_HOST_DEVICE inline float augmented_value(const std::uint8_t* plane, int source, float scale,
                                               float shift) {
     return source == DrawnAugment::kMean

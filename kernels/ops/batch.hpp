@@ -1,4 +1,4 @@
-// One pass of one batch, as every operation is told of it.
+// The arguments that every operation receives for one pass over one batch.
 #pragma once
 
 #include <cstdint>
@@ -8,17 +8,17 @@
 
 namespace gyre {
 
-// One pass of one batch. Also a rank with n = 0 makes every call.
+// A rank with n = 0 makes all the same calls.
 struct Batch {
-    int n = 0;                  // images of this rank
-    std::int64_t global_n = 0;  // of all ranks; 0: n
-    bool training = false;      // dropout draws, statistics move, a backward pass follows
+    int n = 0;                  // images on this rank
+    std::int64_t global_n = 0;  // images on all ranks; 0: the same as n
+    bool training = false;      // dropout and running statistics are active; backward follows
     const std::int32_t* samples =
         nullptr;  // [n] on the device: the images' indices in the data set
     std::uint64_t seed = 0;
     const std::uint32_t* epoch = nullptr;  // on the device; null: 0
-    RankSums* ranks = nullptr;             // null: this rank alone
-    Timeline* timeline = nullptr;          // null: nobody looks
+    RankSums* ranks = nullptr;             // null: this rank only
+    Timeline* timeline = nullptr;          // null: no timeline is recorded
 };
 
 }  // namespace gyre

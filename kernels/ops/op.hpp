@@ -1,5 +1,5 @@
-// An operation of a net on a device: an object made once for a spec and the numbers of images it
-// will see, with its plan and workspace. A pass allocates nothing and looks nothing up.
+// An operation of a net on a device: an object created once for a spec and the batch sizes it will
+// see, with its plan and workspace. A pass allocates nothing and looks nothing up.
 //
 // Tensors are device memory in the backend's layout (Backend::activation_elems); parameters have
 // PyTorch's shapes and order.
@@ -12,42 +12,42 @@
 #include <string>
 #include <vector>
 
-#include "kernels/base/data_type.hpp"
+#include "base/data_type.hpp"
 #include "kernels/ops/batch.hpp"
 #include "kernels/ops/specs.hpp"
 #include "kernels/ops/step.hpp"
 
 namespace gyre {
 
-// Device memory with its type.
+// Device memory and its element type.
 struct Tensor {
     void* data = nullptr;
     DataType type = DataType::float32;
 
     Tensor() = default;
-    Tensor(float* values) : data(values) {}  // NOLINT: a float's address is a float32 tensor
+    Tensor(float* values) : data(values) {}  // NOLINT: implicit, as float* is a float32 tensor
     Tensor(const float* values) : data(const_cast<float*>(values)) {}
     Tensor(void* values, DataType of) : data(values), type(of) {}
     float* f32() const { return static_cast<float*>(data); }
-    std::uint16_t* narrow() const { return static_cast<std::uint16_t*>(data); }  // of a 16-bit type
+    std::uint16_t* narrow() const { return static_cast<std::uint16_t*>(data); }  // for 16-bit types
     explicit operator bool() const { return data != nullptr; }
 };
 
-// What an operation is given. Which of it is read and written: Op's functions.
+// An operation's tensors. The functions of Op say which are read and which are written.
 struct OpIo {
-    Tensor x{}, y{};        // input [n][in], output [n][out]; the same memory where in place
-    Tensor x2{};            // a second input, where the spec has one
-    Tensor dy{}, dx{};      // gradients of y and x; the same memory where in place
-    void* saved = nullptr;  // what the forward pass keeps: OpNeeds::saved_bytes
-    std::array<Tensor, 2> params{};  // such as weight, bias
-    std::array<Tensor, 2> grads{};   // of params
+    Tensor x{}, y{};                 // input [n][in], output [n][out]; the same memory if in place
+    Tensor x2{};                     // second input, if the spec has one
+    Tensor dy{}, dx{};               // gradients of y and x; the same memory if in place
+    void* saved = nullptr;           // kept by the forward pass for backward: OpNeeds::saved_bytes
+    std::array<Tensor, 2> params{};  // such as weight and bias
+    std::array<Tensor, 2> grads{};   // gradients of params
     std::array<Tensor, 2> state{};   // values without a gradient, such as running statistics
 };
 
 struct OpNeeds {
     std::size_t saved_bytes = 0;   // kept from a training pass's forward to its backward
-    bool in_place = false;         // x and y, dx and dy are the same memory
-    bool backward_reads_x = true;  // else x may be gone by then
+    bool in_place = false;         // x and y share memory, and so do dx and dy
+    bool backward_reads_x = true;  // if false, x may have been overwritten by then
     bool backward_reads_y = false;
 };
 
@@ -55,26 +55,26 @@ class Op {
  public:
     virtual ~Op() = default;
     virtual OpNeeds needs() const = 0;
-    // Reads x, params; writes y, and in a training pass saved.
+    // Reads x and params; writes y and, in a training pass, saved.
     virtual void forward(const Batch& batch, const OpIo& io) = 0;
-    // The backward pass, in this order. First what both of the following need: may turn dy in place
-    // into the gradient before a fused activation (reads y, saved).
+    // The backward pass calls the next three in this order. This one does the work that both others
+    // need: it may turn dy in place into the gradient before a fused activation (reads y, saved).
     virtual void backward_begin(const Batch&, const OpIo&) {}
-    // Overwrites grads, with zeros for n = 0; reads x, dy, saved.
+    // Overwrites grads (zeros if n = 0); reads x, dy, saved.
     virtual void backward_params(const Batch&, const OpIo&) {}
-    // Overwrites dx; reads dy, params, saved, and x or y where needs() says so.
+    // Overwrites dx; reads dy, params, saved, and x or y if needs() says so.
     virtual void backward_input(const Batch& batch, const OpIo& io) = 0;
-    // Whether, for such a batch, backward_update() can and should stand for backward_params().
+    // Whether backward_update() can and should replace backward_params() for this batch.
     virtual bool can_update(const Batch&) const { return false; }
-    // After backward_input(), which reads the parameters as they were: updates params as the
-    // optimiser would, bit by bit, and leaves grads alone. offset: of params[0] in the flat
-    // buffers.
+    // Called after backward_input(), which reads the parameters before the update. Updates params
+    // exactly as the optimizer would, bit for bit, and does not write grads. offset: the position
+    // of params[0] in the flat buffers.
     virtual void backward_update(const Batch&, const OpIo&, const PassUpdate&,
                                  std::int64_t /*offset*/) {}
 };
 
-// The numbers of images that passes have: the most, and all for which kernels are chosen (the most
-// where none are named). 0: no such pass.
+// The batch sizes of an operation's passes: the largest, and all those for which kernels are chosen
+// (if none are listed, the largest). 0: there are no such passes.
 struct OpSizes {
     int train_images = 0, eval_images = 0;
     std::vector<int> train_sizes = {}, eval_sizes = {};
@@ -84,11 +84,11 @@ struct OpSizes {
 class OpFactory {
  public:
     virtual ~OpFactory() = default;
-    // Null: this factory has no such operation; a fused spec is then made of its parts, and one of
-    // a 16-bit type of the float32 operation (kernels/converted_op.hpp). name: the layer's, for
-    // reports. type: of x, x2, y, dx and dy. Parameters, their gradients and state are float32;
-    // the weights of convolutions and linear layers are rounded to `type` as operands, sums are in
-    // float32, and so is the bias that is added to them.
+    // Returns null if this factory lacks the operation; a fused spec is then built from its parts,
+    // and one of a 16-bit type from the float32 operation (kernels/ops/converted_op.hpp). name: the
+    // layer's, for reports. type: that of x, x2, y, dx and dy. Parameters, their gradients and
+    // state are float32; the weights of convolutions and linear layers are rounded to `type` as
+    // operands, while sums and the bias added to them are float32.
     virtual std::unique_ptr<Op> make(const std::string& name, const OpSpec& spec,
                                      const OpSizes& sizes, DataType type = DataType::float32) = 0;
 };

@@ -1,5 +1,5 @@
-// Shapes of the layers, shared by every backend. All extents are counted in elements of one image;
-// the number of images is passed beside them.
+// Layer shapes, shared by all backends. Extents count elements of one image; the number of images
+// is passed separately.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,7 @@ struct Conv2dShape {
     std::int64_t weight_elems() const {
         return std::int64_t{out_channels} * in.channels * kernel * kernel;
     }
-    // Multiply-adds x 2 of one direction for one image, as written in the formula.
+    // FLOPs (two per multiply-add) of one direction for one image, by the direct formula.
     std::int64_t flop_per_image() const { return 2 * out().plane_elems() * weight_elems(); }
 };
 

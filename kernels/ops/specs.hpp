@@ -1,7 +1,7 @@
-// What a net's operations are, as data: shapes of one image, and what is to be computed. The number
-// of images is no part of a spec.
+// Specs of a net's operations: the shapes of one image and what is computed. The number of images
+// is not part of a spec.
 //
-// A new operation begins here: a struct, its out(), and its place in OpSpec.
+// To add an operation, start here: define a struct with out() and add it to OpSpec.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace gyre {
 
-// y = x * mask / (1 - probability); by_channel draws one random number for each channel
-// (Dropout2d). stream: which of the net's random streams (base/philox.hpp).
+// y = x * mask / (1 - probability). by_channel: one random number per channel (Dropout2d). stream:
+// the index of the operation's random stream in the net (base/philox.hpp).
 struct DropoutSpec {
     Shape in;
     float probability = 0.5f;
@@ -22,13 +22,13 @@ struct DropoutSpec {
     Shape out() const { return in; }
 };
 
-// y = max(x, 0), NaN stays NaN.
+// y = max(x, 0); NaN stays NaN.
 struct ReluSpec {
     Shape in;
     Shape out() const { return in; }
 };
 
-// y[c][oh][ow] = max over the window; NaN wins.
+// y[c][oh][ow] = max over the window; NaN if the window contains one.
 struct MaxPool2dSpec {
     MaxPool2dShape shape;
     const Shape& input() const { return shape.in; }
@@ -36,11 +36,11 @@ struct MaxPool2dSpec {
 };
 
 // y[o] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] * x[c][oh*stride - padding + kh][...];
-// parameters: weight, bias. A factory may offer it fused with what follows, in this order:
-// dropout2d (probability > 0), max-pooling (pool_kernel > 0), ReLU. And two that follow each other
-// may agree on what lies between them, if the first has a ReLU and no pooling: channels last,
-// [n][height][width][channels], rounded to TF32, the activation and its gradient, which is zero
-// already where the activation is not positive.
+// parameters: weight, bias. A factory may offer it fused with the operations that follow, in this
+// order: dropout2d (probability > 0), max-pooling (pool_kernel > 0), ReLU. Between two consecutive
+// convolutions, of which the first has a ReLU and no pooling, activation and gradient may be
+// channels last, [n][height][width][channels], and rounded to TF32; the gradient is then already
+// zero where the activation is not positive.
 struct Conv2dSpec {
     Conv2dShape shape;
     float dropout = 0.0f;
@@ -56,14 +56,14 @@ struct Conv2dSpec {
 };
 
 // y = x w^T + b of a flattened activation; parameters: weight, bias. May be fused with a ReLU, and
-// that with dropout. And where x is another's y with a ReLU, that nobody else reads, the two may
-// agree that dx is the gradient before the ReLU and dropout already: dx_factor, the factor of what
-// dropout keeps, where x is positive, else zero.
+// with dropout after it. If x is only read here and is the y of a layer with a ReLU, dx may be that
+// layer's gradient before ReLU and dropout: dx_factor (dropout's scale of kept elements) times the
+// gradient where x is positive, else zero.
 struct LinearSpec {
     Shape in;
     LinearShape shape;
     bool relu = false;
-    float dropout = 0.0f;  // with a ReLU only
+    float dropout = 0.0f;  // only with a ReLU
     std::uint32_t dropout_stream = 0;
     bool dy_masked = false;
     float dx_factor = 0.0f;  // 0: dx is the gradient of x
@@ -78,7 +78,7 @@ struct AddSpec {
     Shape out() const { return in; }
 };
 
-// y = scale * the sum over the window, scale = 1 / its elements.
+// y = scale * sum over the window, scale = 1 / number of elements in the window.
 struct AvgPool2dSpec {
     Shape in;
     int kernel_height = 2, kernel_width = 2, stride = 2;
@@ -91,13 +91,13 @@ struct AvgPool2dSpec {
 
 // torch.nn.BatchNorm2d (Ioffe and Szegedy, ICML 2015). For each channel, over images and pixels,
 //   y = (x - mean) * inverse * weight + bias,   inverse = 1 / sqrt(variance + epsilon)
-// with the batch's mean and biased variance in a training pass, which also moves
-//   running = (1 - momentum) * running + momentum * (mean, or the unbiased variance),
-// and with the running ones in an evaluation pass. Backward, with xn = (x - mean) * inverse,
+// A training pass uses the batch's mean and biased variance, and updates
+//   running = (1 - momentum) * running + momentum * (mean, or the unbiased variance).
+// An evaluation pass uses the running statistics. Backward, with xn = (x - mean) * inverse,
 //   dbias = sum dy,  dweight = sum dy * xn
 //   dx = weight * inverse * (dy - mean of dy - xn * mean of dy * xn).
-// The statistics are those of the global batch (SyncBatchNorm), or with `local` of the rank's
-// share. Parameters: weight, bias; state: running_mean, running_var.
+// Statistics are those of the global batch (SyncBatchNorm), or of this rank's images if `local`.
+// Parameters: weight, bias; state: running_mean, running_var.
 struct BatchNorm2dSpec {
     Shape in;
     bool local = false;
@@ -105,7 +105,7 @@ struct BatchNorm2dSpec {
     float epsilon = 1e-5f;
     Shape out() const { return in; }
 
-    // Of the values that a channel's statistics are of; 0: there are none.
+    // The number of values in each channel's statistics; may be 0.
     std::int64_t count(const Batch& batch) const {
         return (local || batch.global_n == 0 ? batch.n : batch.global_n) * in.plane_elems();
     }

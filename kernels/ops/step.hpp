@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "kernels/base/epoch_order.hpp"
+#include "base/epoch_order.hpp"
 #include "kernels/ops/augment.hpp"
 #include "kernels/ops/shapes.hpp"
 

@@ -1,9 +1,9 @@
-"""Checks gyre on this machine's GPU, and measures it, in less than 8 minutes.
+"""Checks and measures gyre on this machine's GPU in less than 10 minutes.
 
-BUILD_DIR is taken as it is where it has a gyre, or else built; it may be what scripts/pack.sh wrote on
-another machine. cuDNN, cuBLAS and NCCL are also found in the packages of python3. Each step has its own
-time limit. ARCHIVE has all logs and figures, whatever happens, and the summary is what stands last in
-the output.
+BUILD_DIR is used unchanged if it contains gyre, and built otherwise; it may be a file that scripts/pack.sh
+wrote on another machine. cuDNN, cuBLAS and NCCL are also found in the packages of python3. Each step has
+its own time limit. Whatever happens, ARCHIVE gets all logs and figures, and the output ends with the
+summary.
 Exit codes: 0; 1: a step failed; 2: wrong use, or the build failed; 77: no GPU here; 128 + n: ended by
 signal n.
 """
@@ -34,11 +34,11 @@ def main() -> int:
     parser.add_argument("--data", default="", help="name or folder of the images; default: mnist, or else "
                         "fashion-mnist, in $GYRE_DATA, data-cache, /usr/share/datasets, ...")
     parser.add_argument("--device", choices=["cuda", "emulated"], default="cuda",
-                        help="emulated: tries the check itself without a GPU, on very little data")
+                        help="emulated: tests the check itself without a GPU, on very little data")
     args = parser.parse_args()
     archive = pathlib.Path(args.archive).absolute()
     if not archive.name.endswith(".tar.gz") or archive.is_dir():
-        parser.error(f"ARCHIVE {args.archive}: it must be a file that ends in .tar.gz")
+        parser.error(f"ARCHIVE {args.archive}: expected a file that ends in .tar.gz")
     try:
         archive.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -56,23 +56,23 @@ def main() -> int:
                 with tarfile.open(build) as tar:
                     tar.extractall(unpacked)
             except (OSError, tarfile.TarError) as error:
-                parser.error(f"BUILD_DIR {args.build}: no folder, and no pack: {error}")
+                parser.error(f"BUILD_DIR {args.build}: neither a folder nor a pack: {error}")
             return check(pathlib.Path(unpacked), archive, args)
     return check(build, archive, args)
 
 
 def check(build: pathlib.Path, archive: pathlib.Path, args: argparse.Namespace) -> int:
     complete = all(os.access(build / name, os.X_OK) for name in ("gyre", "unit_tests"))
-    if not complete and not make_build(build, args.device):  # scripts/train.sh builds gyre alone
+    if not complete and not make_build(build, args.device):  # scripts/train.sh builds only gyre
         return 2
 
     os.environ.setdefault("NCCL_DEBUG", "WARN")
-    os.environ.setdefault("CUDA_LOG_FILE", "stderr")  # reasons in plain words
+    os.environ.setdefault("CUDA_LOG_FILE", "stderr")  # CUDA explains its errors there
     emulated = args.device == "emulated"
     with tempfile.TemporaryDirectory(prefix="gyre-check-logs-") as folder:
         c = Check(build, pathlib.Path(folder), find_data(args.data), args.device)
         try:
-            # The emulator, on a busy machine, may take longer than a GPU.
+            # On a busy machine the emulator may take longer than a GPU.
             runner = Runner(c.folder, archive, f"gyre on {args.device}", 3.0 if emulated else 1.0,
                             1e9 if emulated else BUDGET,
                             probe=c.train("probe", "ours", "--limit", 64) if c.data else None,

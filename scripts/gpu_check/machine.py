@@ -1,4 +1,4 @@
-"""What a check needs of this machine: a GPU, data, and a build."""
+"""Finds what a check needs on this machine: a GPU, data, and a build."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def has_images(folder: pathlib.Path) -> bool:
 
 
 def find_data(wanted: str) -> str:
-    """A folder with images, or an empty text."""
+    """A folder with images, or an empty string."""
     if wanted and has_images(pathlib.Path(wanted)):
         return str(pathlib.Path(wanted).resolve())
     places = [pathlib.Path(p) for p in os.environ.get("GYRE_DATA", "").split(":") if p]
@@ -42,6 +42,6 @@ def make_build(build: pathlib.Path, device: str) -> bool:
                        f"-DCMAKE_CUDA_ARCHITECTURES={architecture}"], ["cmake", "--build", str(build)]):
             if subprocess.call(words, cwd=ROOT, stdout=out, stderr=out) != 0:
                 print("\n".join(log.read_text(errors="replace").splitlines()[-20:]), file=sys.stderr)
-                print(f"gpu-check: the build failed; the whole log is in {log}", file=sys.stderr)
+                print(f"gpu-check: the build failed; the complete log is in {log}", file=sys.stderr)
                 return False
     return True

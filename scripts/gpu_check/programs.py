@@ -1,8 +1,10 @@
-"""Programs that steps start as commands: programs.py NAME [WORD ...]; HELPERS has their names."""
+"""Helper programs that steps start as commands: programs.py NAME [WORD ...]; HELPERS lists the names."""
 
 from __future__ import annotations
 
 import ctypes
+import glob
+import html
 import os
 import pathlib
 import random
@@ -14,7 +16,7 @@ import time
 
 
 def hold_context() -> int:
-    """Keeps the GPU initialised, which without persistence mode each process would do anew."""
+    """Keeps the GPU initialised; without persistence mode each process would initialise it again."""
     try:
         cuda = ctypes.CDLL("libcuda.so.1")
     except OSError as error:
@@ -31,32 +33,47 @@ def hold_context() -> int:
 
 
 def escaped(name: str) -> str:
-    """A test case's name where Catch2 wants a choice of cases."""
+    """A test case's name, escaped for Catch2's selection of cases."""
     return re.sub(r"([\\,\[\]*\"])", r"\\\1", name)
 
 
-def isolate(report: str, program: str, *words: str) -> int:
-    """Runs Catch2 tests, and those that failed again singly: an error that stays with the process
-    makes all later cases fail. 0 where none fails alone; 1."""
-    pathlib.Path(report).unlink(missing_ok=True)
-    code = subprocess.call([program, *words, "-r", "xml", "-o", report])
-    text = pathlib.Path(report).read_text(errors="replace") if os.path.exists(report) else ""
-    cases = re.split(r"<TestCase name=", text)[1:]
-    names, failed = [], []
-    for case in cases:
-        name = re.match(r'"([^"]*)"', case)
-        if name:
-            names.append(name[1])
-            if not re.search(r'<OverallResult success="true"', case):
-                failed.append(name[1])
-    print(f"{len(names)} cases, {len(failed)} failed, exit code {code}", flush=True)
-    if code != 0 and not failed:
-        print("isolate: the program failed beside its cases", flush=True)
+def listed(program: str, words: list[str]) -> list[str]:
+    """The names of the selected cases; works with Catch2 version 3 and 2."""
+    for flags in (["--list-tests", "--verbosity", "quiet"], ["--list-test-names-only"]):
+        run = subprocess.run([program, *words, *flags], capture_output=True, text=True)
+        names = [line.strip() for line in run.stdout.splitlines() if line.strip()]
+        if names and not any(line.startswith("  ") or line.endswith("test cases") or line.endswith(":")
+                             for line in run.stdout.splitlines()):
+            return names
+    return []
+
+
+def isolate(report: str, jobs: str, program: str, *words: str) -> int:
+    """Runs Catch2 tests in `jobs` processes at a time, and failed ones again, each in its own process: an
+    error that persists in a process makes all its later cases fail. Returns 0 if none fails by itself, else 1."""
+    names = listed(program, list(words))
+    print(f"{len(names)} cases in {jobs} processes", flush=True)
+    if not names:
+        return 1
+    for old in glob.glob(f"{report}-*.xml"):
+        os.remove(old)
+    parts = [names[first::int(jobs)] for first in range(min(int(jobs), len(names)))]
+    processes = [subprocess.Popen([program, ",".join(escaped(name) for name in part), "-r", "xml", "-o",
+                                   f"{report}-{i}.xml"]) for i, part in enumerate(parts)]
+    codes = [process.wait() for process in processes]
+    good = set()
+    for path in glob.glob(f"{report}-*.xml"):
+        for case in re.split(r"<TestCase name=", pathlib.Path(path).read_text(errors="replace"))[1:]:
+            name = re.match(r'"([^"]*)"', case)
+            if name and re.search(r'<OverallResult success="true"', case):
+                good.add(html.unescape(name[1]))
+    failed = [name for name in names if name not in good]
+    print(f"{len(names)} cases, {len(failed)} failed, exit codes {codes}", flush=True)
+    if any(codes) and not failed:
+        print("isolate: a program failed outside its cases", flush=True)
         return 1
     alone = []
     for name in failed:
-        for entity, char in (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&amp;", "&")):
-            name = name.replace(entity, char)
         print(f"again, alone: {name}", flush=True)
         if subprocess.call([program, escaped(name)]) != 0:
             alone.append(name)
@@ -66,14 +83,14 @@ def isolate(report: str, program: str, *words: str) -> int:
 
 
 def stop_rank(which: str, running: str, *job: str) -> int:
-    """Two ranks, of which the second gets the signal after a dozen steps: the first must end in time
-    with exit code 4 and name it. running: the first one's --json."""
+    """Starts two ranks and sends the second the signal after a dozen steps: the first must end in time
+    with exit code 4 and name it. running: the --metrics file of the first."""
     job_words = [*job, "--init-method", f"tcp://127.0.0.1:{random.randrange(20000, 30000)}",
                  "--world-size", "2"]
     path = pathlib.Path(running)
     path.unlink(missing_ok=True)
     peer = subprocess.Popen([*job_words, "--rank", "1"])
-    survivor = subprocess.Popen([*job_words, "--rank", "0", "--json", running],
+    survivor = subprocess.Popen([*job_words, "--rank", "0", "--metrics", running],
                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         end = time.monotonic() + 20

@@ -1,9 +1,9 @@
-"""Runs steps one after another, each within its own time limit, and keeps what they say.
+"""Runs steps one after another, each within its own time limit, and keeps their output.
 
-A step is data: a name, seconds, commands, and what to make of their output. Every command is a process
-group of its own, and all of it ends with the command or the step's time. Whatever happens (a command
-hangs or dies, SIGTERM, SIGINT or SIGHUP arrives), the summary is the last thing on stdout and one
-archive has everything. It is written anew after each step: SIGKILL loses the step under way only.
+A step is data: a name, seconds, commands, and a function that judges their output. Every command is a
+separate process group, all of which ends with the command or the step's time. Whatever happens (a command
+hangs or dies, SIGTERM, SIGINT or SIGHUP arrives), the summary is the last output on stdout and one
+archive has everything. The archive is rewritten after each step: SIGKILL loses only the current step.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Callable
 
 PASS, FAIL, SKIPPED = "PASS", "FAIL", "SKIPPED"
 KILL_AFTER = 2.0  # seconds from SIGTERM to SIGKILL
-MOST_BYTES = 2 << 20  # of a file in the archive: longer ones lose their middle
+MOST_BYTES = 2 << 20  # of a file in the archive; longer files lose their middle
 
 
 @dataclasses.dataclass
@@ -33,7 +33,7 @@ class Command:
 
 @dataclasses.dataclass
 class Ran:
-    """What became of a step's commands; those that the time did not suffice for have code None."""
+    """The results of a step's commands; commands for which no time was left have code None."""
 
     name: str
     log: pathlib.Path
@@ -61,11 +61,11 @@ class Step:
     name: str
     seconds: float
     commands: list[Command] | Callable[["Runner"], list[Command]]
-    # Asked where all commands ended with 0, or always with judge_failures.
+    # Called if all commands ended with 0, or always with judge_failures.
     judge: Callable[[Ran], Verdict] = all_good
     skip: str = ""  # why it cannot run here
     judge_failures: bool = False
-    optional: bool = False  # no failure if its time did not suffice
+    optional: bool = False  # running out of time is not a failure
 
 
 class Stopped(BaseException):
@@ -74,9 +74,9 @@ class Stopped(BaseException):
 
 
 class Runner:
-    """folder: for logs and files of the steps, all of which go to the archive. scale: of the steps'
-    limits; budget: seconds for all steps together. probe: asked after a step that failed whether going on
-    makes sense; prepare: what runs beside all steps, started first."""
+    """folder: for logs and files of the steps, all of which go to the archive. scale: factor for the steps'
+    limits; budget: seconds for all steps together. probe: runs after the first failed step, to see whether
+    the device still works; beside: runs during all steps, started first."""
 
     def __init__(self, folder: pathlib.Path, archive: pathlib.Path, title: str, scale: float = 1.0,
                  budget: float = 1e9, probe: Command | None = None, beside: Command | None = None):
@@ -86,13 +86,13 @@ class Runner:
         self.begin = time.monotonic()
         self.results: list[tuple[str, str, float, str]] = []  # verdict, name, seconds, text
         self.broken = ""  # the step after which the probe failed
-        self.starting, self.stopped = False, 0  # a process, which must not be lost; by this signal
+        self.starting, self.stopped = False, 0  # whether a process, which must not be lost, is starting; signal
 
     def failed(self) -> list[str]:
         return [name for verdict, name, _, _ in self.results if verdict == FAIL]
 
     def run(self, steps: list[Step]) -> int:
-        """0; 1: a step failed; 128 + the number of the signal that ended it."""
+        """Returns 0; 1: a step failed; 128 + the number of the signal that ended it."""
         def stop(number: int, _frame: object) -> None:
             for each in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 signal.signal(each, signal.SIG_IGN)
@@ -123,7 +123,7 @@ class Runner:
                 name = signal.Signals(ended_by).name
                 for step in steps:
                     if step.name not in done:
-                        self.results.append((FAIL, step.name, 0.0, f"not done: {name} ended all"))
+                        self.results.append((FAIL, step.name, 0.0, f"not done: {name} ended the check"))
             self.pack()
             print("\n" + self.summary(), flush=True)
         return 128 + ended_by if ended_by else 1 if self.failed() else 0
@@ -147,15 +147,15 @@ class Runner:
                 with open(self.folder / f"{step.name}-probe.log", "wb") as out:
                     if self.go(self.probe, out, time.monotonic() + 20 * self.scale) != 0:
                         self.broken = step.name
-                        print("   and the device is of no use any more", flush=True)
+                        print("   and the device no longer works", flush=True)
 
     def outcome(self, step: Step, log: pathlib.Path, end: float) -> Verdict:
         if step.skip:
             return SKIPPED, step.skip
         if self.broken:
-            return SKIPPED, f"the device is of no use since {self.broken}"
+            return SKIPPED, f"the device has not worked since {self.broken}"
         if end - time.monotonic() < min(1.0, step.seconds * self.scale / 2):
-            return (SKIPPED if step.optional else FAIL), "no time was left for it"
+            return (SKIPPED if step.optional else FAIL), "no time was left"
         ran = Ran(step.name, log, [])
         with open(log, "wb") as out:
             for command in step.commands(self) if callable(step.commands) else step.commands:
@@ -185,7 +185,7 @@ class Runner:
             self.starting = False
 
     def go(self, command: Command, out: object, end: float) -> int:
-        """The command's exit code, 124 where the time ended it, 127 where it could not start."""
+        """Runs the command; returns its exit code, 124 if it ran out of time, 127 if it could not start."""
         words = " ".join([f"{k}={shlex.quote(v)}" for k, v in command.env.items()
                           if k != "LD_LIBRARY_PATH"] + [shlex.quote(w) for w in command.words])
         out.write(f"\n$ {words}\n".encode())
@@ -211,7 +211,7 @@ class Runner:
 
     @staticmethod
     def end(process: subprocess.Popen, now: bool) -> None:
-        """Ends what is left of the process and its children: asks, waits, kills; now: kills."""
+        """Ends the process and its remaining children with SIGTERM, a wait and SIGKILL; now: only SIGKILL."""
         for number in [signal.SIGKILL] if now else [signal.SIGTERM, signal.SIGKILL]:
             try:
                 os.killpg(process.pid, number)
@@ -222,7 +222,7 @@ class Runner:
                 if number == signal.SIGTERM:
                     time.sleep(0.05)  # for its children
             except subprocess.TimeoutExpired:
-                pass  # SIGKILL comes next, or it hangs in the kernel, where nothing can be done
+                pass  # SIGKILL follows, or the process hangs in the kernel and cannot be ended
 
     @staticmethod
     def show_end(log: pathlib.Path) -> None:

@@ -1,25 +1,45 @@
-"""The steps of a check: what is run, in how many seconds, and what to make of its output."""
+"""The steps of a check: their commands, time limits, and how their output is judged."""
 
 from __future__ import annotations
 
 import glob
 import json
 import re
+import statistics
 import sys
 
-from check import ROOT, Check, last
+from check import ROOT, Check, events, last
+from machine import gpus
 from programs import escaped
 from step_runner import FAIL, PASS, SKIPPED, Command, Ran, Runner, Step, Verdict
 
-BUDGET = 470.0  # seconds for all steps
-POINTS = 0.7  # that accuracies after 3 epochs may differ; seeds alone make 0.3 in one run of four
-# That losses of 20 steps may differ between sets of kernels; later, a flipped ReLU or pooling choice,
-# which rounding alone decides, may show.
+BUDGET = 585.0  # seconds for all steps
+START = 2.0  # seconds until a program has its libraries and the GPU
+SPARE = 1.5  # factor between a step's limit and the time that it needs
+POINTS = 0.7  # allowed difference of accuracies after 3 epochs; seeds alone make 0.3 in one run of four
+# Allowed difference of losses of 20 steps between sets of kernels; in later steps a flipped ReLU or pooling
+# choice, which only rounding decides, may show.
 RELATIVE = 1e-4
-# That they may differ where only the order of sums does, on a net without such choices: 8 times
-# float32's epsilon, as in tests/losses.hpp.
+# Allowed difference if only the order of sums differs, on a net without such choices: 8 times
+# float32's epsilon, as in tests/support/losses.hpp.
 SAME = 8 * 2.0**-23
+# Allowed difference of the first steps' losses from the CPU's in that precision (TF32: in float32), at least
+# three times that of the emulated GPU, which is largest for batch normalisation of one image.
+APART = {"fp32": RELATIVE, "tf32": 1e-3, "bf16": 3e-3, "fp16": 1e-3}
 DOZEN = ["--limit", 12 * 32]  # images, for a dozen steps of ranks
+ESTIMATES = 30.0  # %, the goal for the median error of estimated times
+# Goals for a step's time: training flags, flags with which bench-kernels lists the step, microseconds.
+GOALS = {
+    "net": (["--model", "net", "--epochs", 20], ["--step=net"], 15.0),
+    "wide": (["--model", "wide", "--precision", "tf32", "--optimizer", "adam", "--limit", 16384, "--epochs", 6],
+             ["--step=wide", "--precision=tf32"], 400.0),
+}  # fmt: skip
+
+
+def needs(programs: int, work: float) -> float:
+    """A step's limit, from the number of programs that it starts one after another and the seconds of work
+    on a host of 16 cores, as far as they can be known without a GPU."""
+    return SPARE * (programs * START + work)
 
 
 def verdict(problems: list[str], text: str) -> Verdict:
@@ -27,7 +47,7 @@ def verdict(problems: list[str], text: str) -> Verdict:
 
 
 def twenty_steps(c: Check) -> list[object]:
-    """Flags. The emulated device gets little of everything, and has no libraries."""
+    """Flags for twenty steps; the emulated device gets fewer."""
     return ["--limit", 320 if c.emulated else 1280]
 
 
@@ -35,7 +55,6 @@ def few_images(c: Check) -> list[object]:
     return ["--limit", 64 if c.emulated else 6400, "--epochs", 2, "--batch-size", 24]
 
 
-# 10 s
 def device(c: Check) -> Step:
     def judge_device(ran: Ran) -> Verdict:
         gpu = re.search(r"^GPU 0 +(.*)", ran.text, re.M)
@@ -43,11 +62,10 @@ def device(c: Check) -> Step:
         return PASS, f"{name}; data {c.data or 'none'}"
 
     system = [] if c.emulated else [Command(["nvidia-smi"])]
-    return Step("device", 10, [*system, Command(["df", "-h", "/dev/shm"]), c.call("gyre", "info")],
+    return Step("device", needs(2, 1), [*system, Command(["df", "-h", "/dev/shm"]), c.call("gyre", "info")],
                 judge_device)
 
 
-# 25 s
 def own(c: Check) -> Step:
     twenty, few = twenty_steps(c), few_images(c)
     adam = ["--optimizer", "adam", "--max-grad-norm", 5]
@@ -61,7 +79,7 @@ def own(c: Check) -> Step:
         return verdict(bad, f"losses from the CPU's: {text}; a graph changes no bit; images/s "
                             f"{speeds[0]} without, {speeds[1]} with it")
 
-    return Step("own", 25, [
+    return Step("own", needs(5, 4), [
         c.train("cpu", "cpu", *twenty),
         c.train("ours", "ours", *twenty, "--graph", "off"),
         c.train("ours-graph", "ours", *twenty, "--graph", "on"),
@@ -70,8 +88,8 @@ def own(c: Check) -> Step:
     ], judge_own, skip=c.no_data)
 
 
-# 20 s. Algorithms picked by timing differ from run to run, some with atomics: bits are compared
-# with --deterministic only.
+# Algorithms chosen by timing differ between runs, and some use atomics, so bits are compared only with
+# --deterministic.
 def library(c: Check) -> Step:
     twenty = twenty_steps(c)
 
@@ -80,14 +98,14 @@ def library(c: Check) -> Step:
         return verdict(bad + c.same(("cudnn", "cudnn-graph")), f"losses from the CPU's: {text}; "
                        "deterministic cuDNN with and without a graph: equal bit by bit")
 
-    return Step("library", 20, [
+    return Step("library", needs(3, 8), [
         c.train("cudnn", "cudnn", *twenty, "--deterministic", "--graph", "off"),
         c.train("cudnn-graph", "cudnn", *twenty, "--deterministic", "--graph", "on"),
         c.train("auto", "auto", *twenty, "-v"),
     ], judge_library, skip=c.no_data or ("the device is emulated" if c.emulated else ""))
 
 
-# Ranks that take turns on the GPU; with 2 also the times of reductions alone.
+# The ranks take turns on the GPU; with 2 ranks reductions are also timed separately.
 def nccl(c: Check, name: str, count: int, seconds: float, optional: bool = False) -> Step:
     def judge(ran: Ran) -> Verdict:
         eager, graph = f"nccl-{count}", f"nccl-{count}-graph"
@@ -101,7 +119,7 @@ def nccl(c: Check, name: str, count: int, seconds: float, optional: bool = False
     bench = []
     if count == 2 and c.has("bench-allreduce"):
         where = ["--device", "cpu"] if c.emulated else ["--device", "cuda", "--comm", "nccl", "--share-gpu"]
-        bench = [c.call(str(ROOT / "tests" / "launch_ranks.sh"), 2, c.tools / "bench-allreduce", "-b", "4K",
+        bench = [c.call(str(ROOT / "tests/comm/launch_ranks.sh"), 2, c.tools / "bench-allreduce", "-b", "4K",
                         "-e", "1M", "-f", 16, "-n", 5, "-w", 2, *where, **c.nccl, NCCL_DEBUG="INFO",
                         NCCL_DEBUG_FILE=str(c.folder / "nccl-info.%h.%p"))]
     return Step(name, seconds, [
@@ -112,47 +130,123 @@ def nccl(c: Check, name: str, count: int, seconds: float, optional: bool = False
     ], judge, skip=c.no_ranks, optional=optional)
 
 
-# 60 s
 def unit(c: Check) -> Step:
     def judge_unit(ran: Ran) -> Verdict:
         if not c.emulated and "skipped: the backends on a GPU" in ran.text:
-            return FAIL, "the tests on the GPU were skipped: the program saw none"
+            return FAIL, "the tests on the GPU were skipped: the program found none"
         alone = re.findall(r"^FAILED ALONE: (.*)", ran.text, re.M)
         cases = re.search(r"^(\d+ cases, \d+ failed).*", ran.text, re.M)
         if alone or not ran.good:
             return FAIL, f"{cases[1] if cases else 'no case ended'}; alone: {', '.join(alone) or 'none'}"
         return PASS, f"{cases[1]}; none fails alone"
 
-    unit_words = ["dropout*"] if c.emulated else []
-    return Step("unit", 60, [c.call("isolate", c.folder / "unit.xml", c.tools / "unit_tests", *unit_words,
-                                    GYRE_TEST_BACKENDS="emulated" if c.emulated else "gpu")],
+    # The emulated device gets few cases, selected and distributed the same way.
+    jobs, words = (2, ["--filenames-as-tags", "[gpu][#kernels_test],[gpu][#update_kernels_test]"]) if c.emulated else (8, ["[gpu]"])
+    return Step("unit", needs(3, 16), [c.call("isolate", c.folder / "unit", jobs, c.tools / "unit_tests", *words,
+                                              GYRE_TEST_BACKENDS="emulated" if c.emulated else "gpu")],
                 judge_unit, judge_failures=True,
                 skip="" if c.has("unit_tests") else f"{c.build} has no unit_tests")
 
 
-# 90 s, a program for each net, so that no more than one net's figures can be lost.
+def goal(what: str, value: float, most: float, unit: str) -> str:
+    """A line for the summary; a missed goal is not a failure."""
+    return f"{what} {value:.1f} {unit}, goal {most:.0f}: {'met' if value <= most else 'MISSED'}"
+
+
+def judged_estimates(text: str) -> str:
+    found = re.search(r"^estimates: median error (\d+) % of (\d+) times; .* and (\d+) % over the others", text, re.M)
+    if not found:
+        return "no estimates"
+    return (goal(f"estimates of {found[2]} times off at the median by", float(found[1]), ESTIMATES, "%")
+            + f" ({found[3]} % with fitted constants)")
+
+
+# Each net and precision has its own program, so that a failure loses only its figures.
 def kernels(c: Check) -> list[Step]:
     def judge_kernels(ran: Ran) -> Verdict:
         timed = len(re.findall(r"/manual_time .* us ", ran.text))
         missed = len(re.findall(r"^MISSED:", ran.text, re.M))
         wrong = len(re.findall("ERROR OCCURRED", ran.text))
-        text = f"{timed} timings, {wrong} wrong results, goals missed: {missed}"
-        good = ran.good or ran.codes == [3]  # goals are there to be missed until they are met
-        return (PASS if good and not wrong else FAIL), text + (", ran out of time" if ran.timed_out else "")
+        text = f"{timed} timings, {wrong} wrong results, goals missed: {missed}; {judged_estimates(ran.text)}"
+        good = ran.good or ran.codes == [3]
+        return (PASS if good and not wrong and timed else FAIL), text + (", ran out of time" if ran.timed_out else "")
 
     steps = []
-    for net, batches in (("net", "64,256,1024,4096"), ("wide", "64,1024")):
-        words = [f"--device={c.device}", "--check", f"--benchmark_filter=^{net}/",
-                 f"--batches={2 if c.emulated else batches}", f"--benchmark_out={c.folder}/kernels-{net}.json"]
+    for name, layers, batches in (("net", "net/", "64,256,1024,4096"), ("wide", "wide/", "64,1024"),
+                                  ("wide-tf32", "wide/(conv|fc)", "64,1024")):
+        if c.emulated:  # the smallest layers
+            layers, batches = {"net": "net/", "wide": "wide/(relu3|fc2)", "wide-tf32": "wide/fc2"}[name], "2"
+        words = [f"--device={c.device}", "--check", f"--benchmark_filter=^{layers}", f"--batches={batches}",
+                 f"--benchmark_out={c.folder}/kernels-{name}.json",
+                 *(["--precision=tf32"] if name.endswith("tf32") else [])]
         skip = "" if c.has("bench-kernels") else f"{c.build} has no bench-kernels"
-        if c.emulated and net == "wide":
-            skip = "the device is emulated"
-        steps.append(Step(f"kernels-{net}", 45, [c.call("bench-kernels", *words)], judge_kernels,
+        steps.append(Step(f"kernels-{name}", needs(1, 26), [c.call("bench-kernels", *words)], judge_kernels,
                           judge_failures=True, skip=skip))
     return steps
 
 
-# 35 s
+# Compares the first steps of the nets whose products run on tensor cores with the CPU's, in every precision:
+# losses depend on forward passes, and from the second step on on gradients and updates. Only GPUs have TF32.
+def precision(c: Check) -> Step:
+    few = ["--limit", 2, "--batch-size", 1] if c.emulated else ["--limit", 64, "--batch-size", 16]
+
+    def name(net: str, kind: str, on: str) -> str:
+        return f"precision-{net}-{kind}-{on}"
+
+    def judge_precision(ran: Ran) -> Verdict:
+        bad, texts = [], []
+        for net in ("wide", "resnet"):
+            for kind, allowed in APART.items():
+                of_cpu = name(net, "fp32" if kind == "tf32" else kind, "cpu")
+                far, text = c.close_to(allowed, of_cpu, name(net, kind, "gpu"))
+                bad += far
+                texts.append(text.removeprefix("precision-").replace("-gpu", ""))
+        return verdict(bad, "losses from the CPU's: " + ", ".join(texts))
+
+    return Step("precision", needs(14, 10), [
+        c.train(name(net, kind, on), kernel_set, "--model", net, "--precision", kind, *few)
+        for net in ("wide", "resnet") for kind in APART
+        for on, kernel_set in (("cpu", "cpu"), ("gpu", "ours")) if (kind, on) != ("tf32", "cpu")
+    ], judge_precision, skip=c.no_data)
+
+
+def estimated_gpu(c: Check) -> str:
+    """The device's name among the GPUs for which bench-kernels estimates times (bench/gpu_models.cpp), or empty."""
+    if c.emulated:
+        return "h200"
+    first = gpus().partition("\n")[0]
+    return next((name for name in ("a100", "h100", "h200") if name.upper() in first), "")
+
+
+# Compares a step's time with its goal and, for some GPUs, with an estimate from the emulator's counts.
+def speed(c: Check) -> Step:
+    gpu = estimated_gpu(c)
+
+    def judge_speed(ran: Ran) -> Verdict:
+        estimates = [float(us) for us in re.findall(r"^\d+ launches, .* ([\d.]+) us by estimate", ran.text, re.M)]
+        lines = []
+        for (net, (_, _, most)), estimate in zip(GOALS.items(), estimates if gpu else [None] * len(GOALS), strict=True):
+            speeds = [event["images_per_second"] for event in events(c.out(f"speed-{net}"))
+                      if event["event"] == "epoch"][1:]
+            us = 64e6 * statistics.mean(1 / speed for speed in speeds)
+            off = "no estimates for this GPU" if estimate is None else goal(
+                f"by estimate {estimate:.1f} us, off by", abs(estimate / us - 1) * 100, ESTIMATES, "%")
+            lines.append(f"\n           {goal(f'a step of {net} with 64 images', us, most, 'us')}; {off}")
+        return PASS, ("times of an emulated device mean nothing" if c.emulated else "") + "".join(lines)
+
+    if not c.has("bench-kernels"):
+        return Step("speed", 1, [], skip=f"{c.build} has no bench-kernels")
+    trained = {net: [*flags, "--batch-size", 64] for net, (flags, _, _) in GOALS.items()}
+    if c.emulated:  # something that does not take minutes
+        trained = {net: ["--precision", kind, "--limit", 8, "--epochs", 2, "--batch-size", 4]
+                   for net, kind in (("net", "fp32"), ("wide", "tf32"))}
+    return Step("speed", needs(4, 12), [
+        *(c.train(f"speed-{net}", "ours", *flags, "--log-interval", 1000000) for net, flags in trained.items()),
+        *(c.call("bench-kernels", "--device=emulated", "--batches=64", "--profile", f"--gpu={gpu}", *listed)
+          for _, listed, _ in (GOALS.values() if gpu else [])),
+    ], judge_speed, skip=c.no_data)
+
+
 def accuracy(c: Check) -> Step:
     sets = {"cpu": "cpu", "ours": "ours"} | ({} if c.emulated else {"library": "cudnn"})
     evaluated = ["--epochs", 1 if c.emulated else 3, "--log-interval", 1000000]
@@ -165,13 +259,12 @@ def accuracy(c: Check) -> Step:
         apart = max(points.values()) - min(points.values())
         return (PASS if apart <= POINTS else FAIL), f"{apart:.2f} points apart: {text}"
 
-    return Step("accuracy", 35, [
+    return Step("accuracy", needs(3, 17), [
         c.call("gyre", *[w for w in c.train_words(f"accuracy-{name}", kernel_set, *evaluated)
                          if w != "--no-eval"])
         for name, kernel_set in sets.items()], judge_accuracy, skip=c.no_data)
 
 
-# 15 s
 def repeat(c: Check) -> Step:
     few = few_images(c)
 
@@ -188,22 +281,28 @@ def repeat(c: Check) -> Step:
                 (c.tools / f"{name}-2" / "last.safetensors").read_bytes()]
         return verdict(bad, f"{', '.join(twice)}: losses and weights of two runs equal bit by bit")
 
-    return Step("repeat", 15, [repeated(name, i) for name in twice for i in (1, 2)], judge_repeat,
+    return Step("repeat", needs(4, 3), [repeated(name, i) for name in twice for i in (1, 2)], judge_repeat,
                 skip=c.no_data)
 
 
 def judge_torch(c: Check, ran: Ran) -> Verdict:
-    if ran.codes == [77]:
+    if 77 in ran.codes:
         return SKIPPED, "python3 has no torch that sees the device"
-    if ran.codes not in ([0], [124]):
-        return FAIL, f"exit code {ran.codes[0]}"
-    # What the time sufficed for counts.
-    rows = json.loads((c.folder / f"{ran.name}.json").read_text())
-    lines = [f"\n           {row['case']} batch {row['batch_size']}: torch "
-             + ", ".join(f"{form} {line['images_per_second']:.0f}" for form, line in row["torch"].items())
-             + "; gyre " + ", ".join(f"{k} {v['images_per_second']:.0f}" for k, v in row["gyre"].items())
-             for row in rows]
-    return PASS, "images/s" + "".join(lines)
+    bad = [code for code in ran.codes if code not in (0, 124, None)]
+    if bad:
+        return FAIL, f"exit code {bad[0]}"
+    # Comparisons that were done in time count.
+    rows = [row for path in sorted(c.folder.glob(f"{ran.name}-*.json")) for row in json.loads(path.read_text())]
+    text = ""
+    for row in rows:
+        torch_us, gyre_us = ({name: row["batch_size"] * 1e6 / line["images_per_second"] for name, line in found.items()}
+                             for found in (row["torch"], row["gyre"]))
+        faster = all(gyre_us["ours"] < us for us in torch_us.values())
+        text += (f"\n           {row['case']}, {row['batch_size']} images{', TF32' if row['tf32'] else ''}, us a step: torch "
+                 + ", ".join(f"{form} {us:.1f}" for form, us in torch_us.items()) + "; gyre "
+                 + ", ".join(f"{kernels} {us:.1f}" for kernels, us in gyre_us.items())
+                 + f"; goal, ours before torch: {'met' if faster else 'MISSED'}")
+    return (PASS if rows else FAIL), (text or "there was no time for a comparison")
 
 
 def compare(c: Check, out: str, *flags: str) -> Command:
@@ -212,22 +311,23 @@ def compare(c: Check, out: str, *flags: str) -> Command:
                     "--json", str(c.folder / out), *flags])
 
 
-# 50 s
 def torch(c: Check) -> Step:
-    flags = ["--batch-sizes", "64", "--steps", "300", "--forms", "eager,fused,graph"]
+    flags = ["--batch-sizes", "64", "--steps", "300", "--forms", "eager,graph", "--kernels", "ours,auto"]
     if c.emulated:
-        flags = ["--device", "cpu", "--gyre-device", "emulated", "--kernels", "ours", "--case", "net",
-                 "--limit", "8", "--batch-sizes", "4", "--steps", "2", "--warmup", "1", "--repeats", "1",
-                 "--epochs", "2", "--forms", "eager"]
-    return Step("torch", 50, [compare(c, "torch.json", *flags)], lambda ran: judge_torch(c, ran),
-                judge_failures=True, skip=c.no_torch)
+        flags = ["--device", "cpu", "--gyre-device", "emulated", "--kernels", "ours", "--limit", "8",
+                 "--batch-sizes", "4", "--steps", "2", "--warmup", "1", "--repeats", "1", "--epochs", "2",
+                 "--forms", "eager"]
+    cases = [["--case", "net"], *([] if c.emulated else [["--case", "wide", "--tf32"]])]
+    return Step("torch", needs(10, 20), [compare(c, f"torch-{case[1]}.json", *case, *flags) for case in cases],
+                lambda ran: judge_torch(c, ran), judge_failures=True, skip=c.no_torch)
 
 
-# 40 s, with what is left
+# This runs only if time is left.
 def torch_compile(c: Check) -> Step:
-    return Step("torch-compile", 40, [compare(c, "torch-compile.json", "--batch-sizes", "64", "--steps", "300",
-                                              "--forms", "compile", "--kernels", "ours")],
-                lambda ran: judge_torch(c, ran), judge_failures=True, skip=c.no_torch, optional=True)
+    return Step("torch-compile", needs(4, 30), [
+        compare(c, f"torch-compile-{case}.json", "--case", case, "--batch-sizes", "64", "--steps", "300",
+                "--forms", "compile", "--kernels", "ours") for case in GOALS
+    ], lambda ran: judge_torch(c, ran), judge_failures=True, skip=c.no_torch, optional=True)
 
 
 def sanitized(c: Check, tool: str, name: str, *flags: object) -> Command:
@@ -252,10 +352,10 @@ def judge_sanitizer(ran: Ran) -> Verdict:
     clean = len(re.findall("ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", ran.text))
     bad = [code for code in ran.codes if code not in (0, None, 124)]
     text = f"{clean} of {len(ran.codes)} programs without errors"
-    return (FAIL if bad or not clean else PASS), text + (", then the time was over" if ran.timed_out else "")
+    return (FAIL if bad or not clean else PASS), text + (", then ran out of time" if ran.timed_out else "")
 
 
-# 60 s: what failed above first.
+# Checks what failed in earlier steps first.
 def memcheck(c: Check) -> Step:
     def commands_of(runner: Runner) -> list[Command]:
         commands = trainings(c, "memcheck")
@@ -270,31 +370,30 @@ def memcheck(c: Check) -> Step:
             commands = [sanitized(c, "memcheck", "cudnn", "--limit", 64)] + commands
         return commands
 
-    return Step("memcheck", 60, commands_of, judge_sanitizer, judge_failures=True,
+    return Step("memcheck", needs(6, 28), commands_of, judge_sanitizer, judge_failures=True,
                 skip=c.no_sanitizer or c.no_data)
 
 
-# 12 s each, with what is left
+# This runs only if time is left.
 def sanitizer(c: Check, tool: str) -> Step:
-    return Step(tool, 12, lambda runner: trainings(c, tool)[:3], judge_sanitizer, judge_failures=True,
+    return Step(tool, needs(3, 2), lambda runner: trainings(c, tool)[:3], judge_sanitizer, judge_failures=True,
                 skip=c.no_sanitizer or c.no_data, optional=True)
 
 
-# 50 s
 def stop(c: Check) -> Step:
     job = [c.nccl_gyre, *c.train_words("", "ours", "--comm", "nccl", "--share-gpu", "--timeout", 6,
                                        *DOZEN, "--epochs", 1000000)]
-    return Step("stop", 50, [c.call("stop-rank", which, c.out(f"stop-{which}"), *job, **c.nccl)
+    return Step("stop", needs(4, 26), [c.call("stop-rank", which, c.out(f"stop-{which}"), *job, **c.nccl)
                              for which in ("KILL", "STOP")],
                 lambda ran: (PASS, "a killed and a stopped rank are named, exit code 4"), skip=c.no_ranks)
 
 
 def make_steps(c: Check) -> list[Step]:
-    """In this order: what later steps need first, and last what there need not be time for."""
+    """The steps in order: those that later ones need come first, and those that may lack time last."""
     return [
-        device(c), own(c), library(c), nccl(c, "nccl", 2, 45), unit(c), *kernels(c), accuracy(c), repeat(c),
-        torch(c), memcheck(c), stop(c),
-        # 35 s, with what is left
-        sanitizer(c, "initcheck"), sanitizer(c, "racecheck"), nccl(c, "nccl-4", 4, 15, optional=True),
+        device(c), own(c), library(c), nccl(c, "nccl", 2, needs(8, 14)), unit(c), precision(c), *kernels(c), speed(c),
+        accuracy(c), repeat(c), torch(c), memcheck(c), stop(c),
+        # These run only if time is left.
+        sanitizer(c, "initcheck"), sanitizer(c, "racecheck"), nccl(c, "nccl-4", 4, needs(3, 4), optional=True),
         *([] if c.emulated else [torch_compile(c)]),
     ]

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/base/printable.hpp"
+#include "base/printable.hpp"
 #include "train/cli/terminal.hpp"
 
 namespace gyre::train {

@@ -9,7 +9,7 @@
 #include <optional>
 #include <sstream>
 
-#include "kernels/base/printable.hpp"
+#include "base/printable.hpp"
 #include "train/checkpoint.hpp"
 #include "train/cli/class_report.hpp"
 #include "train/cli/commands.hpp"
@@ -48,7 +48,7 @@ using Tell = std::function<void(const std::string&)>;
 
 // How pixels are to be normalised: as in training, unless the user says otherwise. Says where the
 // data are not what the weights were trained on.
-Normalisation stored_normalisation(EvalOptions options, const Stored& stored, const Dataset& data,
+Normalisation stored_normalisation(DataSpec options, const Stored& stored, const Dataset& data,
                                    const Tell& tell) {
     const Shape shape{data.test.channels, data.test.height, data.test.width};
     if (const auto trained = stored.shape(); trained && *trained != shape) {
@@ -117,17 +117,17 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         // What is stored beside the weights counts, unless the user says otherwise.
         const Stored stored(weights, options.weights);
         const std::string stored_model = stored.text("gyre.model");
-        const ModelSpec model = !options.model_given && !stored_model.empty()
-                                    ? parse_model(stored_model, options.weights)
-                                    : load_model(options.model);
-        if (!options.classes) {
-            options.classes = stored.classes();
+        const ModelSpec model =
+            options.net.model.empty() && !stored_model.empty()
+                ? parse_model(stored_model, options.weights)
+                : load_model(options.net.model.empty() ? NetSpec{}.model : options.net.model);
+        if (!options.data.classes) {
+            options.data.classes = stored.classes();
         }
-        Dataset data = load_dataset(
-            {options.data, {}, options.classes, options.resize, tell_of_data(comm, false)});
+        Dataset data = load_dataset(options.data, tell_of_data(comm, false));
         data_hash = hash_dataset(data);
         const Shape shape{data.test.channels, data.test.height, data.test.width};
-        const Normalisation normalisation = stored_normalisation(options, stored, data, tell);
+        const Normalisation normalisation = stored_normalisation(options.data, stored, data, tell);
         data.train = {};
         labels = data.test.labels;
         names = class_labels(data.class_names.empty() ? stored.class_names() : data.class_names,
@@ -139,14 +139,13 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
                             "table; --per-class has a line for each",
                             classes, kMostConfused));
         }
-        batch = evaluation_batch(comm, data.test.count, options.test_batch_size);
+        batch = evaluation_batch(comm, data.test.count, options.evaluation.batch_size);
         net = std::make_unique<Net>(
             *backend, model, shape, data.classes,
             NetOptions{.train_batch = 0,
                        .eval_batch = batch,
-                       .dropout = false,
-                       .eval_sizes = evaluation_sizes(comm, data.test.count, batch),
-                       .type = type_of(options.precision)});
+                       .spec = {.dropout = false, .precision = options.net.precision},
+                       .eval_sizes = evaluation_sizes(comm, data.test.count, batch)});
         for (const std::string& remark : net->import_parameters(weights.tensors, options.weights)) {
             tell(remark);
         }

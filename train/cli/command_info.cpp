@@ -6,13 +6,13 @@
 #include <nlohmann/json.hpp>
 #include <variant>
 
+#include "base/printable.hpp"
 #include "comm/bucket_plan.hpp"
 #include "comm/communicator.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/nccl/nccl_library.hpp"
 #include "data/dataset_files.hpp"
-#include "kernels/base/printable.hpp"
-#include "kernels/cpu_kernels.hpp"
+#include "kernels/choose_cpu_kernels.hpp"
 #include "kernels/device_info.hpp"
 #include "model/graph.hpp"
 #include "model/net.hpp"
@@ -52,9 +52,9 @@ void print_model(const InfoOptions& options) {
             elems += (parameter.elems + kAlign - 1) / kAlign * kAlign;
         }
     }
-    const std::int64_t with_tail = elems + model::Net::kTailElems;
+    const std::int64_t with_stats = elems + model::Net::kStatsElems;
     const std::vector<Bucket> buckets =
-        plan_buckets(begins, with_tail, auto_bucket_bytes(with_tail, false));
+        plan_buckets(begins, with_stats, auto_bucket_bytes(with_stats, false));
     fmt::print("{:<12} {:>16} {:>12} {:>14} {:>12}  {}\n", "layer", "output", "parameters", "FLOPs",
                "bytes", "bucket");
     std::int64_t parameters = 0, flop = 0, bytes = 0;
@@ -88,22 +88,39 @@ void print_model(const InfoOptions& options) {
         "where the layer's first gradient travels between CPU ranks, with --bucket-kib auto.\n");
 }
 
-void print_weights(const std::string& path) {
+void print_line(const std::string& key, std::string text) {
     constexpr std::size_t kMostText = 60;
+    std::replace(text.begin(), text.end(), '\n', ';');
+    fmt::print("{:<18} {}{}\n", printable(key), printable(text.substr(0, kMostText)),
+               text.size() > kMostText ? "..." : "");
+}
+
+void print_identity(const Identity& identity) {
+    for (const auto& [name, value] : identity.settings) {
+        print_line("--" + name, value);
+    }
+    for (const auto& [key, fact] : identity.facts) {
+        print_line(kFacts.contains(key) ? kFacts.at(key) : key, fact);
+    }
+}
+
+void print_weights(const std::string& path) {
     const model::TensorFile file = read_undamaged(path);
-    const auto line = [](const std::string& key, std::string text) {
-        std::replace(text.begin(), text.end(), '\n', ';');
-        fmt::print("{:<18} {}{}\n", printable(key), printable(text.substr(0, kMostText)),
-                   text.size() > kMostText ? "..." : "");
-    };
     for (const auto& [key, value] : file.metadata) {
         const auto json = nlohmann::json::parse(value, nullptr, false);
         if (!json.is_object()) {
-            line(key, value);
+            print_line(key, value);
             continue;
         }
-        for (const auto& [name, part] : json.items()) {  // of a checkpoint's place and settings
-            line(key + "." + name, part.is_string() ? part.get<std::string>() : part.dump());
+        if (key == kSettingsKey) {
+            try {
+                print_identity(parse_identity(value));
+                continue;
+            } catch (const std::exception&) {  // of another program, or a later version
+            }
+        }
+        for (const auto& [name, part] : json.items()) {  // of a checkpoint's cursor
+            print_line(key + "." + name, part.is_string() ? part.get<std::string>() : part.dump());
         }
     }
     std::size_t elems = 0;
@@ -120,6 +137,11 @@ void print_weights(const std::string& path) {
 ExitCode run_info(const InfoOptions& options) {
     if (!options.model.empty()) {
         print_model(options);
+        return ExitCode::success;
+    }
+    if (!options.checkpoint.empty()) {
+        read_checkpoint(options.checkpoint);
+        print_weights(options.checkpoint);
         return ExitCode::success;
     }
     if (!options.weights.empty()) {

@@ -1,27 +1,15 @@
 // gyre launch: the ranks of a job on this host, without mpirun.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <filesystem>
 
+#include "base/error.hpp"
 #include "comm/launch/local_ranks.hpp"
 #include "comm/launch/rendezvous.hpp"
-#include "kernels/backend.hpp"
-#include "kernels/base/error.hpp"
+#include "kernels/make_backend.hpp"
 #include "train/cli/commands.hpp"
-#include "train/cli/flag_values.hpp"
-#include "train/cli/flags.hpp"
 
 namespace gyre::train {
-
-void add_launch_flags(CLI::App& app, LaunchCommandOptions& o) {
-    auto* ranks =
-        app.add_option("-n,--nproc-per-node", o.ranks, "Number of ranks")->check(between(1, 1024));
-    app.add_flag("--gpus", o.gpus, "One rank for each GPU of this host")->excludes(ranks);
-    app.footer(
-        "Example, as `torchrun --standalone --nproc-per-node 4 train.py ...`:\n"
-        "  gyre launch -n 4 -- train --data mnist");
-}
 
 int run_launch(const LaunchCommandOptions& options, const std::vector<std::string>& command) {
     if (!gloo_available()) {
@@ -34,7 +22,7 @@ int run_launch(const LaunchCommandOptions& options, const std::vector<std::strin
     if (options.gpus && gpus == 0) {
         throw usage_error("--gpus: no GPU is found here (see `gyre info`); give -n N");
     }
-    if (!options.gpus && options.ranks < 1) {
+    if (!options.gpus && !options.ranks) {
         throw usage_error("launch: give the number of ranks with -n N, or --gpus");
     }
     if (command.empty()) {
@@ -43,7 +31,7 @@ int run_launch(const LaunchCommandOptions& options, const std::vector<std::strin
     }
     std::vector<std::string> words = {std::filesystem::read_symlink("/proc/self/exe").string()};
     words.insert(words.end(), command.begin(), command.end());
-    return run_local_ranks(options.gpus ? gpus : options.ranks, words);
+    return run_local_ranks(options.gpus ? gpus : *options.ranks, words);
 }
 
 }  // namespace gyre::train

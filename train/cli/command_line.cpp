@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstdlib>
 
-#include "kernels/base/error.hpp"
-#include "train/cli/nearest.hpp"
+#include "base/error.hpp"
 #include "train/cli/tutorial_flags.hpp"
+#include "train/nearest.hpp"
 
 namespace gyre::train {
 namespace {

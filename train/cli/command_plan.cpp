@@ -6,11 +6,11 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "kernels/base/clock.hpp"
+#include "base/clock.hpp"
+#include "kernels/make_backend.hpp"
 #include "train/cli/commands.hpp"
-#include "train/cli/flag_values.hpp"
-#include "train/cli/report.hpp"
 #include "train/cli/setup.hpp"
+#include "train/metrics.hpp"
 #include "train/plan.hpp"
 #include "train/session.hpp"
 
@@ -48,15 +48,16 @@ std::vector<double> timed_step(Session& session, const std::int32_t* samples,
     net.loss(pass, 1.0f / static_cast<float>(pass.n));
     times.front() = finished_after(start);
     const Clock::time_point backward = Clock::now();
-    net.backward(pass, [&](std::int64_t begin) {
+    const auto ready = [&](std::int64_t begin) {
         while (layer > 0 && net.layer_begins()[layer - 1] >= begin) {
             times[layer--] = finished_after(backward);
         }
-    });
+    };
+    net.backward(pass, {.ready = ready});
     times[times.size() - 2] = finished_after(backward);
     const Clock::time_point update = Clock::now();
     optimizer.next_steps(&scalars, 1);
-    optimizer.begin_step(nullptr);
+    optimizer.begin_step(&net.stats()->not_finite);  // as every step does
     optimizer.arrived(0, net.flat_elems());
     optimizer.end_step();
     times.back() = finished_after(update);
@@ -102,7 +103,7 @@ ComputeTimes measure_compute(Communicator& comm, Session& session) {
 // Operations of one direction of each layer with parameters, in the order of the net.
 std::vector<double> forward_flop(const ModelSpec& model, const PlanOptions& options) {
     std::vector<double> flop;
-    for (const Node& node : build_graph(model, options.image, *options.classes, false).nodes) {
+    for (const Node& node : build_graph(model, options.image, *options.data.classes, false).nodes) {
         if (!node.parameters.empty()) {
             flop.push_back(2.0 * static_cast<double>(node.parameters.front().elems) *
                            static_cast<double>(node.out.plane_elems()));
@@ -113,8 +114,8 @@ std::vector<double> forward_flop(const ModelSpec& model, const PlanOptions& opti
 
 std::string plan_json(const PlanOptions& options, const ComputeTimes& compute,
                       const std::vector<StepPlan>& plans) {
-    nlohmann::ordered_json json = {{"model", options.model},
-                                   {"batch_size", options.batch_size},
+    nlohmann::ordered_json json = {{"model", options.net.model},
+                                   {"batch_size", options.batch.batch_size},
                                    {"bytes_per_second", options.link.bytes_per_second},
                                    {"latency_seconds", options.link.latency_seconds},
                                    {"compute",
@@ -144,8 +145,9 @@ std::string plan_json(const PlanOptions& options, const ComputeTimes& compute,
 void print(const std::string& source, const PlanOptions& options, const ComputeTimes& compute,
            const std::vector<StepPlan>& plans) {
     const auto ms = [](double seconds) { return 1e3 * seconds; };
-    fmt::print("{}, {} images a rank of {}x{}x{}; {}\n", options.model, options.batch_size,
-               options.image.channels, options.image.height, options.image.width, source);
+    fmt::print("{}, {} images a rank of {}x{}x{}; {}\n", options.net.model,
+               options.batch.batch_size, options.image.channels, options.image.height,
+               options.image.width, source);
     fmt::print("forward {:.3f} ms, backward {:.3f} ms, update {:.3f} ms: {:.3f} ms a step\n",
                ms(compute.forward), ms(compute.backward), ms(compute.update), ms(compute.total()));
     fmt::print("link: {:.4g} GB/s each way, {:.4g} us\n\n", options.link.bytes_per_second / 1e9,
@@ -168,7 +170,7 @@ void print(const std::string& source, const PlanOptions& options, const ComputeT
         fmt::print("{:>7} {:>11.3f} {:>16.3f} {:>11.3f} {:>9.1f} {:>12.1f} {:>13.0f}\n", plan.ranks,
                    ms(plan.step()), ms(plan.communication), ms(plan.exposed),
                    100.0 * plan.overlap(), 100.0 * plan.efficiency(),
-                   static_cast<double>(plan.ranks) * options.batch_size / plan.step());
+                   static_cast<double>(plan.ranks) * options.batch.batch_size / plan.step());
     }
 }
 
@@ -183,17 +185,15 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
     std::unique_ptr<Session> session;
     agree(comm, [&] {
         backend = measured ? make_backend(options, comm) : make_cpu_backend(1);
-        model = load_model(options.model);
+        model = load_model(options.net.model);
         const auto channels = static_cast<std::size_t>(options.image.channels);
-        const int batch = measured ? options.batch_size : 1;
+        const int batch = measured ? options.batch.batch_size : 1;
+        RunSpec run{.net = options.net};
+        run.batch.global_batch = batch;
+        run.optimizer.rule = options.optimizer.rule;
         session = std::make_unique<Session>(
-            *alone, *backend,
-            SessionSpec{.model = model,
-                        .classes = *options.classes,
-                        .global_batch = batch,
-                        .type = type_of(options.precision),
-                        .optimizer = {.rule = options.optimizer}},
-            random_images(batch, options.image, *options.classes),
+            *alone, *backend, run, TrainingTask{.model = model, .classes = *options.data.classes},
+            random_images(batch, options.image, *options.data.classes),
             Normalisation{std::vector<float>(channels, 0.5f), std::vector<float>(channels, 0.3f)});
     });
     const Net& net = session->net();
@@ -201,9 +201,9 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
     std::string source;
     if (measured) {
         compute = measure_compute(comm, *session);
-        source = fmt::format("measured here, {} rank{}, {}, on {}", comm.size(),
-                             comm.size() == 1 ? "" : "s at once",
-                             word_for(options.optimizer, kUpdateRules), backend->description());
+        source = fmt::format(
+            "measured here, {} rank{}, {}, on {}", comm.size(), comm.size() == 1 ? "" : "s at once",
+            word_for(options.optimizer.rule, kUpdateRules), backend->description());
     } else {
         const std::vector<double>& given = options.compute_ms;
         compute = {given[0] / 1e3, given[1] / 1e3, given.size() > 2 ? given[2] / 1e3 : 0.0, {}};
@@ -211,7 +211,7 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
         source = "compute times as given, the backward pass divided by operations";
     }
     const auto buckets = plan_buckets(net.layer_begins(), net.gradient_elems(),
-                                      options.bucket_bytes.value_or(auto_bucket_bytes(
+                                      options.reduction.bucket_bytes.value_or(auto_bucket_bytes(
                                           net.gradient_elems(), !backend->host_memory())));
     std::vector<StepPlan> plans;
     for (const int ranks : options.ranks) {

@@ -12,7 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "kernels/base/error.hpp"
+#include "base/error.hpp"
 #include "train/cli/commands.hpp"
 
 namespace gyre::train {
@@ -20,6 +20,7 @@ namespace {
 
 using Row = std::map<std::string, double>;  // a step's or an epoch's figures, by column
 
+constexpr std::streamsize kMostLineBytes = 1 << 16;
 constexpr int kCurves = 5;
 constexpr std::array<const char*, kCurves> kCurveColumns = {"loss", "train_loss", "test_loss",
                                                             "train_accuracy", "test_accuracy"};
@@ -65,10 +66,14 @@ std::vector<Row> read_rows(const std::string& path) {
     std::vector<Row> rows;
     std::vector<std::string> columns;
     int number = 0;
-    for (std::string line; std::getline(file, line);) {
+    std::string buffer(kMostLineBytes, '\0');
+    while (file.getline(buffer.data(), kMostLineBytes) || file.gcount() > 0) {
+        const std::string line = buffer.c_str();
         ++number;
         try {
-            if (line.starts_with("event,")) {
+            if (!file) {  // it has more bytes
+                throw std::length_error(line);
+            } else if (line.starts_with("event,")) {
                 columns = cells(line);
             } else if (line.starts_with("{") || !columns.empty()) {
                 rows.push_back(columns.empty() ? from_json(line) : from_csv(columns, line));

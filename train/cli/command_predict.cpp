@@ -5,11 +5,12 @@
 #include <cmath>
 #include <numeric>
 
+#include "base/error.hpp"
+#include "base/printable.hpp"
 #include "data/idx.hpp"
 #include "data/picture.hpp"
 #include "data/resize.hpp"
-#include "kernels/base/error.hpp"
-#include "kernels/base/printable.hpp"
+#include "data/sampler.hpp"
 #include "train/checkpoint.hpp"
 #include "train/cli/class_report.hpp"
 #include "train/cli/commands.hpp"
@@ -67,6 +68,9 @@ void load_idx(Images& images, const std::string& path, const Shape& shape) {
             "{}: not images: expected bytes [N][H][W] or [N][C][H][W], found [{}]{}", path,
             format_dims(array.dims), array.type == IdxType::u8 ? "" : " of another type"));
     }
+    if (array.dims[0] == 0) {
+        throw input_error(fmt::format("{}: there is no image in it", path));
+    }
     const Shape given{rank == 4 ? static_cast<int>(array.dims[1]) : 1,
                       static_cast<int>(array.dims[rank - 2]),
                       static_cast<int>(array.dims[rank - 1])};
@@ -85,19 +89,28 @@ void load_idx(Images& images, const std::string& path, const Shape& shape) {
     }
 }
 
-Images load_images(const std::vector<std::string>& paths, const Shape& shape) {
-    Images images;
+void load_file(Images& images, const std::string& path, const Shape& shape) {
+    if (is_picture_name(path)) {
+        load_picture(images, path, shape);
+    } else if (is_other_picture_name(path)) {
+        throw input_error(fmt::format("{}: only PNG and JPEG pictures are read; convert it", path));
+    } else {
+        load_idx(images, path, shape);
+    }
+}
+
+// Files that cannot be read are named on standard error; false where there is one.
+bool load_images(Images& images, const std::vector<std::string>& paths, const Shape& shape) {
+    bool all_read = true;
     for (const std::string& path : paths) {
-        if (is_picture_name(path)) {
-            load_picture(images, path, shape);
-        } else if (is_other_picture_name(path)) {
-            throw input_error(
-                fmt::format("{}: only PNG and JPEG pictures are read; convert it", path));
-        } else {
-            load_idx(images, path, shape);
+        try {
+            load_file(images, path, shape);
+        } catch (const Error& error) {
+            fmt::print(stderr, "gyre: {}\n", printable(with_flag_names(error.what()), true));
+            all_read = false;
         }
     }
-    return images;
+    return all_read;
 }
 
 // In quotes where a comma or a quote asks for it (RFC 4180).
@@ -148,7 +161,11 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options) {
     const Stored stored(weights, options.weights);
     const Stored::Trained trained = stored.trained();
     const Shape& shape = trained.shape;
-    Images images = load_images(options.images, shape);
+    Images images;
+    const bool all_read = load_images(images, options.images, shape);
+    if (images.names.empty()) {
+        return ExitCode::bad_input;
+    }
     ImageSet set{.count = static_cast<std::int64_t>(images.names.size()),
                  .channels = shape.channels,
                  .height = shape.height,
@@ -157,16 +174,13 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options) {
                  .labels = std::vector<std::int32_t>(images.names.size()),
                  .images_path = {},
                  .labels_path = {}};
-    if (set.count == 0) {
-        throw input_error(fmt::format("{}: there is no image in it", options.images.front()));
-    }
-    const int batch = static_cast<int>(std::min<std::int64_t>(options.test_batch_size, set.count));
+    const int batch =
+        static_cast<int>(std::min<std::int64_t>(options.evaluation.batch_size, set.count));
     Net net(*backend, parse_model(trained.model, options.weights), shape, trained.classes,
             {.train_batch = 0,
              .eval_batch = batch,
-             .dropout = false,
-             .eval_sizes = Sharding{set.count, batch}.sizes(),
-             .type = type_of(options.precision)});
+             .spec = {.dropout = false, .precision = options.net.precision},
+             .eval_sizes = Sharding{set.count, batch}.sizes()});
     net.import_parameters(weights.tensors, options.weights);
     const std::vector<std::string> names = class_labels(stored.class_names(), trained.classes);
     const DeviceImages device_images(*backend, std::move(set), trained.normalisation);
@@ -181,7 +195,7 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options) {
                                  logits.data() + static_cast<std::size_t>(i) * names.size(), names);
                  }
              });
-    return ExitCode::success;
+    return all_read ? ExitCode::success : ExitCode::bad_input;
 }
 
 }  // namespace gyre::train

@@ -1,5 +1,9 @@
-// The subcommands of gyre; each returns an exit code or throws Error.
+// The subcommands of gyre: each has a row in commands(), with its flags, and a function.
 #pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "train/cli/options.hpp"
@@ -7,17 +11,40 @@
 
 namespace gyre::train {
 
-// Collective, with options that all ranks share but for those that concern one rank only.
-ExitCode run_train(Communicator& comm, const TrainOptions& options);
+// Each returns an exit code or throws Error. These are collective, with options that all ranks
+// share except for those that concern one rank only.
+ExitCode run_train(Communicator& comm, const RunSpec& options);
 ExitCode run_eval(Communicator& comm, const EvalOptions& options);
-// Collective: the ranks measure together, rank 0 reports.
+// The ranks measure together, rank 0 reports.
 ExitCode run_plan(Communicator& comm, const PlanOptions& options);
-// Starts ranks on this host, each with these words; returns the exit code of the first that failed.
-int run_launch(const LaunchCommandOptions& options, const std::vector<std::string>& command);
-// Of one process.
+// These are for one process.
 ExitCode run_predict(Communicator& comm, const PredictOptions& options);
 ExitCode run_export(const ExportOptions& options);
 ExitCode run_info(const InfoOptions& options);
 ExitCode run_plot(const PlotOptions& options);
+// Starts ranks on this host, each with these words; returns the exit code of the first that failed.
+int run_launch(const LaunchCommandOptions& options, const std::vector<std::string>& command);
+
+// Where each subcommand's flags write.
+struct Options {
+    RunSpec train;
+    EvalOptions eval;
+    PlanOptions plan;
+    InfoOptions info;
+    PredictOptions predict;
+    ExportOptions exported;
+    PlotOptions plot;
+    LaunchCommandOptions launch;
+};
+
+struct Command {
+    std::string name, about, examples;  // examples: lines for the end of --help; may be empty
+    std::vector<Setting> flags;
+    // How its ranks meet and wait for each other; null: they wait for nothing for long.
+    const LaunchSpec* launch = nullptr;
+    bool collective = false;                     // otherwise rank 0 alone runs it
+    std::function<ExitCode(Communicator&)> run;  // null: it starts ranks, and is none
+};
+std::vector<Command> commands(Options& options);
 
 }  // namespace gyre::train

@@ -7,33 +7,20 @@
 #include <algorithm>
 #include <optional>
 
+#include "base/printable.hpp"
 #include "comm/communicator.hpp"
+#include "comm/launch/rendezvous.hpp"
 #include "comm/launch/start_alarm.hpp"
 #include "comm/watch/watchdog.hpp"
-#include "kernels/base/printable.hpp"
 #include "train/cli/command_line.hpp"
 #include "train/cli/commands.hpp"
+#include "train/cli/config.hpp"
 #include "train/cli/flags.hpp"
 #include "train/cli/help.hpp"
-#include "train/cli/recipe.hpp"
 #include "train/cli/setup.hpp"
 
 namespace gyre::train {
 namespace {
-
-// What all ranks must have been asked for alike.
-std::vector<ManifestEntry> command_manifest(const CLI::App& app, bool answered) {
-    const auto commands = app.get_subcommands();
-    std::vector<ManifestEntry> entries = {
-        {"the version of gyre", version_text()},
-        {"the subcommand", commands.empty() ? "none" : commands[0]->get_name()},
-        {"--help or --version", answered ? "given" : "not given"}};
-    if (!commands.empty()) {
-        const auto flags = flag_manifest(*commands[0]);
-        entries.insert(entries.end(), flags.begin(), flags.end());
-    }
-    return entries;
-}
 
 // The command line of the process, its ranks and what it does.
 class Program {
@@ -49,6 +36,7 @@ class Program {
     void parse();
     void meet();
     void answer();
+    std::vector<ManifestEntry> manifest() const;
     std::vector<std::string> split_launch();
 
     std::vector<std::string> typed_;
@@ -57,17 +45,11 @@ class Program {
         "with gyre launch, mpirun, torchrun or srun, or give --init-method, --rank and\n"
         "--world-size.",
         "gyre"};
-    TrainOptions train_options_;
-    EvalOptions eval_options_;
-    PlanOptions plan_options_;
-    LaunchCommandOptions launch_options_;
-    InfoOptions info_options_;
-    PlotOptions plot_options_;
-    PredictOptions predict_options_;
-    ExportOptions export_options_;
-    CLI::App *train_, *eval_, *plan_, *info_, *plot_, *predict_, *export_, *launch_;
-    std::exception_ptr refusal_;  // of the flags
-    bool answered_ = false;       // --help or --version
+    Options options_;
+    const std::vector<Command> commands_ = commands(options_);
+    const Command* command_ = nullptr;  // that was given; null: none, or the flags are refused
+    std::exception_ptr refusal_;        // of the flags
+    bool answered_ = false;             // --help or --version
     std::unique_ptr<Communicator> comm_;
     std::optional<StartAlarm> alarm_;
 };
@@ -81,43 +63,34 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
         "  mpirun -np 4 gyre train --data mnist --save run");
     app_.set_version_flag("--version", version_text());
     app_.require_subcommand(1);
-    train_ = app_.add_subcommand("train", "Train a net");
-    eval_ = app_.add_subcommand("eval", "Loss and accuracy of saved weights");
-    plan_ = app_.add_subcommand("plan", "Predict a step on many ranks");
-    info_ =
-        app_.add_subcommand("info", "What this build and this machine have, or a net, or weights");
-    predict_ = app_.add_subcommand("predict", "What saved weights take images for");
-    add_predict_flags(*predict_, predict_options_);
-    export_ = app_.add_subcommand("export", "Write saved weights, with their net, as ONNX");
-    add_export_flags(*export_, export_options_);
-    plot_ = app_.add_subcommand("plot", "Draw loss and accuracy of trainings");
-    launch_ = app_.add_subcommand("launch", "Start ranks on this host, as torchrun does");
-    add_launch_flags(*launch_, launch_options_);
-    add_train_flags(*train_, train_options_);
-    add_eval_flags(*eval_, eval_options_);
-    add_plan_flags(*plan_, plan_options_);
-    add_info_flags(*info_, info_options_);
-    add_plot_flags(*plot_, plot_options_);
+    for (const Command& command : commands_) {
+        CLI::App* const added = app_.add_subcommand(command.name, command.about);
+        added->footer(command.examples);
+        add_flags(*added, command.flags);
+    }
 }
 
 // What is wrong is kept: it is said after the ranks have met, if the environment tells where and
 // they come soon.
 void Program::parse() {
     try {
-        std::vector<std::string> arguments = with_recipe(app_, translate_arguments(app_, typed_));
+        std::vector<std::string> arguments = with_config(app_, translate_arguments(app_, typed_));
         std::reverse(arguments.begin(), arguments.end());  // as CLI11 wants them
         app_.parse(std::move(arguments));
     } catch (...) {
         refusal_ = std::current_exception();
     }
+    for (const Command& command : commands_) {
+        command_ = app_.got_subcommand(command.name) ? &command : command_;
+    }
 }
 
 // The flags say where.
 void Program::meet() {
-    const CommonOptions& common =
-        train_->parsed() ? static_cast<const CommonOptions&>(train_options_) : eval_options_;
-    LaunchOptions launch = refusal_ ? LaunchOptions{} : common.launch;
-    launch.collective_timeout = common.timeout + 15.0;  // the watchdog's comes first
+    LaunchSpec launch;
+    if (!refusal_ && command_ != nullptr && command_->launch != nullptr) {
+        launch = *command_->launch;
+    }
     alarm_.emplace(launch.init_timeout, with_flag_names);
     if (refusal_) {
         launch.init_timeout = 5.0;
@@ -130,6 +103,19 @@ void Program::meet() {
         }
         comm_ = make_single_communicator();
     }
+}
+
+// What all ranks must have been asked for alike.
+std::vector<ManifestEntry> Program::manifest() const {
+    std::vector<ManifestEntry> entries = {
+        {"the version of gyre", version_text()},
+        {"the subcommand", command_ == nullptr ? "none" : command_->name},
+        {"--help or --version", answered_ ? "given" : "not given"}};
+    if (command_ != nullptr) {
+        const auto flags = manifest_of(command_->flags);
+        entries.insert(entries.end(), flags.begin(), flags.end());
+    }
+    return entries;
 }
 
 // --help, --version, or what is wrong with the flags. Together, so that no rank ends, and is seen
@@ -171,45 +157,24 @@ int Program::run() {
     if (launches) {  // this process is no rank
         comm_ = make_single_communicator();
         answer();
-        return answered_ ? 0 : run_launch(launch_options_, command);
+        return answered_ ? 0 : run_launch(options_.launch, command);
     }
     meet();
     answer();
     // Before anything that depends on them: ranks that do different things do not meet.
-    require_same_manifest(*comm_, command_manifest(app_, answered_));
-    train_options_.flags = resumed_flags(*train_);
-    // What has its own bounds, or none, from here on.
-    if (answered_ || info_->parsed() || plot_->parsed() || predict_->parsed() ||
-        export_->parsed() || plan_->parsed()) {
+    require_same_manifest(*comm_, manifest());
+    const LaunchSpec* const launch = answered_ ? nullptr : command_->launch;
+    if (launch == nullptr) {  // what has its own bounds, or none, from here on
         alarm_->stop();
+        const bool runs = !answered_ && (command_->collective || comm_->is_root());
+        return static_cast<int>(runs ? command_->run(*comm_) : ExitCode::success);
     }
-    if (answered_) {
-        return static_cast<int>(ExitCode::success);
-    }
-    if (info_->parsed()) {
-        return static_cast<int>(comm_->is_root() ? run_info(info_options_) : ExitCode::success);
-    }
-    if (predict_->parsed()) {
-        return static_cast<int>(comm_->is_root() ? run_predict(*comm_, predict_options_)
-                                                 : ExitCode::success);
-    }
-    if (export_->parsed()) {
-        return static_cast<int>(comm_->is_root() ? run_export(export_options_) : ExitCode::success);
-    }
-    if (plot_->parsed()) {
-        return static_cast<int>(comm_->is_root() ? run_plot(plot_options_) : ExitCode::success);
-    }
-    if (plan_->parsed()) {
-        return static_cast<int>(run_plan(*comm_, plan_options_));
-    }
-    const CommonOptions& common =
-        train_->parsed() ? static_cast<const CommonOptions&>(train_options_) : eval_options_;
     comm_ = make_watched_communicator(
-        std::move(comm_), {common.timeout, std::min(5.0, common.timeout / 2), common.flight_record,
-                           common.launch.init_timeout + common.timeout, with_flag_names});
+        std::move(comm_),
+        {launch->timeout, std::min(5.0, launch->timeout / 2), launch->flight_record,
+         launch->init_timeout + launch->timeout, with_flag_names});
     alarm_->stop();
-    return static_cast<int>(train_->parsed() ? run_train(*comm_, train_options_)
-                                             : run_eval(*comm_, eval_options_));
+    return static_cast<int>(command_->run(*comm_));
 }
 
 int Program::fail(const Error& error, bool on_all_ranks) {
@@ -240,7 +205,7 @@ int run_program(int argc, char** argv) {
     } catch (const Error& error) {
         return program.fail(error, false);
     } catch (const std::exception& error) {
-        return program.fail(Error(ExitCode::internal, error.what()), false);
+        return program.fail(internal_error(error), false);
     }
 }
 

@@ -4,7 +4,8 @@
 
 #include <utility>
 
-#include "kernels/base/option_names.hpp"
+#include "base/option_names.hpp"
+#include "kernels/make_backend.hpp"
 #include "train/threads.hpp"
 
 namespace gyre::train {
@@ -27,18 +28,19 @@ std::string with_flag_names(std::string_view message) {
     });
 }
 
-std::function<void(const std::string&)> tell_of_data(const Communicator& comm, bool quiet) {
+TellOfData tell_of_data(const Communicator& comm, bool quiet) {
     if (quiet || !comm.is_root()) {
         return {};
     }
     return [](const std::string& text) { fmt::print(stderr, "gyre: {}\n", text); };
 }
 
-std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm) {
+std::unique_ptr<Backend> make_backend(const RunSpec& run, const Communicator& comm) {
+    const DeviceSpec& options = run.device;
     const bool automatic = options.device == "auto";
     const bool gpu = options.device == "cuda" || (automatic && cuda_device_count() > 0);
     if (!gpu && options.device != "emulated") {
-        if (options.kernels != "ours" || options.precision == Precision::tf32 ||
+        if (options.kernels != "ours" || run.net.precision == Precision::tf32 ||
             options.deterministic) {
             throw usage_error(
                 "--kernels, --precision tf32 and --deterministic are about GPUs, but this run uses "
@@ -55,18 +57,18 @@ std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Commun
     }
     GpuOptions gpu_options;
     gpu_options.device = comm.local_rank();
-    gpu_options.share = options.launch.share_gpu;
+    gpu_options.share = run.launch.share_gpu;
     gpu_options.kernels = options.kernels == "ours"    ? KernelSet::ours
                           : options.kernels == "cudnn" ? KernelSet::library
                                                        : KernelSet::automatic;
     gpu_options.deterministic = options.deterministic;
     // What has 16 bits is exact in TF32.
-    gpu_options.tf32 = options.precision != Precision::fp32;
+    gpu_options.tf32 = run.net.precision != Precision::fp32;
     gpu_options.choices_file = options.kernels_cache;
     return gpu ? make_cuda_backend(gpu_options) : make_emulated_backend(gpu_options);
 }
 
-Normalisation choose_normalisation(const CommonOptions& options, const ImageSet& train) {
+Normalisation choose_normalisation(const DataSpec& spec, const ImageSet& train) {
     const auto channels = static_cast<std::size_t>(train.channels);
     const auto spread = [&](std::vector<float> values, const char* flag) {
         if (values.size() == 1) {
@@ -80,13 +82,13 @@ Normalisation choose_normalisation(const CommonOptions& options, const ImageSet&
         }
         return values;
     };
-    if (options.mean.empty() != options.stddev.empty()) {
+    if (spec.mean.empty() != spec.stddev.empty()) {
         throw usage_error("--mean and --std go together: give both, or neither");
     }
-    if (options.mean.empty()) {
+    if (spec.mean.empty()) {
         return measure_normalisation(train);
     }
-    Normalisation result{spread(options.mean, "--mean"), spread(options.stddev, "--std")};
+    Normalisation result{spread(spec.mean, "--mean"), spread(spec.stddev, "--std")};
     for (const float value : result.stddev) {
         if (!(value > 0.0f)) {
             throw usage_error(fmt::format("--std {}: it must be greater than 0", value));

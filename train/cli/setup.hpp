@@ -1,15 +1,14 @@
 // What the subcommands make of their flags alike.
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
 
 #include "comm/communicator.hpp"
 #include "data/dataset.hpp"
-#include "kernels/backend.hpp"
-#include "train/cli/options.hpp"
+#include "kernels/ops/backend.hpp"
+#include "train/run_spec.hpp"
 
 namespace gyre::train {
 
@@ -17,13 +16,13 @@ namespace gyre::train {
 std::string with_flag_names(std::string_view message);
 
 // The backend for --device auto|cpu|cuda|emulated.
-std::unique_ptr<Backend> make_backend(const CommonOptions& options, const Communicator& comm);
+std::unique_ptr<Backend> make_backend(const RunSpec& run, const Communicator& comm);
 
 // What loading a data set tells the user: rank 0 alone, on standard error, unless quiet.
-std::function<void(const std::string&)> tell_of_data(const Communicator& comm, bool quiet);
+TellOfData tell_of_data(const Communicator& comm, bool quiet);
 
 // The user's mean and standard deviation, or those measured on the training set.
-Normalisation choose_normalisation(const CommonOptions& options, const ImageSet& train);
+Normalisation choose_normalisation(const DataSpec& spec, const ImageSet& train);
 
 // The version of gyre, and how it was built.
 std::string version_text();

@@ -9,8 +9,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "kernels/base/error.hpp"
-#include "kernels/base/printable.hpp"
+#include "base/error.hpp"
+#include "base/printable.hpp"
 
 namespace gyre::train {
 namespace {

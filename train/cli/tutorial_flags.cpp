@@ -25,6 +25,8 @@ constexpr TutorialFlag kTutorialFlags[] = {
     {"--backend", "--comm", ""},
     {"--dist-backend", "--comm", ""},
     {"--dist-url", "--init-method", ""},
+    {"--recipe", "--config", ""},
+    {"--batch", "--batch-size", ""},
     {"--num-epochs", "--epochs", ""},
     {"--total-epochs", "--epochs", ""},
     {"-b", "--batch-size", ""},
@@ -48,6 +50,7 @@ constexpr TutorialFlag kTutorialFlags[] = {
     {"--no-accel", "--no-cuda", ""},
     {"--cpu", "--no-cuda", ""},
 
+    {"--json", "", "--metrics FILE.jsonl"},
     {"--tcp", "", kMeet},
     {"--port", "", kMeet},
     {"--local-rank", "",

@@ -1,0 +1,572 @@
+// Data sets in formats other than IDX: folders of pictures, CIFAR, NumPy.
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <thread>
+
+#include "data/dataset.hpp"
+#include "data/dataset_files.hpp"
+#include "data/image_cache.hpp"
+#include "data/picture.hpp"
+#include "data/resize.hpp"
+#include "tests/data/picture_files.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/expect_error.hpp"
+#include "tests/support/small_dataset.hpp"
+#include "tests/support/temp_dir.hpp"
+
+using namespace gyre;
+using namespace gyre::data;
+using namespace gyre::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+using Labels = std::vector<std::int32_t>;
+using Names = std::vector<std::string>;
+
+void write_bytes(const fs::path& path, const Bytes& bytes) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary)
+        .write(reinterpret_cast<const char*>(bytes.data()),
+               static_cast<std::streamsize>(bytes.size()));
+}
+
+Bytes bytes_of(const Pixels& pixels) {
+    return {pixels.begin(), pixels.end()};
+}
+
+void expect_bad(const fs::path& dir, std::initializer_list<std::string> parts,
+                const DataSpec& more = {}) {
+    DataSpec options = more;
+    options.path = dir.string();
+    expect_error(ExitCode::bad_input, parts, [&] { load_dataset(options); });
+}
+
+// A temporary cache folder.
+class CacheFolder {
+ public:
+    CacheFolder() {
+        const char* before = std::getenv("XDG_CACHE_HOME");
+        before_ = before == nullptr ? "" : before;
+        use(dir_.path());
+    }
+    ~CacheFolder() {
+        if (before_.empty()) {
+            unsetenv("XDG_CACHE_HOME");
+        } else {
+            setenv("XDG_CACHE_HOME", before_.c_str(), 1);
+        }
+    }
+    void use(const fs::path& path) { setenv("XDG_CACHE_HOME", path.c_str(), 1); }
+    std::vector<fs::path> images() const {
+        std::vector<fs::path> files;
+        for (const auto& entry : fs::recursive_directory_iterator(dir_.path())) {
+            if (entry.path().extension() == ".images") {
+                files.push_back(entry.path());
+            }
+        }
+        return files;
+    }
+    std::size_t files() const {
+        const fs::recursive_directory_iterator all(dir_.path()), end;
+        return static_cast<std::size_t>(
+            std::count_if(all, end, [](const auto& entry) { return entry.is_regular_file(); }));
+    }
+
+ private:
+    TempDir dir_;
+    std::string before_;
+};
+
+// ---- NumPy ----
+
+void write_npy(const fs::path& path, const std::string& type, const std::string& shape,
+               const Bytes& elems, int version = 1, const std::string& order = "False") {
+    std::string header =
+        "{'descr': '" + type + "', 'fortran_order': " + order + ", 'shape': " + shape + ", }";
+    while ((header.size() + (version == 1 ? 11 : 13)) % 64 != 0) {
+        header += ' ';
+    }
+    header += '\n';
+    Bytes bytes = {0x93, 'N', 'U', 'M', 'P', 'Y', static_cast<std::uint8_t>(version), 0};
+    for (int i = 0; i < (version == 1 ? 2 : 4); ++i) {
+        bytes.push_back(static_cast<std::uint8_t>(header.size() >> (8 * i)));
+    }
+    bytes.insert(bytes.end(), header.begin(), header.end());
+    bytes.insert(bytes.end(), elems.begin(), elems.end());
+    write_bytes(path, bytes);
+}
+
+// Writes 4 training and 2 test images of 2 x 3 pixels with 3 channels.
+void write_npy_set(const fs::path& dir, const std::string& images, const std::string& labels,
+                   const std::string& second = "test") {
+    const bool keras = second != "test";
+    const auto name = [&](const std::string& what, const std::string& set) {
+        return dir / (keras ? what + "_" + set + ".npy" : set + "_" + what + ".npy");
+    };
+    write_npy(name(images, "train"), "|u1", "(4, 2, 3, 3)", counted(72));
+    write_npy(name(labels, "train"), "|u1", "(4,)", {0, 1, 2, 1});
+    write_npy(name(images, "test"), "|u1", "(2, 2, 3, 3)", counted(36, 100));
+    write_npy(name(labels, "test"), "<i4", "(2, 1)", {2, 0, 0, 0, 1, 0, 0, 0});
+}
+
+}  // namespace
+
+TEST_CASE("npy: both spellings, channels last, labels of any integer type", "[data][formats]") {
+    for (const bool keras : {false, true}) {
+        const TempDir dir;
+        if (keras) {
+            write_npy_set(dir.path(), "x", "y", "keras");
+        } else {
+            write_npy_set(dir.path(), "images", "labels");
+        }
+        const Dataset set = load(dir.path());
+        CHECK(set.train.count == 4);
+        CHECK(set.train.channels == 3);
+        CHECK(set.train.height == 2);
+        CHECK(set.train.width == 3);
+        CHECK(set.train.labels == Labels{0, 1, 2, 1});
+        CHECK(set.test.labels == Labels{2, 1});
+        CHECK(set.classes == 3);
+        CHECK(set.class_names.empty());
+        // [H][W][C] has become [C][H][W].
+        CHECK(bytes_of(set.train.pixels).at(1) == 3);
+        CHECK(bytes_of(set.train.pixels).at(6) == 1);
+        CHECK(bytes_of(set.test.pixels).at(18 + 12) == 100 + 18 + 2);
+    }
+}
+
+TEST_CASE("npy: images of one channel are mapped", "[data][formats]") {
+    for (const int version : {1, 2, 3}) {
+        const TempDir dir;
+        write_npy_set(dir.path(), "images", "labels");
+        write_npy(dir.path() / "train_images.npy", "|u1", "(4, 2, 3)", counted(24), version);
+        write_npy(dir.path() / "test_images.npy", "|u1", "(2, 2, 3, 1)", counted(12, 50), version);
+        const Dataset set = load(dir.path());
+        CHECK(set.train.pixels.mapped());
+        CHECK(set.train.channels == 1);
+        CHECK(bytes_of(set.train.pixels) == counted(24));
+        CHECK(bytes_of(set.test.pixels) == counted(12, 50));
+        const Dataset two = load_dataset({dir.path().string(), 2, {}});
+        CHECK(bytes_of(two.train.pixels) == counted(12));
+    }
+}
+
+TEST_CASE("npy: errors name the cause", "[data][formats]") {
+    const TempDir dir;
+    const fs::path images = dir.path() / "train_images.npy",
+                   labels = dir.path() / "train_labels.npy";
+    const auto bad = [&](const fs::path& path, const std::string& type, const std::string& shape,
+                         int elems_bytes, std::initializer_list<std::string> parts,
+                         const std::string& order = "False") {
+        write_npy_set(dir.path(), "images", "labels");
+        write_npy(path, type, shape, Bytes(static_cast<std::size_t>(elems_bytes)), 1, order);
+        INFO(type << " " << shape);
+        expect_bad(dir.path(), parts);
+    };
+    bad(images, "<f4", "(4, 2, 3, 3)", 288, {images.string(), "f4", "astype(numpy.uint8)"});
+    bad(images, "|u1", "(4, 3, 8, 8)", 768, {images.string(), "transpose(0, 2, 3, 1)"});
+    bad(images, "|u1", "(24,)", 24, {images.string(), "[N][H][W]", "24"});
+    bad(images, "|u1", "(0, 2, 3)", 0, {images.string(), "0x2x3"});
+    bad(images, "|u1", "(4, 2, 3, 3)", 71, {images.string(), "72 bytes", "71", "truncated"});
+    bad(images, "|u1", "(4, 2, 3, 3)", 73, {images.string(), "damaged"});
+    bad(images, "|u1", "(3, 2, 3, 3)", 54, {images.string(), labels.string(), "3 images, but"});
+    bad(images, "|u1", "(4, 2, 3, 3)", 72, {images.string(), "ascontiguousarray"}, "True");
+    bad(images, "|u1", "(4, 3, 2, 3)", 72, {"differ in shape", images.string()});
+    bad(images, "|u1", "4, 3", 72, {images.string(), "'shape'"});
+    bad(labels, ">i4", "(4,)", 16, {labels.string(), "astype"});
+    bad(labels, "<f8", "(4,)", 32, {labels.string(), "f8", "astype(numpy.int64)"});
+    bad(labels, "|u1", "(4, 3)", 12, {labels.string(), "argmax"});
+    bad(labels, "|O", "(4,)", 4, {labels.string(), "integer"});
+
+    write_npy_set(dir.path(), "images", "labels");
+    write_npy(labels, "|i1", "(4,)", {0, 1, 255, 1});
+    expect_bad(dir.path(), {labels.string(), "image 2", "found -1"});
+    write_npy(labels, "|i1", "(4,)", {0, 1, 9, 1});
+    expect_bad(dir.path(), {labels.string(), "image 2", "4 training images", "`classes` 10"});
+    CHECK(load_dataset({dir.path().string(), {}, 10}).classes == 10);
+    write_bytes(labels, {'x', 'y'});
+    expect_bad(dir.path(), {labels.string(), "numpy.save"});
+    fs::remove(labels);
+    expect_bad(dir.path(), {labels.string(), "no such file"});
+}
+
+// ---- CIFAR ----
+
+namespace {
+
+// Makes records with the labels 0, 1, ... (in CIFAR-100 after a coarse one).
+Bytes cifar_records(int count, int classes, int first) {
+    Bytes bytes;
+    for (int i = 0; i < count; ++i) {
+        if (classes == 100) {
+            bytes.push_back(7);
+        }
+        bytes.push_back(static_cast<std::uint8_t>((first + i) % classes));
+        const Bytes image = counted(3072, first + i);
+        bytes.insert(bytes.end(), image.begin(), image.end());
+    }
+    return bytes;
+}
+
+void write_cifar10(const fs::path& dir) {
+    for (int batch = 1; batch <= 5; ++batch) {
+        write_bytes(dir / ("data_batch_" + std::to_string(batch) + ".bin"),
+                    cifar_records(2, 10, 2 * (batch - 1)));
+    }
+    write_bytes(dir / "test_batch.bin", cifar_records(3, 10, 0));
+    write_text(dir / "batches.meta.txt",
+               "airplane\nautomobile\nbird\ncat\ndeer\ndog\nfrog\nhorse\nship\ntruck\n\n");
+}
+
+}  // namespace
+
+TEST_CASE("CIFAR-10 and CIFAR-100, in the folder or its archive's subfolder", "[data][formats]") {
+    for (const std::string inside : {"", "cifar-10-batches-bin"}) {
+        const TempDir dir;
+        write_cifar10(dir.path() / "mine" / inside);
+        const Dataset set = load(dir.path() / "mine");
+        CHECK(set.name == "mine");
+        CHECK(set.train.count == 10);
+        CHECK(set.train.labels == Labels{0, 1, 2, 3, 4, 5, 6, 7, 8, 9});
+        CHECK(set.test.labels == Labels{0, 1, 2});
+        CHECK(set.train.channels == 3);
+        CHECK(set.train.height == 32);
+        CHECK(set.train.width == 32);
+        CHECK(set.classes == 10);
+        CHECK(set.class_names.at(9) == "truck");
+        CHECK(bytes_of(set.train.pixels.part(9 * 3072, 3072)) == counted(3072, 9));
+        expect_bad(dir.path() / "mine", {"10 classes", "`classes` says 7"}, {"", {}, 7});
+    }
+    const TempDir dir;
+    const fs::path home = dir.path() / "cifar-100-binary";
+    write_bytes(home / "train.bin", cifar_records(4, 100, 96));
+    write_bytes(home / "test.bin", cifar_records(2, 100, 0));
+    const Dataset set = load(dir.path());
+    CHECK(set.train.labels == Labels{96, 97, 98, 99});  // the fine labels
+    CHECK(set.classes == 100);
+    CHECK(set.class_names.empty());
+    CHECK(bytes_of(set.test.pixels.part(3072, 3072)) == counted(3072, 1));
+}
+
+TEST_CASE("CIFAR: errors name the cause", "[data][formats]") {
+    const TempDir dir;
+    const fs::path batch = dir.path() / "data_batch_3.bin";
+    const auto bad = [&](const Bytes& bytes, std::initializer_list<std::string> parts) {
+        write_cifar10(dir.path());
+        write_bytes(batch, bytes);
+        expect_bad(dir.path(), parts);
+    };
+    bad(Bytes(3072), {batch.string(), "3073", "found 3072 bytes", "download"});
+    bad({}, {batch.string(), "found 0 bytes"});
+    Bytes records = cifar_records(2, 10, 0);
+    records[3073] = 10;
+    bad(records, {batch.string(), "byte offset 3073", "0..9, found 10"});
+    fs::remove(batch);
+    expect_bad(dir.path(), {batch.string(), "no such file"});
+
+    const TempDir python;
+    fs::create_directories(python.path() / "cifar-10-batches-py");
+    expect_bad(python.path(), {"cifar-10-batches-py", "cifar-10-binary.tar.gz"});
+}
+
+// ---- Pictures ----
+
+TEST_CASE("resizing averages, interpolates, and keeps constant images", "[data][formats]") {
+    const Bytes four = {0, 100, 200, 100};
+    CHECK(resize_image(four.data(), 1, 2, 2, {1, 1}) == Bytes{100});
+    CHECK(resize_image(four.data(), 1, 2, 2, {2, 2}) == four);
+    // Pillow also gives a quarter and three quarters.
+    const Bytes line = {0, 100};
+    CHECK(resize_image(line.data(), 1, 1, 2, {1, 4}) == Bytes{0, 25, 75, 100});
+    const Bytes steps = {0, 0, 0, 90, 90, 90};
+    // The weights are 2, 3, 2 and 1 eighths.
+    CHECK(resize_image(steps.data(), 1, 1, 6, {1, 2}) == Bytes{11, 79});
+    for (const int channels : {1, 3}) {
+        const Bytes plain(static_cast<std::size_t>(channels * 35), 77);
+        CHECK(resize_image(plain.data(), channels, 5, 7, {9, 3}) ==
+              Bytes(static_cast<std::size_t>(channels * 27), 77));
+    }
+    // Colours are resized separately on each axis, also if the other axis keeps its size.
+    constexpr int kHeight = 5, kWidth = 7, kChannels = 3;
+    Bytes colours, planes;  // [height][width][channels], [channels][height][width]
+    for (int i = 0; i < kHeight * kWidth * kChannels; ++i) {
+        colours.push_back(static_cast<std::uint8_t>(i * i * 37 % 251));
+    }
+    for (int i = 0; i < kHeight * kWidth * kChannels; ++i) {
+        planes.push_back(colours[static_cast<std::size_t>(i % (kHeight * kWidth) * kChannels +
+                                                          i / (kHeight * kWidth))]);
+    }
+    for (const ImageSize size : {ImageSize{3, 4}, ImageSize{9, 11}, ImageSize{kHeight, 4},
+                                 ImageSize{9, kWidth}, ImageSize{kHeight, kWidth}}) {
+        INFO(size.height << " x " << size.width);
+        const Bytes resized = resize_image(colours.data(), kChannels, kHeight, kWidth, size);
+        const int area = size.height * size.width;
+        ImageSet images;
+        images.count = 1;
+        images.channels = kChannels;
+        images.height = kHeight;
+        images.width = kWidth;
+        images.pixels = planes;
+        resize_images(images, size);
+        CHECK(images.height == size.height);
+        CHECK(images.width == size.width);
+        REQUIRE(images.pixels.size() == resized.size());
+        for (int c = 0; c < kChannels; ++c) {
+            const Bytes plane =
+                resize_image(planes.data() + c * kHeight * kWidth, 1, kHeight, kWidth, size);
+            for (int i = 0; i < area; ++i) {
+                const auto at = static_cast<std::size_t>(i);
+                CHECK(resized[at * kChannels + static_cast<std::size_t>(c)] == plane[at]);
+                CHECK(images.pixels.at(static_cast<std::size_t>(c * area) + at) == plane[at]);
+            }
+        }
+    }
+    const TempDir dir;
+    write_set(dir.path());
+    const Dataset set = load_dataset({dir.path().string(), {}, {}, ImageSize{2, 10}});
+    CHECK(set.train.height == 2);
+    CHECK(set.test.width == 10);
+    CHECK(set.train.pixels.size() == 6 * 20);
+}
+
+#if GYRE_HAVE_PNG && GYRE_HAVE_JPEG
+
+namespace {
+
+// Writes two classes of grey pictures of 2 x 3 pixels, three for training and two for testing.
+void write_pictures(const fs::path& dir, const std::string& test = "test") {
+    fs::remove_all(dir / "train");
+    fs::remove_all(dir / test);
+    write_png(dir / "train/owl/b.png", 1, 2, 3, counted(6, 10));
+    write_png(dir / "train/owl/a.PNG", 1, 2, 3, counted(6, 20));
+    write_png(dir / "train/elk/z.png", 1, 2, 3, counted(6, 30));
+    write_png(dir / test / "owl/1.png", 1, 2, 3, counted(6, 40));
+    write_png(dir / test / "elk/deeper/2.png", 1, 2, 3, counted(6, 50));
+    write_text(dir / "train/owl/notes.txt", "x");
+    write_text(dir / "train/owl/.hidden.png", "x");
+}
+
+Bytes joined(std::initializer_list<Bytes> parts) {
+    Bytes all;
+    for (const Bytes& part : parts) {
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+}
+
+}  // namespace
+
+TEST_CASE("pictures: classes, order, and a cache that is mapped", "[data][formats]") {
+    const CacheFolder cache;
+    for (const std::string test : {"test", "val"}) {
+        const TempDir dir;
+        write_pictures(dir.path() / "zoo", test);
+        for (int time = 0; time < 2; ++time) {
+            const Dataset set = load(dir.path() / "zoo");
+            CHECK(set.name == "zoo");
+            CHECK(set.class_names == Names{"elk", "owl"});
+            CHECK(set.classes == 2);
+            CHECK(set.train.labels == Labels{0, 1, 1});
+            CHECK(set.test.labels == Labels{0, 1});
+            CHECK(set.train.channels == 1);
+            CHECK(set.train.height == 2);
+            CHECK(set.train.width == 3);
+            CHECK(bytes_of(set.train.pixels) ==
+                  joined({counted(6, 30), counted(6, 20), counted(6, 10)}));
+            CHECK(bytes_of(set.test.pixels) == joined({counted(6, 50), counted(6, 40)}));
+            CHECK(set.train.pixels.mapped());
+        }
+    }
+}
+
+TEST_CASE("pictures: the cache follows the files", "[data][formats]") {
+    const CacheFolder cache;
+    const TempDir dir;
+    write_pictures(dir.path());
+    load(dir.path());
+    REQUIRE(cache.images().size() == 1);
+    CHECK(cache.files() == 2);  // with the lock
+    const auto written = fs::last_write_time(cache.images()[0]);
+    load(dir.path());
+    CHECK(fs::last_write_time(cache.images()[0]) == written);
+
+    // Other bytes in a file, one file fewer, another time: all decode again, into the same file.
+    write_png(dir.path() / "train/elk/z.png", 1, 2, 3, counted(6, 130));
+    CHECK(load(dir.path()).train.pixels.at(0) == 130);
+    fs::remove(dir.path() / "train/owl/b.png");
+    CHECK(load(dir.path()).train.count == 2);
+    CHECK(cache.images().size() == 1);
+    const Dataset wide = load_dataset({dir.path().string(), {}, {}, ImageSize{2, 6}});
+    CHECK(wide.train.width == 6);
+    CHECK(cache.images().size() == 2);
+
+    // A damaged file is replaced, and files left by a killed process are removed.
+    for (const fs::path& file : cache.images()) {
+        fs::resize_file(file, 4099);
+        write_text(file.string() + ".new-killed", "x");
+    }
+    CHECK(load(dir.path()).train.pixels.at(0) == 130);
+    CHECK(load_dataset({dir.path().string(), {}, {}, ImageSize{2, 6}}).train.width == 6);
+    CHECK(cache.files() == 4);
+}
+
+TEST_CASE("pictures: damage anywhere in the cache is noticed", "[data][formats]") {
+    const CacheFolder cache;
+    const TempDir dir;
+    write_pictures(dir.path());
+    const Bytes right = bytes_of(load(dir.path()).train.pixels);
+    const fs::path file = cache.images().at(0);
+    const std::string intact = file_bytes(file);
+    int remarks = 0;
+    const auto check = [&](const std::string& damaged) {
+        write_text(file, damaged);
+        const Dataset set = load_dataset({dir.path().string()}, [&](const std::string& text) {
+            CHECK(text == file.string() + ": this file is damaged; the pictures are decoded again");
+            ++remarks;
+        });
+        CHECK(set.train.height == 2);
+        CHECK(set.train.width == 3);
+        CHECK(bytes_of(set.train.pixels) == right);
+        CHECK(file_bytes(file) == intact);
+    };
+    const auto flip = [&](std::size_t at) {
+        INFO("byte " << at);
+        std::string damaged = intact;
+        damaged[at] = static_cast<char>(damaged[at] ^ 1);
+        check(damaged);
+    };
+    constexpr std::size_t kHeader = 56, kPixels = 4096;
+    for (std::size_t at = 0; at < kHeader; ++at) {
+        flip(at);
+    }
+    CHECK(remarks == 56 - 16 - 8);  // another format or key is not damage
+    for (std::size_t at = kPixels; at < intact.size(); ++at) {
+        flip(at);
+    }
+    check(intact.substr(0, intact.size() - 1));
+    check(intact.substr(0, kPixels));
+    check(intact + "x");
+    check(intact.substr(0, kPixels) + std::string(intact.size() - kPixels, '\0'));
+}
+
+TEST_CASE("pictures: a cache that cannot be written is only reported", "[data][formats]") {
+    CacheFolder cache;
+    const TempDir dir;
+    write_pictures(dir.path());
+    write_text(dir.path() / "file", "x");
+    cache.use(dir.path() / "file");
+    std::vector<std::string> told;
+    const auto tell = [&](const std::string& text) { told.push_back(text); };
+    const Dataset set = load_dataset({dir.path().string()}, tell);
+    CHECK(set.train.pixels.at(0) == 30);
+    CHECK(!set.train.pixels.mapped());
+    REQUIRE(told.size() == 1);
+    CHECK(told[0].find("XDG_CACHE_HOME") != std::string::npos);
+}
+
+TEST_CASE("pictures: loads at the same time get the same images", "[data][formats]") {
+    const CacheFolder cache;
+    const TempDir dir;
+    write_pictures(dir.path());
+    std::vector<Dataset> sets(4);
+    std::vector<std::thread> threads;
+    for (Dataset& set : sets) {
+        threads.emplace_back([&] { set = load(dir.path()); });
+    }
+    for (std::thread& thread : threads) {
+        thread.join();
+    }
+    for (const Dataset& set : sets) {
+        CHECK(bytes_of(set.train.pixels) == bytes_of(sets[0].train.pixels));
+        CHECK(set.train.pixels.size() == 18);
+    }
+    CHECK(cache.files() == 2);
+}
+
+TEST_CASE("pictures: if one is in colour, all have three channels", "[data][formats]") {
+    const CacheFolder cache;
+    const TempDir dir;
+    write_pictures(dir.path());
+    write_png(dir.path() / "test/owl/colour.png", 3, 2, 3, counted(18));
+    write_png(dir.path() / "test/owl/alpha.png", 4, 2, 3, joined({counted(20), Bytes(4, 255)}));
+    write_jpeg(dir.path() / "train/owl/c.jpg", 3, 2, 3, 90);
+    write_jpeg(dir.path() / "train/owl/d.jpeg", 1, 2, 3, 80);
+    const Dataset set = load(dir.path());
+    CHECK(set.train.channels == 3);
+    const Bytes elk = counted(6, 30);
+    CHECK(bytes_of(set.train.pixels.part(0, 18)) == joined({elk, elk, elk}));
+    CHECK(bytes_of(set.train.pixels.part(3 * 18, 36)) == joined({Bytes(18, 90), Bytes(18, 80)}));
+    // test/owl: 1.png, alpha.png, colour.png
+    CHECK(bytes_of(set.test.pixels.part(3 * 18, 18)) ==
+          Bytes{0, 3, 6, 9, 12, 15, 1, 4, 7, 10, 13, 16, 2, 5, 8, 11, 14, 17});
+    CHECK(set.test.pixels.at(2 * 18 + 1) == 4);  // 4 bytes per pixel in the file
+}
+
+TEST_CASE("pictures: errors name the cause", "[data][formats]") {
+    const CacheFolder cache;
+    const TempDir dir;
+    const fs::path owl = dir.path() / "train/owl";
+    const auto bad = [&](const std::function<void()>& spoil,
+                         std::initializer_list<std::string> parts) {
+        write_pictures(dir.path());
+        spoil();
+        expect_bad(dir.path(), parts);
+        CHECK(cache.images().empty());
+    };
+    const auto picture = owl / "b.png";
+    bad([&] { fs::resize_file(picture, 60); },
+        {picture.string(), "PNG", "damage", "copy the file"});
+    bad([&] { write_text(picture, ""); }, {picture.string(), "empty file"});
+    bad([&] { write_text(picture, "GIF89a"); }, {picture.string(), "something else", "convert"});
+    bad(
+        [&] {
+            write_jpeg(owl / "q.jpg", 1, 32, 32, 7);
+            fs::resize_file(owl / "q.jpg", fs::file_size(owl / "q.jpg") - 9);
+        },
+        {"q.jpg", "JPEG", "damage"});
+    bad([&] { write_jpeg(owl / "q.jpg", 4, 2, 3, 7); }, {"q.jpg", "CMYK"});
+    bad([&] { write_png(owl / "c.png", 1, 3, 3, counted(9)); },
+        {"c.png", "3x3", "z.png", "2x3", "`resize`"});
+    bad([&] { write_text(owl / "x.webp", "x"); }, {"x.webp", "PNG and JPEG"});
+    bad([&] { fs::create_directories(dir.path() / "train/yak"); },
+        {(dir.path() / "train/yak").string(), "has no pictures"});
+    bad([&] { fs::create_directories(dir.path() / "test/yak"); },
+        {(dir.path() / "test/yak").string(), "training set", "elk, owl"});
+    bad([&] { fs::remove_all(dir.path() / "test"); }, {dir.path().string(), "test or val"});
+    bad(
+        [&] {
+            fs::remove_all(dir.path() / "test");
+            fs::create_directories(dir.path() / "test");
+        },
+        {(dir.path() / "test").string(), "no folders"});
+    // The first of several bad files is reported, whichever thread meets it.
+    for (int time = 0; time < 5; ++time) {
+        bad(
+            [&] {
+                for (const char* name : {"c", "d", "e", "f"}) {
+                    write_text(owl / (std::string(name) + ".png"), "x");
+                }
+            },
+            {"c.png"});
+    }
+    // Resizing all to one size is the remedy.
+    write_pictures(dir.path());
+    write_png(owl / "c.png", 1, 3, 3, Bytes(9, 60));
+    const Dataset set = load_dataset({dir.path().string(), {}, {}, ImageSize{4, 4}});
+    CHECK(bytes_of(set.train.pixels.part(3 * 16, 16)) == Bytes(16, 60));
+}
+
+#endif
+
+#if !GYRE_HAVE_PNG
+TEST_CASE("pictures: a build without the library names the package", "[data][formats]") {
+    const TempDir dir;
+    const fs::path picture = dir.path() / "a.png";
+    write_bytes(picture, {0x89, 'P', 'N', 'G', 0, 0, 0, 0});
+    expect_error(ExitCode::bad_input, {picture.string(), "libpng-dev"},
+                 [&] { decode_picture(picture, false); });
+}
+#endif

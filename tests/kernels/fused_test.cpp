@@ -1,0 +1,152 @@
+// Fused operations compute the same as their parts in sequence, to the last bit except for the
+// signs of zeros: on the CPU, with one and several threads.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "tests/kernels/chains.hpp"
+#include "tests/support/backends.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace gyre;
+using namespace gyre::test;
+
+namespace {
+
+void check_fused(const OpSpec& fused, const std::vector<OpSpec>& parts, const Operands& operands) {
+    for (const int threads : {1, 3}) {
+        INFO("threads: " << threads);
+        const auto backend = make_cpu_backend(threads);
+        Bench bench(*backend);
+        const Results expected = run_chain(bench, parts, operands);
+        const Results found = run_chain(bench, {fused}, operands);
+        check_equal(found.evaluated, expected.evaluated);
+        check_equal(found.y, expected.y);
+        check_equal(found.dw, expected.dw);
+        check_equal(found.db, expected.db);
+        check_equal(found.dx, expected.dx);
+    }
+}
+
+void check_conv(const Conv2dSpec& spec, int n) {
+    const Conv2dShape& s = spec.shape;
+    INFO("conv " << s.in.channels << "x" << s.in.height << "x" << s.in.width << " -> "
+                 << s.out_channels << " k" << s.kernel << " s" << s.stride << " p" << s.padding
+                 << ", dropout " << spec.dropout << ", pool " << spec.pool_kernel << " s"
+                 << spec.pool_stride << (spec.relu ? ", relu" : "") << ", n = " << n);
+    Operands operands = random_operands(n, s.in, spec.out(), s.weight_elems(), s.out_channels);
+    // Weights of a few bits give many equal outputs, of which the first must win.
+    for (Floats* values : {&operands.x, &operands.w, &operands.b}) {
+        for (float& value : *values) {
+            value = std::round(value * 2);
+        }
+    }
+    check_fused(spec, parts_of(spec), operands);
+}
+
+}  // namespace
+
+TEST_CASE("a convolution fused with dropout2d, max-pooling and ReLU equals its parts") {
+    const Conv2dShape shapes[] = {
+        {{1, 12, 11}, 7, 5, 1, 0},  // planes that are not square
+        {{3, 9, 9}, 5, 3, 2, 1},
+        {{2, 6, 7}, 4, 3, 1, 2},
+        {{5, 4, 4}, 8, 1, 1, 0},
+        {{9, 7, 8}, 10, 4, 1, 1},
+        // by Winograd, even and odd extents
+        {{16, 8, 6}, 17, 3, 1, 1},
+        {{17, 9, 7}, 16, 3, 1, 0},
+        {{8, 12, 11}, 9, 5, 1, 0},
+        {{9, 5, 8}, 8, 5, 1, 2},
+    };
+    const MaxPool2dShape pools[] = {{{}, 0, 0}, {{}, 2, 2}, {{}, 3, 2}, {{}, 3, 3}, {{}, 2, 3}};
+    for (const Conv2dShape& shape : shapes) {
+        for (const MaxPool2dShape& pool : pools) {
+            for (const float dropout : {0.0f, 0.3f}) {
+                for (const bool relu : {false, true}) {
+                    const Conv2dSpec spec{.shape = shape,
+                                          .dropout = dropout,
+                                          .dropout_stream = 5,
+                                          .pool_kernel = pool.kernel,
+                                          .pool_stride = pool.stride,
+                                          .relu = relu};
+                    if (!spec.fused()) {
+                        continue;
+                    }
+                    for (const int n : {0, 1, 16, 37}) {
+                        check_conv(spec, n);
+                    }
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("fused convolutions equal their parts if a batch exceeds a cache") {
+    // Gradients of a row tile of one block, and padded copies of one block, are all that fits at a
+    // time.
+    for (const Conv2dShape& shape :
+         {Conv2dShape{{1, 28, 28}, 11, 5, 1, 0}, Conv2dShape{{2, 30, 30}, 6, 3, 1, 1},
+          Conv2dShape{{64, 29, 28}, 16, 3, 1, 1}, Conv2dShape{{32, 20, 21}, 16, 5, 1, 2}}) {
+        for (const int kernel : {2, 3}) {
+            check_conv({.shape = shape,
+                        .dropout = 0.5f,
+                        .pool_kernel = kernel,
+                        .pool_stride = 2,
+                        .relu = true},
+                       70);
+        }
+        check_conv({.shape = shape, .relu = true}, 70);
+    }
+}
+
+TEST_CASE("a linear layer fused with ReLU equals its parts") {
+    for (const LinearShape& shape : {LinearShape{320, 50}, {50, 10}, {7, 5}, {9000, 3}}) {
+        for (const int n : {0, 1, 16, 37}) {
+            INFO("linear " << shape.in_features << " -> " << shape.out_features << ", n = " << n);
+            const LinearSpec parts{.in = {shape.in_features, 1, 1}, .shape = shape};
+            LinearSpec fused = parts;
+            fused.relu = true;
+            check_fused(fused, {parts, ReluSpec{parts.out()}},
+                        random_operands(n, parts.in, parts.out(), shape.weight_elems(),
+                                        shape.out_features));
+        }
+    }
+}
+
+TEST_CASE("fused operations propagate NaN") {
+    for (const Conv2dShape& shape :
+         {Conv2dShape{{2, 9, 8}, 3, 3, 1, 0}, Conv2dShape{{16, 9, 8}, 16, 3, 1, 1}}) {
+        const Conv2dSpec spec{
+            .shape = shape, .dropout = 0.3f, .pool_kernel = 2, .pool_stride = 2, .relu = true};
+        Operands operands =
+            random_operands(19, shape.in, spec.out(), shape.weight_elems(), shape.out_channels);
+        operands.x[40] = std::numeric_limits<float>::quiet_NaN();
+        const auto backend = make_cpu_backend(1);
+        Bench bench(*backend);
+        const Floats y = run_chain(bench, {spec}, operands).y;
+        CHECK(std::any_of(y.begin(), y.end(), [](float v) { return std::isnan(v); }));
+        check_fused(spec, parts_of(spec), operands);
+    }
+}
+
+TEST_CASE("an evaluation pass saves nothing") {
+    const auto backend = make_cpu_backend(1);
+    Bench bench(*backend);
+    const Conv2dSpec spec{.shape = {{1, 8, 8}, 3, 3, 1, 1},
+                          .dropout = 0.5f,
+                          .pool_kernel = 2,
+                          .pool_stride = 2,
+                          .relu = true};
+    const Operands on = random_operands(5, spec.shape.in, spec.out(), spec.shape.weight_elems(), 3);
+    const auto op = backend->make("conv", spec, {.eval_images = 5});
+    CHECK(op->needs().saved_bytes == 0);
+    const Guarded x = bench.activation(spec.shape.in, 5, on.x);
+    const Guarded y = bench.empty_activation(spec.out(), 5);
+    const Guarded w = bench.vector(on.w), b = bench.vector(on.b);
+    op->forward({.n = 5}, {.x = x.get(), .y = y.get(), .params = {w.get(), b.get()}});
+    check_equal(bench.read(spec.out(), 5, y), run_chain(bench, {spec}, on).evaluated);
+}

@@ -1,0 +1,188 @@
+// Max-pooling, ReLU and dropout on every backend, against a naive double-precision reference. Other
+// operations are in products_test.cpp and norm_pool_test.cpp.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "base/philox.hpp"
+#include "tests/kernels/run_op.hpp"
+#include "tests/support/backends.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace gyre;
+using namespace gyre::test;
+
+namespace {
+
+const int kBatches[] = {1, 15, 17, 64};
+
+}  // namespace
+
+TEST_CASE("max-pooling picks the first maximum and routes the gradient to it", "[gpu]") {
+    const MaxPool2dShape shapes[] = {{{10, 24, 24}, 2, 2}, {{3, 7, 5}, 2, 2}, {{2, 1, 1}, 1, 1},
+                                     {{2, 9, 8}, 3, 2},    {{1, 7, 7}, 2, 3}, {{1, 6, 4}, 3, 1}};
+    on_every_backend([&](Bench& bench) {
+        for (const MaxPool2dShape& s : shapes) {
+            for (const int n : kBatches) {
+                INFO("pool " << s.in.height << "x" << s.in.width << " k" << s.kernel << " s"
+                             << s.stride << ", n = " << n);
+                Floats x = random_floats(n * s.in.elems(), 11);
+                for (float& value : x) {
+                    if (!bench.normwise) {  // libraries do not say which of equal values they take
+                        value = std::round(value * 4);  // many ties
+                    }
+                }
+                const Shape out = s.out();
+                const Floats dy = random_floats(n * out.elems(), 12);
+                Floats expected(dy.size());
+                Sums expected_dx(n * s.in.elems());
+                for (std::size_t i = 0; i < expected.size(); ++i) {
+                    const auto at = static_cast<std::int64_t>(i);
+                    const std::int64_t plane = at / out.plane_elems();
+                    const std::int64_t corner =
+                        plane * s.in.plane_elems() +
+                        at / out.width % out.height * s.stride * s.in.width +
+                        at % out.width * s.stride;
+                    std::int64_t best = corner;
+                    for (int kh = 0; kh < s.kernel; ++kh) {
+                        for (int kw = 0; kw < s.kernel; ++kw) {
+                            const std::int64_t here = corner + kh * s.in.width + kw;
+                            if (x[static_cast<std::size_t>(here)] >
+                                x[static_cast<std::size_t>(best)]) {
+                                best = here;
+                            }
+                        }
+                    }
+                    expected[i] = x[static_cast<std::size_t>(best)];
+                    expected_dx.add(best, double{dy[i]});
+                }
+                const Guarded dev_x = bench.activation(s.in, n, x);
+                const Guarded dev_dy = bench.activation(out, n, dy);
+                const Guarded y = bench.empty_activation(out, n);
+                const Guarded dx = bench.empty_activation(s.in, n);
+                RunOp pool(bench.backend, MaxPool2dSpec{s}, n);
+                pool.forward({.x = dev_x.get(), .y = y.get()});
+                CHECK(bench.read(out, n, y) == expected);
+                pool.backward({.x = dev_x.get(), .dy = dev_dy.get(), .dx = dx.get()});
+                bench.check_close(bench.read(s.in, n, dx), expected_dx);
+                const Guarded without = bench.empty_activation(out, n);
+                pool.batch.training = false;
+                pool.forward({.x = dev_x.get(), .y = without.get()});
+                CHECK(bench.read(out, n, without) == expected);
+            }
+        }
+    });
+}
+
+TEST_CASE("max-pooling and ReLU propagate NaN", "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        const Shape in{1, 2, 2}, out{1, 1, 1};
+        for (std::size_t where = 0; where < 4; ++where) {
+            Floats x = {1, 2, 3, 4};
+            x[where] = std::numeric_limits<float>::quiet_NaN();
+            const Guarded dev_x = bench.activation(in, 1, x);
+            const Guarded y = bench.empty_activation(out, 1);
+            RunOp(bench.backend, MaxPool2dSpec{{in, 2, 2}}, 1)
+                .forward({.x = dev_x.get(), .y = y.get()});
+            CHECK(std::isnan(bench.read(out, 1, y)[0]));
+            RunOp(bench.backend, ReluSpec{in}, 1).forward({.x = dev_x.get(), .y = dev_x.get()});
+            CHECK(std::isnan(bench.read(in, 1, dev_x)[where]));
+        }
+    });
+}
+
+TEST_CASE("ReLU clips below zero, and its gradient is zero where the output is", "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        for (const int n : kBatches) {
+            const Shape shape{3, 5, 7};
+            const Floats x = random_floats(n * shape.elems(), 13);
+            const Floats dy = random_floats(n * shape.elems(), 14);
+            const Guarded y = bench.activation(shape, n, x), dx = bench.activation(shape, n, dy);
+            RunOp relu(bench.backend, ReluSpec{shape}, n);
+            relu.forward({.x = y.get(), .y = y.get()});
+            relu.backward({.y = y.get(), .dy = dx.get(), .dx = dx.get()});
+            Floats expected_y = x, expected_dx = dy;
+            for (std::size_t i = 0; i < x.size(); ++i) {
+                if (x[i] <= 0.0f) {
+                    expected_y[i] = expected_dx[i] = 0.0f;
+                }
+            }
+            CHECK(bench.read(shape, n, y) == expected_y);
+            CHECK(bench.read(shape, n, dx) == expected_dx);
+        }
+    });
+}
+
+TEST_CASE("dropout draws its mask from the image's index, not its position in the batch", "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        for (const bool by_channel : {false, true}) {
+            for (const float p : {0.0f, 0.25f, 0.5f, 1.0f}) {
+                // The second shape has images and planes that are multiples of four elements.
+                for (const Shape& shape : {Shape{7, 3, 2}, Shape{6, 2, 4}}) {
+                    for (const int n : kBatches) {
+                        std::vector<std::int32_t> samples(static_cast<std::size_t>(n));
+                        for (std::size_t i = 0; i < samples.size(); ++i) {
+                            samples[i] = static_cast<std::int32_t>((i * 7919 + 13) % 60000);
+                        }
+                        const auto plane = static_cast<std::size_t>(shape.plane_elems());
+                        const RandomStream stream{99, RandomPurpose::dropout, 3, 2};
+                        const Floats x = random_floats(n * shape.elems(), 15);
+                        Floats expected = x;
+                        for (std::size_t i = 0; i < x.size(); ++i) {
+                            const auto image = i / static_cast<std::size_t>(shape.elems());
+                            const auto elem = i % static_cast<std::size_t>(shape.elems());
+                            const auto word = stream.word(
+                                static_cast<std::uint32_t>(samples[image]),
+                                static_cast<std::uint32_t>(by_channel ? elem / plane : elem));
+                            expected[i] =
+                                word >= double{p} * 0x1p32 ? x[i] * (1.0f / (1.0f - p)) : 0.0f;
+                        }
+                        const Guarded y = bench.activation(shape, n, x);
+                        const auto dev_samples = bench.array(samples);
+                        const auto dev_epoch =
+                            bench.array(std::vector<std::uint32_t>{stream.epoch});
+                        RunOp dropout(bench.backend,
+                                      DropoutSpec{.in = shape,
+                                                  .probability = p,
+                                                  .by_channel = by_channel,
+                                                  .stream = stream.index},
+                                      n);
+                        dropout.batch = {.n = n,
+                                         .training = true,
+                                         .samples = dev_samples.get(),
+                                         .seed = stream.seed,
+                                         .epoch = dev_epoch.get()};
+                        dropout.forward({.x = y.get(), .y = y.get()});
+                        CHECK(bench.read(shape, n, y) == expected);
+                        const Guarded dx = bench.activation(shape, n, x);
+                        dropout.backward({.dy = dx.get(), .dx = dx.get()});
+                        CHECK(bench.read(shape, n, dx) == expected);
+                    }
+                }
+            }
+        }
+    });
+}
+
+TEST_CASE("dropout keeps the expected share of elements", "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        const Shape shape{1000, 1, 1};
+        const int n = 64;
+        std::vector<std::int32_t> samples(64);
+        std::iota(samples.begin(), samples.end(), 0);
+        const auto dev_samples = bench.array(samples);
+        const Guarded y = bench.activation(shape, n, Floats(64000, 1.0f));
+        const DropoutSpec spec{.in = shape, .probability = 0.3f, .stream = 1};
+        RunOp dropout(bench.backend, spec, n);
+        dropout.batch.samples = dev_samples.get();
+        dropout.batch.seed = 1;
+        dropout.forward({.x = y.get(), .y = y.get()});
+        const Floats values = bench.read(shape, n, y);
+        const auto kept = static_cast<double>(
+            std::count_if(values.begin(), values.end(), [](float v) { return v != 0.0f; }));
+        // Five standard deviations of the binomial distribution.
+        CHECK(std::abs(kept / 64000 - 0.7) < 5 * std::sqrt(0.3 * 0.7 / 64000));
+    });
+}

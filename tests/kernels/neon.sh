@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Cross-compiles the CPU kernels for AArch64 (Neon) and runs a selection of their tests under qemu-user.
+#   tests/kernels/neon.sh WORK_DIR      Exit code 77: skipped, because a compiler or qemu is missing.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+work=$1/neon
+
+for program in aarch64-linux-gnu-g++ qemu-aarch64; do
+    if ! command -v "$program" >/dev/null; then
+        echo "skipped: no $program (Debian: g++-aarch64-linux-gnu, qemu-user)"
+        exit 77
+    fi
+done
+mkdir -p "$work"
+flags=(-std=c++20 -Wall -Wextra -Werror -Wno-psabi -I. -DFMT_HEADER_ONLY)
+kernels=(-O2 -fno-math-errno -fno-trapping-math -ffp-contract=fast -DGYRE_CPU_KERNELS=gyre_cpu_neon
+    '-DGYRE_CPU_NAME="neon"' '-DGYRE_CPU_TITLE="Neon"' '-DGYRE_CPU_SETS=X(neon)')
+for source in kernels/cpu/*.cpp kernels/choose_cpu_kernels.cpp kernels/make_backend.cpp; do
+    printf '%s\0' "${kernels[*]@Q} -c $source -o $work/$(basename "$source").o"
+done >"$work/jobs"
+for source in support/{main,catch,backends} kernels/{neon_stub,kernels_test,products_test,norm_pool_test,update_kernels_test}; do
+    printf '%s\0' "-O1 -c tests/$source.cpp -o $work/$(basename "$source").o"
+done >>"$work/jobs"
+xargs -0 -P 2 -I '{}' sh -c "aarch64-linux-gnu-g++ ${flags[*]} {}" <"$work/jobs"
+aarch64-linux-gnu-g++ -static -o "$work/tests" "$work"/*.o -lpthread
+GYRE_TEST_BACKENDS=cpu qemu-aarch64 "$work/tests" \
+    "conv2d*,linear*,max-pooling*,ReLU*,batch normalisation*,average*,gradients*,optimisers*,the sum of*"

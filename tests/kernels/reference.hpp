@@ -1,0 +1,119 @@
+// Naive double-precision references of the kernels on [n][shape] arrays, with a bound on the
+// rounding error of each element.
+//
+// A sum of K products in float32, in any order and with or without fused multiply-adds, has an
+// error of at most (K + 1) u / (1 - (K + 1) u) times the sum of the products' magnitudes, u = 2^-24
+// (Higham, Accuracy and Stability of Numerical Algorithms, section 3.1).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <vector>
+
+#include "kernels/ops/shapes.hpp"
+
+namespace gyre::reference {
+
+using Floats = std::vector<float>;
+
+// Exact values with the bound on their float32 rounding error.
+struct Sums {
+    std::vector<double> value, magnitude;
+    std::vector<int> terms;
+    explicit Sums(std::int64_t elems)
+        : value(static_cast<std::size_t>(elems)),
+          magnitude(static_cast<std::size_t>(elems)),
+          terms(static_cast<std::size_t>(elems)) {}
+    void add(std::int64_t at, double term) {
+        const auto i = static_cast<std::size_t>(at);
+        value[i] += term;
+        magnitude[i] += std::abs(term);
+        ++terms[i];
+    }
+    double bound(std::size_t i) const { return rounding(terms[i] + 1) * magnitude[i]; }
+    // The largest relative error of `roundings` successive roundings.
+    static double rounding(int roundings) {
+        const double ku = roundings * 0x1p-24;
+        return ku / (1.0 - ku);
+    }
+};
+
+// Calls body(image, o, oh, ow, c, ih, iw, weight index) for every multiply-add of a convolution.
+template <typename Body>
+void for_each_product(const Conv2dShape& s, int n, Body body) {
+    const Shape out = s.out();
+    for (int i = 0; i < n; ++i) {
+        for (int o = 0; o < s.out_channels; ++o) {
+            for (int oh = 0; oh < out.height; ++oh) {
+                for (int ow = 0; ow < out.width; ++ow) {
+                    for (int c = 0; c < s.in.channels; ++c) {
+                        for (int kh = 0; kh < s.kernel; ++kh) {
+                            for (int kw = 0; kw < s.kernel; ++kw) {
+                                const int ih = oh * s.stride - s.padding + kh;
+                                const int iw = ow * s.stride - s.padding + kw;
+                                if (ih < 0 || iw < 0 || ih >= s.in.height || iw >= s.in.width) {
+                                    continue;
+                                }
+                                const std::int64_t y =
+                                    ((std::int64_t{i} * s.out_channels + o) * out.height + oh) *
+                                        out.width +
+                                    ow;
+                                const std::int64_t x =
+                                    ((std::int64_t{i} * s.in.channels + c) * s.in.height + ih) *
+                                        s.in.width +
+                                    iw;
+                                const std::int64_t w =
+                                    ((std::int64_t{o} * s.in.channels + c) * s.kernel + kh) *
+                                        s.kernel +
+                                    kw;
+                                body(y, x, w);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Returns a linear layer as a 1 x 1 convolution of 1 x 1 images.
+inline Conv2dShape as_conv(const LinearShape& s) {
+    return {{s.in_features, 1, 1}, s.out_features, 1, 1, 0};
+}
+
+inline double at(const Floats& values, std::int64_t i) {
+    return double{values[static_cast<std::size_t>(i)]};
+}
+
+inline Sums conv_forward(const Conv2dShape& s, int n, const Floats& x, const Floats& w,
+                         const Floats& b) {
+    Sums y(n * s.out().elems());
+    for (std::int64_t i = 0; i < n * s.out().elems(); ++i) {
+        y.add(i, at(b, i / s.out().plane_elems() % s.out_channels));
+    }
+    for_each_product(s, n, [&](auto yi, auto xi, auto wi) { y.add(yi, at(w, wi) * at(x, xi)); });
+    return y;
+}
+
+inline Sums conv_backward_data(const Conv2dShape& s, int n, const Floats& dy, const Floats& w) {
+    Sums dx(n * s.in.elems());
+    for_each_product(s, n, [&](auto yi, auto xi, auto wi) { dx.add(xi, at(w, wi) * at(dy, yi)); });
+    return dx;
+}
+
+inline Sums conv_backward_weights(const Conv2dShape& s, int n, const Floats& x, const Floats& dy) {
+    Sums dw(s.weight_elems());
+    for_each_product(s, n, [&](auto yi, auto xi, auto wi) { dw.add(wi, at(x, xi) * at(dy, yi)); });
+    return dw;
+}
+
+inline Sums bias_gradient(const Shape& out, int n, const Floats& dy) {
+    Sums db(out.channels);
+    for (std::int64_t i = 0; i < n * out.elems(); ++i) {
+        db.add(i / out.plane_elems() % out.channels, at(dy, i));
+    }
+    return db;
+}
+
+}  // namespace gyre::reference

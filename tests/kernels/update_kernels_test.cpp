@@ -1,0 +1,188 @@
+// Updates of the parameters on every backend: clipping, the check for non-finite gradients, and the
+// optimizers, against PyTorch's formulas in double precision.
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "tests/support/backends.hpp"
+#include "tests/support/catch.hpp"
+
+using namespace gyre;
+using namespace gyre::test;
+
+namespace {
+
+struct Case {
+    const char* name;
+    float rate;
+    bool adam;
+    SgdArgs sgd;
+    AdamArgs adam_args;
+    float decoupled_decay = 0.0f;
+};
+
+// A case's parameters and moments, in double precision.
+struct Reference {
+    std::vector<double> p, m, v;
+
+    // step: counted from 1.
+    void update(const Case& c, const Floats& g, int step) {
+        const AdamArgs& adam = c.adam_args;
+        const double lr{c.rate}, b1{adam.beta1}, b2{adam.beta2};
+        for (std::size_t i = 0; i < p.size(); ++i) {
+            if (!c.adam) {
+                const double d = double{g[i]} + double{c.sgd.weight_decay} * p[i];
+                m[i] = double{c.sgd.momentum} * m[i] + d;
+                const double move = c.sgd.nesterov ? d + double{c.sgd.momentum} * m[i] : m[i];
+                p[i] -= lr * move;
+                continue;
+            }
+            p[i] *= 1.0 - lr * double{c.decoupled_decay};
+            const double d = double{g[i]} + double{adam.weight_decay} * p[i];
+            m[i] = b1 * m[i] + (1 - b1) * d;
+            v[i] = b2 * v[i] + (1 - b2) * d * d;
+            const double denominator =
+                std::sqrt(v[i] / (1 - std::pow(b2, step))) + double{adam.epsilon};
+            p[i] -= lr / (1 - std::pow(b1, step)) * m[i] / denominator;
+        }
+    }
+};
+
+}  // namespace
+
+TEST_CASE("gradients are clipped to a norm", "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        for (const std::int64_t elems : {1, 31, 100'003}) {
+            const Floats g = random_floats(elems, 18);
+            const double length = norm(g);
+            for (const double most : {0.0, 0.5 * length, 2.0 * length}) {
+                const Guarded dev_g = bench.vector(g);
+                bench.backend.clip_norm(elems, static_cast<float>(most), dev_g.get(), {});
+                const Floats found = dev_g.download();
+                const double factor =
+                    std::min(1.0, double{static_cast<float>(most)} / (length + 1e-6));
+                double worst = 0.0;
+                for (std::size_t i = 0; i < g.size(); ++i) {
+                    worst = std::max(worst, std::abs(double{found[i]} - factor * double{g[i]}));
+                }
+                // The factor and the product are rounded; the norm is summed in double precision.
+                CHECK(worst <= 2 * 0x1p-24);
+            }
+        }
+        const Guarded bad = bench.vector({1.0f, std::numeric_limits<float>::quiet_NaN()});
+        bench.backend.clip_norm(2, 1.0f, bad.get(), {});
+        CHECK(std::isnan(bad.download()[0]));
+    });
+}
+
+TEST_CASE("a gradient that is not finite is reported, or the last of several", "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        constexpr std::int64_t kElems = 70'003;
+        const auto check = [&](std::vector<std::int64_t> bad, float value, std::int32_t expected) {
+            Floats g(kElems, 1e38f);  // finite, even if several are added
+            for (const std::int64_t i : bad) {
+                g[static_cast<std::size_t>(i)] = value;
+            }
+            const Guarded dev_g = bench.vector(g);
+            const Guarded p = bench.vector(Floats(kElems)), m = bench.vector(Floats(kElems)),
+                          v = bench.vector(Floats(kElems));
+            for (int kernel = 0; kernel < 4; ++kernel) {
+                INFO("kernel " << kernel);
+                const auto word = bench.array(std::vector<std::int32_t>(1));
+                const FiniteCheck finite{word.get(), 160};
+                const DeviceBuffer<StepScalars> scalars(bench.backend, 1);
+                const SgdArgs sgd = {.scalars = scalars.get(), .finite = finite};
+                const AdamArgs adam = {.scalars = scalars.get(), .finite = finite};
+                if (kernel == 0) {
+                    bench.backend.sgd_step(sgd, kElems, p.get(), dev_g.get(), nullptr);
+                } else if (kernel == 1) {
+                    bench.backend.sgd_step(sgd, kElems, p.get(), dev_g.get(), m.get());
+                } else if (kernel == 2) {
+                    bench.backend.adam_step(adam, kElems, p.get(), dev_g.get(), m.get(), v.get());
+                } else {
+                    bench.backend.clip_norm(kElems, 1.0f, dev_g.get(), finite);
+                }
+                std::int32_t found = -1;
+                bench.backend.download(&found, word.get(), sizeof found);
+                CHECK(found == expected);
+            }
+        };
+        const float nan = std::numeric_limits<float>::quiet_NaN();
+        const float infinity = std::numeric_limits<float>::infinity();
+        check({}, nan, 0);
+        check({0}, nan, 11);  // 1 + 160 / 16
+        check({15, 16}, -infinity, 12);
+        check({3, 40'000, 20'000}, infinity, 1 + (160 + 40'000) / 16);
+        check({kElems - 1}, nan, 1 + (160 + kElems - 1) / 16);
+    });
+}
+
+TEST_CASE("optimisers follow PyTorch's formulas over several steps", "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        const std::int64_t elems = 100'003;  // more than one range of the thread pool
+        const Floats start = random_floats(elems, 17);
+        const auto scalars = bench.array(std::vector<StepScalars>(1));
+        const StepScalars* const at = scalars.get();
+        const Case cases[] = {
+            {"sgd", 0.1f, false, {.scalars = at}, {}},
+            {"sgd, weight decay", 0.1f, false, {.scalars = at, .weight_decay = 0.1f}, {}},
+            {"sgd, momentum", 0.1f, false, {.scalars = at, .momentum = 0.9f}, {}},
+            {"sgd, nesterov, weight decay",
+             0.1f,
+             false,
+             {.scalars = at, .momentum = 0.9f, .weight_decay = 0.01f, .nesterov = true},
+             {}},
+            {"adam", 0.01f, true, {}, {.scalars = at}},
+            {"adam, weight decay",
+             0.01f,
+             true,
+             {},
+             {.scalars = at,
+              .beta1 = 0.8f,
+              .beta2 = 0.99f,
+              .epsilon = 1e-6f,
+              .weight_decay = 0.1f}},
+            {"adamw", 0.01f, true, {}, {.scalars = at}, 0.1f},
+        };
+        for (const Case& c : cases) {
+            INFO(c.name);
+            Reference reference{{start.begin(), start.end()},
+                                std::vector<double>(start.size()),
+                                std::vector<double>(start.size())};
+            const Guarded dev_p = bench.vector(start);
+            const Guarded dev_m = bench.vector(Floats(start.size())),
+                          dev_v = bench.vector(Floats(start.size()));
+            const AdamArgs& adam = c.adam_args;
+            const double lr{c.rate}, b1{adam.beta1}, b2{adam.beta2};
+            const int steps = 4;
+            for (int step = 1; step <= steps; ++step) {
+                const Floats g = random_floats(elems, 100 + static_cast<std::uint32_t>(step));
+                const Guarded dev_g = bench.vector(g);
+                const StepScalars now = {
+                    .learning_rate = c.rate,
+                    .adam_step_size = static_cast<float>(lr / (1 - std::pow(b1, step))),
+                    .adam_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(b2, step))),
+                    .adam_shrink = static_cast<float>(1 - lr * double{c.decoupled_decay})};
+                bench.backend.upload(scalars.get(), &now, sizeof now);
+                if (c.adam) {
+                    bench.backend.adam_step(adam, elems, dev_p.get(), dev_g.get(), dev_m.get(),
+                                            dev_v.get());
+                } else {
+                    bench.backend.sgd_step(c.sgd, elems, dev_p.get(), dev_g.get(),
+                                           c.sgd.momentum > 0 ? dev_m.get() : nullptr);
+                }
+                reference.update(c, g, step);
+            }
+            const Floats found = dev_p.download();
+            double worst = 0.0;
+            for (std::size_t i = 0; i < start.size(); ++i) {
+                const double error = std::abs(double{found[i]} - reference.p[i]);
+                worst = error <= worst ? worst : error;
+            }
+            // Values of order 1 to 2, with a few roundings per step; tiny moments in Adam have a
+            // less exact ratio, which lr = 0.01 scales down.
+            CHECK(worst <= steps * 16 * 0x1p-24);
+        }
+    });
+}

@@ -1,0 +1,348 @@
+// Model files, shapes, initial parameters, and the gradient of a whole net.
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "base/error.hpp"
+#include "kernels/emulation/emulator.hpp"
+#include "kernels/make_backend.hpp"
+#include "model/net.hpp"
+#include "model/spec.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/expect_error.hpp"
+
+using namespace gyre;
+using namespace gyre::model;
+using gyre::test::expect_error;
+
+namespace {
+
+void expect_bad_model(const std::string& text, std::initializer_list<std::string> parts) {
+    INFO(text);
+    expect_error(ExitCode::bad_input, parts, [&] { parse_model(text, "mine"); });
+}
+
+void expect_misfit(const std::string& text, const Shape& input, int classes,
+                   std::initializer_list<std::string> parts) {
+    INFO(text);
+    const auto backend = make_cpu_backend(1);
+    expect_error(ExitCode::bad_input, parts,
+                 [&] { Net(*backend, parse_model(text, "mine"), input, classes, {}); });
+}
+
+std::vector<std::string> names_of(const Net& net) {
+    std::vector<std::string> names;
+    for (const Parameter& parameter : net.parameters()) {
+        names.push_back(parameter.name);
+    }
+    return names;
+}
+
+}  // namespace
+
+TEST_CASE("the built-in nets have the parameters they are known for") {
+    const auto backend = make_cpu_backend(1);
+    const Net net(*backend, load_model("net"), {1, 28, 28}, 10, {});
+    CHECK(net.parameter_count() == 21840);
+    CHECK(names_of(net) == std::vector<std::string>{"conv1.weight", "conv1.bias", "conv2.weight",
+                                                    "conv2.bias", "fc1.weight", "fc1.bias",
+                                                    "fc2.weight", "fc2.bias"});
+    CHECK(net.parameters()[0].shape == std::vector<std::int64_t>{10, 1, 5, 5});
+    CHECK(net.parameters()[4].shape == std::vector<std::int64_t>{50, 320});
+    const Net wide(*backend, load_model("wide"), {1, 28, 28}, 10, {4, 4});
+    CHECK(wide.parameter_count() == 25775882);
+}
+
+TEST_CASE("nets take their input and classes from the data") {
+    const auto backend = make_cpu_backend(1);
+    const Net small(*backend, load_model("net"), {3, 20, 33}, 63, {4, 4});
+    CHECK(small.parameters()[0].shape == std::vector<std::int64_t>{10, 3, 5, 5});
+    CHECK(small.parameters().back().shape == std::vector<std::int64_t>{63});
+}
+
+TEST_CASE("model files: comments, options and defaults") {
+    const ModelSpec model = parse_model(
+        "# a comment\n\n  conv 8 k3 s2 p1   # first\nmaxpool 3 s2\r\nmaxpool 2\nlinear classes\n",
+        "mine");
+    REQUIRE(model.layers.size() == 4);
+    CHECK(model.layers[0].stride == 2);
+    CHECK(model.layers[0].padding == 1);
+    CHECK(model.layers[0].line == 3);
+    CHECK(model.layers[1].stride == 2);
+    CHECK(model.layers[2].stride == 2);
+    CHECK(model.layers[3].out == 0);
+}
+
+TEST_CASE("model files: every mistake is named with its line") {
+    expect_bad_model("", {"mine", "no layers"});
+    expect_bad_model("relu\nconvolution 3\n", {"line 2", "convolution", "conv OUT kK"});
+    expect_bad_model("conv\n", {"line 1", "missing", "conv OUT kK"});
+    expect_bad_model("conv 8\n", {"line 1", "kK is missing"});
+    expect_bad_model("conv 8 k0\n", {"'k0'"});
+    expect_bad_model("conv 8 k3 s0\n", {"'s0'"});
+    expect_bad_model("conv 8 k3 p-1\n", {"'p-1'"});
+    expect_bad_model("conv 8 k3 k5\n", {"'k5' was not expected"});
+    expect_bad_model("conv 8 k3 q1\n", {"'q1' was not expected"});
+    expect_bad_model("conv 0 k3\n", {"'0'"});
+    expect_bad_model("conv 99999999999 k3\n", {"'99999999999'"});
+    expect_bad_model("conv 8.5 k3\n", {"'8.5'"});
+    expect_bad_model("dropout\n", {"probability is missing"});
+    expect_bad_model("dropout 1.5\n", {"1.5", "between 0 and 1"});
+    expect_bad_model("dropout nan\n", {"between 0 and 1"});
+    expect_bad_model("linear many\n", {"'many'"});
+    expect_bad_model("relu 3\n", {"'3' was not expected"});
+    expect_bad_model("log-softmax\nlinear 3\n", {"line 2", "nothing may follow"});
+    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide, resnet", "`model`"},
+                 [] { load_model("no/such/model"); });
+    // Only as much is read as a person writes.
+    expect_error(ExitCode::bad_input, {"'/dev/zero'", "more than 1 MiB"},
+                 [] { load_model("/dev/zero"); });
+}
+
+TEST_CASE("nets that do not fit name the layer and the shapes") {
+    expect_misfit("conv 8 k9\nlinear classes\n", {1, 8, 8}, 10, {"line 1", "9 x 9", "[1, 8, 8]"});
+    expect_misfit("maxpool 4\nmaxpool 4\nlinear classes\n", {3, 8, 9}, 10,
+                  {"line 2", "4 x 4", "[3, 2, 2]", "[3, 8, 9]"});
+    expect_misfit("linear 8\nconv 3 k1\nlinear classes\n", {1, 8, 8}, 10,
+                  {"line 2", "flat", "[8]"});
+    expect_misfit("linear 8\ndropout2d 0.5\n", {1, 8, 8}, 8, {"line 2", "flat"});
+    expect_misfit("linear 8\n", {1, 8, 8}, 10, {"[8]", "10 classes", "linear classes"});
+    expect_misfit("conv 4 k3 p1000000\navgpool global\nlinear classes\n", {1, 28, 28}, 10,
+                  {"line 1", "output [4, 2000026, 2000026] has more than 2^30 elements"});
+    expect_misfit("linear classes\n", {1, 32769, 32768}, 10, {"line 1", "more than 2^30"});
+    expect_misfit("relu\n", {10, 1, 1}, 10, {"nothing to learn"});
+    expect_misfit("maxpool 16\nlinear classes\n", {1, 32, 32}, 10, {"15 x 15"});
+}
+
+TEST_CASE("initial weights are uniform within PyTorch's bounds and follow the seed") {
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, load_model("net"), {1, 28, 28}, 10, {1, 1});
+    net.initialise(1);
+    const auto first = net.export_parameters();
+    for (std::size_t i = 0; i < first.size(); ++i) {
+        INFO(first[i].name);
+        const double bound = 1.0 / std::sqrt(static_cast<double>(net.parameters()[i].fan_in));
+        double largest = 0.0, sum = 0.0, squares = 0.0;
+        for (const float v : first[i].values) {
+            largest = std::max(largest, std::abs(double{v}));
+            sum += double{v};
+            squares += double{v} * double{v};
+        }
+        const auto n = static_cast<double>(first[i].values.size());
+        CHECK(largest <= bound);
+        CHECK(largest > 0.5 * bound);
+        if (n > 200) {  // mean 0, variance bound^2 / 3; five standard deviations
+            CHECK(std::abs(sum / n) < 5 * bound / std::sqrt(3 * n));
+            CHECK(std::abs(squares / n / (bound * bound) - 1.0 / 3) < 5 * 0.3 / std::sqrt(n));
+        }
+    }
+    CHECK(net.parameters()[0].fan_in == 25);
+    CHECK(net.parameters()[5].fan_in == 320);  // a bias has its weight's
+    net.initialise(2);
+    CHECK(net.export_parameters()[0].values != first[0].values);
+    net.initialise(1);
+    CHECK(net.export_parameters()[0].values == first[0].values);
+}
+
+TEST_CASE("Kaiming's weights have variance 2 / fan_in, and biases of 0") {
+    const auto backend = make_cpu_backend(1);
+    for (const WeightInit init : {WeightInit::kaiming_normal, WeightInit::kaiming_uniform}) {
+        Net net(*backend, parse_model("linear 100\nbatchnorm\nlinear classes\n", "mine"),
+                {1, 20, 20}, 10,
+                {.train_batch = 1, .eval_batch = 1, .spec = {.weight_init = init}});
+        net.initialise(3);
+        const std::vector<HostTensor> tensors = net.export_parameters();
+        const std::vector<float>& weights = tensors[0].values;
+        REQUIRE(weights.size() == 40000);
+        double sum = 0.0, squares = 0.0, largest = 0.0;
+        for (const float w : weights) {
+            sum += double{w};
+            squares += double{w} * double{w};
+            largest = std::max(largest, std::abs(double{w}));
+        }
+        // Five standard errors of a mean of 40,000 and of their variance.
+        const double deviation = std::sqrt(2.0 / 400.0);
+        CHECK(std::abs(sum / 40000) < 5 * deviation / 200);
+        CHECK(squares / 40000 == Approx(2.0 / 400.0).epsilon(5 * std::sqrt(2.0) / 200));
+        const bool normal = init == WeightInit::kaiming_normal;
+        CHECK((largest > std::sqrt(6.0 / 400.0)) == normal);
+        for (const std::size_t zeros : {1, 3, 5}) {  // the biases
+            for (const float b : tensors[zeros].values) {
+                CHECK(b == 0.0f);
+            }
+        }
+        for (const float w : tensors[2].values) {
+            CHECK(w == 1.0f);
+        }
+    }
+}
+
+TEST_CASE("no two initial weights come from the same random number") {
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, parse_model("linear 8\nlinear 8\nlinear classes\n", "mine"), {1, 2, 4}, 8,
+            {1, 1});
+    net.initialise(1);
+    std::vector<float> all;  // of one range, as every layer has 8 inputs
+    for (const HostTensor& tensor : net.export_parameters()) {
+        all.insert(all.end(), tensor.values.begin(), tensor.values.end());
+    }
+    REQUIRE(all.size() == 3 * (64 + 8));
+    std::sort(all.begin(), all.end());
+    CHECK(std::adjacent_find(all.begin(), all.end()) == all.end());
+}
+
+TEST_CASE("dropout layers draw masks of their own; dropout2d drops whole channels") {
+    const auto backend = make_cpu_backend(1);
+    // Of one image the gradient of a linear layer's weights is zero where its input was dropped.
+    const auto dropped = [&](const std::string& text, std::size_t parameter) {
+        const Shape shape{1, 4, 8};
+        Net net(*backend, parse_model(text, "mine"), shape, 3, {1, 0});
+        net.initialise(4);
+        const std::vector<float> x(static_cast<std::size_t>(shape.elems()), 1.0f);
+        backend->import_activation(shape, 1, x.data(), net.input().f32());
+        net.labels()[0] = 1;
+        const std::int32_t sample = 5;
+        const std::uint32_t epoch = 1;
+        Batch pass;
+        pass.n = 1;
+        pass.samples = &sample;
+        pass.seed = 2;
+        pass.epoch = &epoch;
+        pass.training = true;
+        net.forward(pass);
+        net.loss(pass, 1.0f, net.gradient_data() + net.stats_offset());
+        net.backward(pass);
+        const Parameter& weight = net.parameters().at(parameter);
+        // Any output will do; not all have a gradient.
+        std::vector<bool> zero(static_cast<std::size_t>(weight.fan_in), true);
+        for (std::int64_t i = 0; i < weight.elems; ++i) {
+            if (net.gradient_data()[weight.offset_elems + i] != 0.0f) {
+                zero[static_cast<std::size_t>(i % weight.fan_in)] = false;
+            }
+        }
+        return zero;
+    };
+    const std::string twice = "linear 64\ndropout 0.5\nlinear 64\ndropout 0.5\nlinear classes\n";
+    const auto first = dropped(twice, 2), second = dropped(twice, 4);
+    for (const auto& mask : {first, second}) {
+        const auto count = std::count(mask.begin(), mask.end(), true);
+        CHECK(count > 16);
+        CHECK(count < 48);
+    }
+    CHECK(first != second);
+    for (const bool by_channel : {false, true}) {
+        const auto mask = dropped(std::string("conv 16 k1\ndropout") + (by_channel ? "2d" : "") +
+                                      " 0.5\nlinear classes\n",
+                                  2);
+        REQUIRE(mask.size() == 16 * 32);
+        std::ptrdiff_t whole = 0, half = 0;
+        for (auto channel = mask.begin(); channel != mask.end(); channel += 32) {
+            const auto count = std::count(channel, channel + 32, true);
+            (count == 0 || count == 32 ? whole : half) += 1;
+        }
+        CHECK((by_channel ? half : whole) == 0);
+        CHECK(std::count(mask.begin(), mask.end(), true) > 100);
+        CHECK(std::count(mask.begin(), mask.end(), true) < 412);
+    }
+}
+
+TEST_CASE("the gradient of a whole net is the slope of its loss") {
+    const auto backend = make_cpu_backend(1);
+    for (const char* text :
+         {"conv 4 k3 p1\nrelu\ndropout2d 0.3\nmaxpool 2\nconv 5 k3 s2\nrelu\nlinear 12\nrelu\n"
+          "dropout 0.5\nlinear classes\n",
+          "linear 9\nrelu\nlinear classes\n", "conv 3 k2\nmaxpool 3 s2\nlinear classes\n",
+          "conv 4 k3\nbatchnorm\nrelu\navgpool 2\nconv 6 k3\nbatchnorm\navgpool global\nlinear "
+          "classes\n",
+          "relu\nlinear 9\nas x\nrelu\nadd x\nadd x\nas y\nlinear 9\nadd y\nrelu\nlinear classes\n",
+          "conv 4 k3 p1\nas x\nrelu\nas r\nconv 6 k3 s2 p1\nrelu\nconv 6 k3 p1\nas y\nfrom x\n"
+          "conv 6 k1 s2\nadd y\nrelu\ndropout 0.2\nas z\nconv 6 k3 p1\nadd z\nas v\nfrom r\n"
+          "conv 6 k3 s2 p1\nadd v\nlinear classes\n"}) {
+        INFO(text);
+        const int n = 20;
+        const Shape shape{2, 9, 11};
+        Net net(*backend, parse_model(text, "mine"), shape, 5, {n, 0});
+        net.initialise(3);
+        std::vector<float> x(static_cast<std::size_t>(n * shape.elems()));
+        for (std::size_t i = 0; i < x.size(); ++i) {
+            x[i] = std::sin(static_cast<float>(i * i % 1009));
+        }
+        std::vector<std::int32_t> samples(n);
+        std::iota(samples.begin(), samples.end(), 100);
+        const std::uint32_t epoch = 2;
+        Batch pass;
+        pass.n = n;
+        pass.samples = samples.data();
+        pass.seed = 5;
+        pass.epoch = &epoch;
+        pass.training = true;
+        DeviceBuffer<float> sums(*backend, 2);
+        const auto loss = [&] {
+            backend->import_activation(shape, n, x.data(), net.input().f32());
+            for (int i = 0; i < n; ++i) {
+                net.labels()[i] = i % 5;
+            }
+            net.forward(pass);
+            net.loss(pass, 1.0f, sums.get());
+            return double{sums.get()[0]};
+        };
+        loss();
+        std::vector<std::int64_t> order;
+        const auto ready = [&](std::int64_t offset) { order.push_back(offset); };
+        net.backward(pass, {.ready = ready});
+        // Layers are final from the last to the first, each once.
+        const std::vector<std::int64_t> expected(net.layer_begins().rbegin(),
+                                                 net.layer_begins().rend());
+        CHECK(order == expected);
+
+        // Along the gradient itself, scaled to length 1, the slope is the gradient's norm.
+        const auto elems = static_cast<std::size_t>(net.flat_elems());
+        std::vector<float> direction(net.gradient_data(), net.gradient_data() + elems);
+        const double norm = std::sqrt(
+            std::inner_product(direction.begin(), direction.end(), direction.begin(), 0.0));
+        REQUIRE(norm > 0.1);
+        const std::vector<float> start(net.parameter_data(), net.parameter_data() + elems);
+        const auto loss_at = [&](double h) {
+            for (std::size_t i = 0; i < elems; ++i) {
+                net.parameter_data()[i] =
+                    static_cast<float>(double{start[i]} + h * double{direction[i]} / norm);
+            }
+            return loss();
+        };
+        const double h = 1e-3;
+        const double slope = (loss_at(h) - loss_at(-h)) / (2 * h);
+        // Rounding of a loss of about 35 to float: 2^-24 * 35 / h = 0.2 %; the rest is curvature.
+        CHECK(slope == Approx(norm).epsilon(0.01));
+        for (const Parameter& p : net.parameters()) {  // the padding between tensors stays zero
+            for (std::int64_t i = p.offset_elems + p.elems; i % Net::kAlignElems != 0; ++i) {
+                CHECK(net.gradient_data()[i] == 0.0f);
+            }
+        }
+    }
+}
+
+TEST_CASE("a step on a GPU allocates nothing") {
+    const auto backend = make_emulated_backend({});
+    Net net(*backend, load_model("net"), {1, 28, 28}, 10, {33, 50});
+    const DeviceBuffer<std::int32_t> samples(*backend, 50);
+    const DeviceBuffer<StepScalars> scalars(*backend, 1);
+    std::int64_t before = 0;
+    for (const int n : {33, 1, 33, 20}) {
+        before = before == 0 ? simt::emulator::allocation_count() : before;
+        Batch pass;
+        pass.n = n;
+        pass.samples = samples.get();
+        pass.training = true;
+        net.forward(pass);
+        net.loss(pass, 1.0f, net.gradient_data() + net.stats_offset());
+        net.backward(pass);
+        backend->sgd_step({.scalars = scalars.get()}, net.flat_elems(), net.parameter_data(),
+                          net.gradient_data(), nullptr);
+        backend->clip_norm(net.flat_elems(), 1.0f, net.gradient_data(), {});
+    }
+    Batch evaluation;
+    evaluation.n = 50;
+    net.forward(evaluation);
+    backend->synchronize();
+    CHECK(simt::emulator::allocation_count() == before);
+}

@@ -1,0 +1,144 @@
+// gyre launch: ranks of this host, without mpirun.
+#include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <thread>
+
+#include "tests/program/gyre_process.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temp_dir.hpp"
+
+using namespace gyre::test;
+namespace fs = std::filesystem;
+
+namespace {
+
+struct Job {
+    TempDir dir;
+    std::string base;
+    Job() {
+        make_dataset(dir.path() / "set", 60, 12, 1, 28, 28, 3);
+        base = "train --threads 1 --log-interval 1 --batch-size 5 --data " + file("set") + " ";
+    }
+    std::string file(const std::string& name) const { return dir.file(name); }
+    std::string bytes(const std::string& name) const { return file_bytes(file(name)); }
+    // In the background, until the second epoch has begun; `then` is a shell's, and knows the
+    // launcher as $job.
+    Outcome launched(int ranks, const std::string& flags, const std::string& then,
+                     int timeout = 20) const {
+        const std::string json = file("log");
+        fs::remove(json);
+        return run_shell(
+            std::string(GYRE_BINARY) + " launch -n " + std::to_string(ranks) + " -- " + base +
+            "--epochs 90000 --timeout " + std::to_string(timeout) + " --metrics " + json + " " +
+            flags + " & job=$!; for i in $(seq 1200); do grep -qs '\"epoch\":2' " + json +
+            " && break; sleep 0.05; done; ranks=$(cat /proc/$job/task/$job/children); " + then +
+            "; wait $job; code=$?; "
+            "left() { for r in $ranks; do grep -s State: /proc/$r/status; done | grep -vc Z; }; "
+            "for i in $(seq 40); do [ $(left) = 0 ] && break; sleep 0.05; done; "
+            "echo ranks: $(echo $ranks | wc -w), left: $(left); exit $code");
+    }
+};
+
+}  // namespace
+
+TEST_CASE("gyre launch trains as the same ranks do that were started by hand") {
+    const Job job;
+    const std::string flags = job.base + "--epochs 1 ";
+    const Outcome launched =
+        run_gyre(0, "launch -n 2 -- " + flags + "--save " + job.file("launched"));
+    INFO(launched.output);
+    REQUIRE(launched.exit_code == 0);
+    CHECK(count_of(launched.output, "[0] epoch 1/1  step ") == 6);
+    CHECK(count_of(launched.output, "2 ranks of batch 5") == 1);
+    const std::string by_hand = std::string(GYRE_BINARY) + " " + flags + "--save " +
+                                job.file("by-hand") + " --init-method file://" +
+                                job.file("meeting") + " --world-size 2 --rank ";
+    CHECK(run_shell(by_hand + "1 & " + by_hand + "0 && wait $!").exit_code == 0);
+    REQUIRE(!job.bytes("by-hand/last.safetensors").empty());
+    CHECK(job.bytes("launched/last.safetensors") == job.bytes("by-hand/last.safetensors"));
+    // Every rank's lines have its number; what follows the last end of a line comes, too.
+    const Outcome errors =
+        run_shell(std::string(GYRE_BINARY) + " launch --nproc-per-node 3 -- train -v --data " +
+                  job.file("none"));
+    INFO(errors.output);
+    CHECK(errors.exit_code == 3);
+    CHECK(count_of(errors.output, "[0] gyre: ") == 1);
+    CHECK(count_of(errors.output, "gyre: ") == 1);
+}
+
+TEST_CASE("gyre launch ends all ranks where one fails, and says which") {
+    const Job job;
+    const Outcome killed = job.launched(3, "", "set -- $ranks; kill -KILL $3");
+    INFO(killed.output);
+    CHECK(killed.exit_code == 128 + SIGKILL);
+    CHECK(killed.seconds < 30);
+    CHECK(count_of(killed.output, "rank 2 was ended by signal 9") == 1);
+    CHECK(count_of(killed.output, "ranks: 3, left: 0") == 1);
+
+    // No rank outlives it for long, nor the folder they have met in.
+    fs::create_directory(job.file("tmp"));
+    setenv("TMPDIR", job.file("tmp").c_str(), 1);
+    const Outcome alone = job.launched(2, "", "kill -KILL $job");
+    unsetenv("TMPDIR");
+    INFO(alone.output);
+    CHECK(count_of(alone.output, "ranks: 2, left: 0") == 1);
+    const auto begin = std::chrono::steady_clock::now();
+    while (!fs::is_empty(job.file("tmp")) &&
+           std::chrono::steady_clock::now() - begin < std::chrono::seconds(2)) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    CHECK(fs::is_empty(job.file("tmp")));
+}
+
+TEST_CASE("a stopped rank does not keep gyre launch from ending") {
+    const Job job;
+    const Outcome stopped = job.launched(2, "", "set -- $ranks; kill -STOP $2", 3);
+    INFO(stopped.output);
+    CHECK(stopped.exit_code == 4);
+    CHECK(count_of(stopped.output, "rank 1 is stopped while another has failed: killed") == 1);
+    CHECK(count_of(stopped.output, "told to end") == 0);
+    CHECK(count_of(stopped.output, "ranks: 2, left: 0") == 1);
+}
+
+TEST_CASE("a rank that is writing a checkpoint ends soon after another was killed") {
+    const Job job;
+    const std::string draft = job.file("run/last.safetensors.gyre.tmp");
+    const Outcome killed = run_shell(
+        "export GYRE_TEST_WRITE_PAUSE_MS=2000; " + std::string(GYRE_BINARY) + " launch -n 2 -- " +
+        job.base + "--epochs 90000 --save-every 1steps --save " + job.file("run") +
+        " & job=$!; for i in $(seq 1200); do [ -e " + draft +
+        " ] && break; sleep 0.05; done; set -- $(cat /proc/$job/task/$job/children); sleep 1; "
+        "kill -KILL $2; at=$(date +%s%N); wait $job; code=$?; "
+        "[ $(($(date +%s%N) - at)) -lt 6000000000 ] && echo soon; exit $code");
+    INFO(killed.output);
+    CHECK(killed.exit_code == 128 + SIGKILL);
+    CHECK(count_of(killed.output, "gyre: rank 0 on ") == 1);
+    CHECK(count_of(killed.output, "gone: rank 1 on ") == 1);
+    CHECK(count_of(killed.output, "soon") == 1);
+}
+
+TEST_CASE("gyre launch passes signals on to its ranks") {
+    const Job job;
+    const Outcome stopped = job.launched(2, "--save " + job.file("run"), "kill -TERM $job");
+    INFO(stopped.output);
+    CHECK(stopped.exit_code == 130);
+    CHECK(count_of(stopped.output, "interrupted: all ranks stopped after the same step") == 1);
+    CHECK(count_of(stopped.output, "ranks: 2, left: 0") == 1);
+    CHECK(!job.bytes("run/last.safetensors").empty());
+}
+
+TEST_CASE("gyre launch says what it lacks") {
+    const auto refuse = [](const std::string& words, const std::string& part) {
+        const Outcome outcome = run_gyre(0, "launch " + words);
+        INFO(words << "\n" << outcome.output);
+        CHECK(outcome.exit_code == 2);
+        CHECK(count_of(outcome.output, part) == 1);
+    };
+    refuse("-- train", "give the number of ranks with -n N, or --gpus");
+    refuse("-n 2", "what are the ranks to do?");
+    refuse("-n 0 -- train", "'0' must be a number from 1 to 1024");
+    refuse("-n 2 --gpus -- train", "--gpus");
+    refuse("-n 2 train", "'train'");
+}

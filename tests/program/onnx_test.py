@@ -1,0 +1,107 @@
+#!/usr/bin/env python3
+"""What `gyre export --onnx` writes gives gyre's own answers in onnxruntime.
+
+    tests/program/onnx_test.py BUILD       the folder with gyre; PYTHON=… a Python with onnxruntime, if not this one
+
+Exit code 77 where there is no Python with onnxruntime, onnx and numpy.
+"""
+
+from __future__ import annotations
+
+import csv
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+from python_with import require_modules
+
+# Every word that computes something in evaluation, sums of both ranks, and nets that come with gyre.
+EVERY = """conv 4 k3 p1 s2
+batchnorm
+relu
+as a
+conv 4 k3 p1
+batchnorm local
+add a
+maxpool 2
+dropout2d 0.5
+avgpool 2
+conv 6 k1
+avgpool global
+as b
+linear 6
+relu
+add b
+linear classes
+"""
+PLANES = "conv 8 k3\nrelu\nconv 5 k3\navgpool global\n"
+CASES = (("net", (1, 28, 28)), ("resnet", (3, 32, 32)), (EVERY, (3, 20, 17)), (PLANES, (1, 12, 12)))
+CLASSES = 5
+
+
+def write_idx(path: pathlib.Path, shape: tuple[int, ...], values: bytes) -> None:
+    path.write_bytes(struct.pack(">BBBB", 0, 0, 8, len(shape)) + struct.pack(f">{len(shape)}I", *shape) + values)
+
+
+def main() -> int:
+    require_modules("numpy", "onnx", "onnxruntime")
+    import numpy
+    import onnx
+    import onnxruntime
+
+    gyre = pathlib.Path(sys.argv[1]).resolve() / "gyre"
+    random = numpy.random.default_rng(1)
+
+    def run(*words: str) -> str:
+        done = subprocess.run([gyre, *words], capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            sys.exit(f"gyre {' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+        return done.stdout
+
+    failed = 0
+    for model, shape in CASES:
+        with tempfile.TemporaryDirectory(prefix="gyre-onnx-") as folder:
+            work = pathlib.Path(folder)
+            for part, count in (("train", 60), ("t10k", 20)):
+                pixels = random.integers(0, 256, (count, *shape), dtype=numpy.uint8)
+                labels = numpy.arange(count, dtype=numpy.uint8) % CLASSES
+                pixels[numpy.arange(count), :, labels * 2] = 255  # to be learnt
+                write_idx(work / f"{part}-images-idx4-ubyte", pixels.shape, pixels.tobytes())
+                write_idx(work / f"{part}-labels-idx1-ubyte", labels.shape, labels.tobytes())
+            name = model
+            if "\n" in model:
+                name = str(work / "model")
+                pathlib.Path(name).write_text(model)
+            run("train", "--data", folder, "--model", name, "--epochs", "3", "--batch-size", "10", "--threads", "1",
+                "--lr", "0.05", "--save", str(work / "run"))  # fmt: skip
+            weights = str(work / "run" / "last.safetensors")
+            run("export", "--weights", weights, "--onnx", str(work / "net.onnx"))
+            exported = onnx.load(work / "net.onnx")
+            onnx.checker.check_model(exported, full_check=True)
+            facts = {entry.key: entry.value for entry in exported.metadata_props}
+            mean, std = (numpy.array([float(v) for v in facts[key].split(",")], numpy.float32).reshape(1, -1, 1, 1)
+                         for key in ("gyre.mean", "gyre.std"))  # fmt: skip
+            session = onnxruntime.InferenceSession(str(work / "net.onnx"), providers=["CPUExecutionProvider"])
+            (logits,) = session.run(["logits"], {"input": (pixels.astype(numpy.float32) / 255 - mean) / std})
+            theirs = numpy.exp(logits - logits.max(1, keepdims=True))
+            theirs /= theirs.sum(1, keepdims=True)
+            ours = numpy.zeros_like(theirs)
+            table = run("predict", "--weights", weights, "--csv", "--top", str(CLASSES),
+                        str(work / "t10k-images-idx4-ubyte"))  # fmt: skip
+            for row in csv.DictReader(table.splitlines()):
+                ours[int(row["image"].rsplit("[", 1)[1][:-1]), int(row["class"])] = float(row["probability"])
+            apart = float(abs(ours - theirs).max())
+            spread = float(abs(theirs - theirs[0]).max())
+            # Six digits are printed; logits of some units are rounded to 1e-6 of themselves. A wrong net
+            # is off by as much as images differ.
+            good = logits.shape == (len(pixels), CLASSES) and apart < 2e-5 < 0.01 < spread
+            failed += not good
+            print(f"{'ok    ' if good else 'FAILED'} {name if name == model else model.split()[0] + ' …'}: probabilities "
+                  f"{apart:.1e} apart, between images {spread:.2f}", flush=True)  # fmt: skip
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

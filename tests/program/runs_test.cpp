@@ -1,0 +1,385 @@
+// When a training ends by itself, what it learns with smoothed labels, flags from a file, and the
+// files with its figures.
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+
+#include "tests/program/gyre_process.hpp"
+#include "tests/program/protobuf_reader.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/temp_dir.hpp"
+#include "train/metrics.hpp"
+
+using namespace gyre::test;
+
+namespace {
+
+struct Set {
+    TempDir dir;
+    std::string data = file("set");
+    std::string base = "train --threads 1 --timeout 20 --log-interval 1 --data " + data + " ";
+    Set() { make_dataset(data, 320, 100, 1, 28, 28, 4); }
+    std::string file(const std::string& name) const { return (dir.path() / name).string(); }
+
+    void refuse(const std::string& flags, int code, const std::string& part) const {
+        const Outcome outcome = run_gyre(0, base + "--epochs 1 " + flags);
+        INFO(flags << "\n" << outcome.output);
+        CHECK(outcome.exit_code == code);
+        CHECK(count_of(outcome.output, part) == 1);
+        CHECK(count_of(outcome.output, "epoch 1/1") == 0);
+    }
+};
+
+std::string write(const std::string& path, const std::string& text) {
+    std::ofstream(path) << text;
+    return path;
+}
+
+// The scalars of TensorBoard's event file in a folder, as tag -> step -> value; checks that every
+// record is whole.
+std::map<std::string, std::map<std::uint64_t, float>> scalars(const std::string& folder) {
+    REQUIRE(std::filesystem::exists(folder));
+    std::string data;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+        REQUIRE(data.empty());
+        data = file_bytes(entry.path().string());
+    }
+    std::size_t at = 0;
+    std::map<std::string, std::map<std::uint64_t, float>> found;
+    while (at < data.size()) {
+        std::uint64_t length = 0;
+        std::memcpy(&length, data.data() + at, sizeof length);
+        const std::string message = data.substr(at + 12, length);
+        REQUIRE(gyre::train::tensorboard_record(message) == data.substr(at, length + 16));
+        at += length + 16;
+        const auto event = read_proto(message);
+        REQUIRE(event.size() == 3);
+        REQUIRE(event[0].number == 1);  // wall_time, a double
+        REQUIRE(event[1].number == 2);
+        if (event[2].number == 3) {
+            CHECK(event[2].bytes == "brain.Event:2");
+            continue;
+        }
+        REQUIRE(event[2].number == 5);
+        for (const std::string& value : texts_of(read_proto(event[2].bytes), 1)) {
+            const auto fields = read_proto(value);
+            REQUIRE(fields.size() == 2);
+            REQUIRE(fields[1].number == 2);
+            std::memcpy(&found[fields[0].bytes][event[1].value], fields[1].bytes.data(),
+                        sizeof(float));
+        }
+    }
+    return found;
+}
+
+}  // namespace
+
+TEST_CASE("a training ends after the epoch that reaches --target-accuracy") {
+    const Set set;
+    for (const int ranks : {0, 2}) {
+        const std::string json = set.file("log");
+        const Outcome outcome = run_gyre(
+            ranks, set.base + "--epochs 40 --lr 0.1 --target-accuracy 60 --metrics " + json);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        const auto epochs = read_events(json, "epoch");
+        REQUIRE(epochs.size() < 40);
+        for (const auto& epoch : epochs) {
+            CHECK((epoch.at("test_accuracy") >= 0.6) == (&epoch == &epochs.back()));
+        }
+        CHECK(read_events(json, "end").at(0).at("ending") == "target-accuracy");
+        CHECK(count_of(outcome.output, "--target-accuracy 60: reached") == 1);
+    }
+    set.refuse("--target-accuracy 60 --no-eval", 2, "--target-accuracy needs the evaluation");
+    set.refuse("--target-accuracy 0.9", 2, "'0.9' must be a number from 1 to 100");
+}
+
+TEST_CASE("--max-seconds ends a training like an interrupt, but with success") {
+    const Set set;
+    for (const int ranks : {0, 2}) {
+        const std::string json = set.file("log"), last = set.file("last" + std::to_string(ranks));
+        const Outcome outcome = run_gyre(
+            ranks, set.base + "--epochs 1000000 --no-eval -q --max-seconds 0.5 --metrics " + json +
+                       " --overwrite --save " + last);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        const auto end = read_events(json, "end").at(0);
+        CHECK(end.at("ending") == "max-seconds");
+        CHECK(end.at("seconds") >= 0.5);
+        CHECK(std::filesystem::exists(last));
+    }
+    const Outcome at_once = run_gyre(2, set.base + "--max-seconds 0");
+    INFO(at_once.output);
+    CHECK(at_once.exit_code == 0);
+    CHECK(count_of(at_once.output, "--max-seconds 0 are over: all ranks stopped") == 1);
+}
+
+TEST_CASE("smoothed labels change the training's loss alike on all devices, not the evaluation") {
+    const Set set;
+    const auto train = [&](const std::string& flags) {
+        const std::string json = set.file("log");
+        const Outcome outcome =
+            run_gyre(0, set.base + "--limit 128 --epochs 1 --lr 0 --metrics " + json + " " + flags);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        return std::pair(read_events(json, "step").at(1).at("loss").get<double>(),
+                         read_events(json, "epoch").at(0).at("test_loss").get<double>());
+    };
+    // Of the second a GPU has the last layer with the loss, where labels are not smoothed.
+    write(set.file("fours"), "linear 64\nrelu\nlinear classes\n");
+    for (const std::string& model : {std::string("net"), set.file("fours")}) {
+        const auto losses = [&](const std::string& flags) {
+            return train("--model " + model + " " + flags);
+        };
+        const auto smooth_cpu = losses("--label-smoothing 0.5 --device cpu");
+        for (const std::string device : {"cpu", "emulated"}) {
+            const auto plain = losses("--device " + device);
+            const auto smooth = losses("--label-smoothing 0.5 --device " + device);
+            CHECK(smooth.second == plain.second);
+            CHECK(smooth.first != plain.first);
+            CHECK(smooth.first == Approx(smooth_cpu.first));
+        }
+    }
+    set.refuse("--label-smoothing 1", 2, "must be a number from 0 to");
+}
+
+TEST_CASE("--config has flags in TOML, which the command line overrides and the ranks compare") {
+    const Set set;
+    const std::string config = write(set.file("c.toml"),
+                                     "# flags\nepochs = 2\nlr = 0.25\nno_dropout = true\nverbose = "
+                                     "false\nbetas = [0.5, 0.75]\n");
+    const auto losses = [&](const std::string& flags) {
+        const std::string json = set.file("log");
+        const Outcome outcome = run_gyre(0, set.base + "--metrics " + json + " " + flags);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        std::string text;
+        for (const auto& step : read_events(json, "step")) {
+            text += step.at("loss").dump() + " " + step.at("learning_rate").dump() + "\n";
+        }
+        return text;
+    };
+    CHECK(losses("--config " + config) ==
+          losses("--epochs 2 --lr 0.25 --no-dropout --betas 0.5,0.75"));
+    CHECK(losses("--epochs 1 --config=" + config) == losses("--epochs 1 --lr 0.25 --no-dropout"));
+    const std::string sections = write(set.file("d.ini"), "[train]\nepochs=1\n");
+    CHECK(losses("--config " + sections) == losses("--epochs 1"));
+    set.refuse("--config " + set.file("none"), 2, "is no file that can be read");
+    set.refuse("--config " + set.dir.path().string(), 2, "is no file that can be read");
+    // A file without an end, or all but one, is read no further than a person writes.
+    const std::string zeros = write(set.file("zeros"), "");
+    std::filesystem::resize_file(zeros, 2 << 20);
+    for (const char* flag : {"--config ", "--model "}) {
+        set.refuse(flag + zeros, std::string(flag) == "--model " ? 3 : 2, "it has more than 1 MiB");
+    }
+    set.refuse("--model " + set.dir.path().string(), 3, "nor a file that can be read: Is a dir");
+    set.refuse("--config " + write(set.file("e"), "epcohs = 2\n"), 2, "did you mean --epochs?");
+    set.refuse("--config " + write(set.file("f"), "[eval]\nlr = 2\n"), 2,
+               "the only section is [train]");
+    set.refuse("--config " + write(set.file("g"), "config = \"x\"\n"), 2,
+               "a file cannot name another");
+    for (const char* value : {"fast", "-1"}) {
+        const std::string file = write(set.file("h"), "seed = 1\nlr = " + std::string(value));
+        set.refuse("--config " + file, 2,
+                   "gyre: config " + file + ", line 2: --lr: '" + value + "'");
+    }
+    // The command line's value is another, and so is its device.
+    const std::string device = write(set.file("j"), "device = \"cuda\"\nepochs = 1\n");
+    CHECK(losses("--no-cuda --config " + device) == losses("--epochs 1"));
+    const Outcome differ = run_shell(
+        "timeout -k 1 60 " + std::string(GYRE_MPIRUN) + " 2 bash -c 'cd " +
+        set.dir.path().string() + " && mkdir -p $OMPI_COMM_WORLD_RANK && cd $OMPI_COMM_WORLD_RANK" +
+        " && echo \"seed = $OMPI_COMM_WORLD_RANK\" > c && exec " + GYRE_BINARY + " " + set.base +
+        "--config c'");
+    INFO(differ.output);
+    CHECK(differ.exit_code == 4);
+    CHECK(count_of(differ.output, "flag --seed differs") == 1);
+}
+
+TEST_CASE("--metrics and --tensorboard have the same figures") {
+    const Set set;
+    const std::string csv = set.file("m.csv"), folder = set.file("a/b"), json = set.file("m.json");
+    const std::string all = set.base + "--epochs 2 --metrics " + csv + " --tensorboard " + folder;
+    const Outcome outcome = run_gyre(2, all);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    const std::string jsonl = set.file("m.jsonl");
+    REQUIRE(run_gyre(2, set.base + "--epochs 2 --metrics " + jsonl).exit_code == 0);
+    auto expected = read_events(jsonl, "step");
+    for (const auto& epoch : read_events(jsonl, "epoch")) {
+        expected.insert(expected.begin() + epoch.at("epoch").get<int>() * 4 - 1, epoch);
+    }
+    const auto found = scalars(folder);
+    std::istringstream rows(file_bytes(csv));
+    std::string row;
+    std::getline(rows, row);
+    CHECK(row ==
+          "event,epoch,step,loss,learning_rate,train_loss,train_accuracy,test_loss,test_accuracy,"
+          "seconds,train_seconds,images_per_second,exposed_comm_seconds,loss_scale,skipped");
+    std::vector<std::string> columns;
+    std::istringstream header(row);
+    for (std::string column; std::getline(header, column, ',');) {
+        columns.push_back(column);
+    }
+    REQUIRE(expected.size() == 8);
+    for (const auto& event : expected) {
+        REQUIRE(std::getline(rows, row));
+        std::istringstream cells(row);
+        std::string cell;
+        for (const std::string& column : columns) {
+            std::getline(cells, cell, ',');
+            const bool time = column.find("second") != column.npos;
+            const bool has = event.contains(column);
+            INFO(row << "\n" << column);
+            CHECK((cell.empty() || !cells) == !has);
+            cells.clear();
+            if (has && !time && event.at(column).is_number()) {
+                CHECK(std::stod(cell) == event.at(column).get<double>());
+                if (column != "step" && column != "epoch") {
+                    const std::string tag = event.at("event").get<std::string>() + "/" + column;
+                    REQUIRE(found.count(tag) == 1);
+                    CHECK(found.at(tag).at(event.at("step").get<std::uint64_t>()) ==
+                          event.at(column).get<float>());
+                }
+            }
+            cell.clear();
+        }
+    }
+    CHECK(!std::getline(rows, row));
+    set.refuse("--metrics x.txt", 2, "must end in .csv or .jsonl");
+    set.refuse("--json y", 2, "--json: --metrics FILE.jsonl");
+    set.refuse("--metrics " + set.file("none/x.csv"), 3, "--metrics ");
+    set.refuse("--tensorboard " + csv, 3, "--tensorboard ");
+    // The check value of CRC-32C (RFC 3720) is of "123456789", masked as TFRecords are.
+    const std::string record = gyre::train::tensorboard_record("123456789");
+    std::uint32_t crc = 0;
+    std::memcpy(&crc, record.data() + record.size() - sizeof crc, sizeof crc);
+    CHECK(crc == ((0xe3069283u >> 15 | 0xe3069283u << 17) + 0xa282ead8u));
+}
+
+TEST_CASE("a resumed training adds its rows to the --metrics file") {
+    const Set set;
+    const std::string csv = set.file("m.csv"), run = set.file("run");
+    const std::string all =
+        set.base + "--global-batch 160 --save " + run + " --metrics " + csv + " --epochs ";
+    const auto rows = [&](const std::string& flags) {
+        const Outcome outcome = run_gyre(0, all + flags);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        std::string firsts;  // the first two columns
+        std::istringstream lines(file_bytes(csv));
+        for (std::string line; std::getline(lines, line);) {
+            firsts += line.substr(0, line.find(',', line.find(',') + 1)) + "\n";
+        }
+        return firsts;
+    };
+    const std::string first = "event,epoch\nstep,1\nstep,1\nepoch,1\n";
+    CHECK(rows("1") == first);
+    CHECK(rows("2 --resume " + run) == first + "step,2\nstep,2\nepoch,2\n");
+    CHECK(rows("1 --overwrite") == first);  // a new training's
+}
+
+TEST_CASE("a file that takes no more figures is named, with its flag") {
+    const Set set;
+    const std::string limited = "trap '' XFSZ; ulimit -f 1; ";
+    for (const auto& [flag, name] : {std::pair{"--metrics", "a"},
+                                     {"--metrics", "a.csv"},
+                                     {"--metrics", "a.jsonl"},
+                                     {"--tensorboard", "b"}}) {
+        const std::string given = std::string(flag) + " " + set.file(name);
+        const Outcome outcome =
+            run_shell(limited + gyre_command(0, set.base + "-q --epochs 20 --no-eval " + given));
+        INFO(outcome.output);
+        CHECK(outcome.exit_code == 3);
+        CHECK(count_of(outcome.output, "gyre: " + given + ": writing failed") == 1);
+    }
+}
+
+TEST_CASE("gyre plot draws what --metrics wrote, and names a line that is none") {
+    const Set set;
+    const std::string csv = set.file("it's.csv"), jsonl = set.file("b.jsonl");
+    REQUIRE(run_gyre(0, set.base + "--epochs 2 --metrics \"" + csv + "\"").exit_code == 0);
+    REQUIRE(run_gyre(0, set.base + "--epochs 1 --no-eval --metrics " + jsonl).exit_code == 0);
+    const auto plot = [&](const std::string& flags, int code, const std::string& part) {
+        const Outcome outcome = run_gyre(0, "plot " + flags);
+        INFO(flags << "\n" << outcome.output);
+        CHECK(outcome.exit_code == code);
+        CHECK(count_of(outcome.output, part) == 1);
+    };
+    const std::string bad = write(set.file("bad"), "{\"epoch\":1}\nx\n");
+    plot(bad + " -o " + set.file("x.svg"), 3, bad + ", line 2: that is no line");
+    const std::string zeros = write(set.file("zeros"), "");
+    std::filesystem::resize_file(zeros, 2 << 20);
+    plot(zeros + " -o " + set.file("x.svg"), 3, zeros + ", line 1: that is no line");
+    write(set.file("long"), "{\"epoch\":1,\"step\":1}" + std::string(100000, ' '));
+    plot(set.file("long") + " -o " + set.file("x.svg"), 3, "long, line 1: that is no line");
+    plot(set.file("none") + " --output " + set.file("x.svg"), 3, "no file with lines");
+    plot(jsonl + " -o " + set.file("x.pdf"), 2, "must end in .svg or .png");
+    plot(jsonl + " -o " + set.file("no/x.svg"), 3, "there is no folder");
+    if (run_shell("command -v gnuplot").exit_code != 0) {
+        WARN("no gnuplot here: nothing is drawn");
+        plot(jsonl + " -o " + set.file("x.svg"), 3, "install it");
+        return;
+    }
+    plot("\"" + csv + "\" " + jsonl + " -o " + set.file("x.svg"), 0, set.file("x.svg"));
+    const std::string picture = file_bytes(set.file("x.svg"));
+    CHECK(count_of(picture, "b.jsonl: test") == 0);
+    CHECK(count_of(picture, "b.jsonl: train") == 2);
+    CHECK(count_of(picture, ".csv: test") == 2);
+    plot(jsonl + " -o " + set.file("x.png"), 0, "x.png");
+    CHECK(file_bytes(set.file("x.png")).starts_with("\x89PNG"));
+}
+
+TEST_CASE("gyre info shows a net and a file of weights") {
+    const Set set;
+    const std::string weights = set.file("w") + "/best.safetensors";
+    REQUIRE(run_gyre(0, set.base + "--epochs 1 --no-eval --save " + set.file("w")).exit_code == 0);
+    const auto info = [&](const std::string& flags) {
+        const Outcome outcome = run_gyre(0, "info " + flags);
+        INFO(outcome.output);
+        CHECK(outcome.exit_code == 0);
+        return outcome.output;
+    };
+    const std::string net = info("--model net");
+    CHECK(count_of(net, "conv2              [20, 8, 8]         5020         640000         5120") ==
+          1);
+    CHECK(count_of(net, "21840         961000") == 1);
+    CHECK(count_of(info("--model net --image 3x32x32 --classes 7"), "[7] ") == 1);
+    const std::string file = info("--weights " + weights);
+    CHECK(count_of(file, "gyre.classes       4\n") == 1);
+    CHECK(count_of(file, "conv1.weight       F32  [10, 1, 5, 5]\n") == 1);
+    CHECK(info("--checkpoint " + weights) == file);
+    CHECK(count_of(file, "gyre.cursor.epoch  2\n") == 1);
+    const Outcome folder = run_gyre(0, "info --checkpoint " + set.file("w"));
+    CHECK(folder.exit_code == 3);
+    CHECK(count_of(folder.output, "a folder; name a file in it, such as " + weights) == 1);
+    std::string bytes = file_bytes(weights);
+    bytes.back() ^= 1;
+    std::ofstream(weights, std::ios::binary) << bytes;
+    const Outcome damaged = run_gyre(0, "info --checkpoint " + weights);
+    CHECK(damaged.exit_code == 3);
+    CHECK(count_of(damaged.output, "the file is damaged") == 1);
+    // Weights alone, which are no checkpoint; and files that a checkpoint became by damage.
+    const auto refused = [&](const std::string& content, const std::string& part) {
+        std::ofstream(weights, std::ios::binary) << content;
+        const Outcome outcome = run_gyre(0, "info --checkpoint " + weights);
+        INFO(outcome.output);
+        CHECK(outcome.exit_code == 3);
+        CHECK(count_of(outcome.output, part) == 1);
+    };
+    const auto header = [](const std::string& json) {
+        return std::string{static_cast<char>(json.size()), 0, 0, 0, 0, 0, 0, 0} + json;
+    };
+    bytes.back() ^= 1;
+    refused(bytes + std::string(1 << 20, '\0'), "something was added");
+    refused(header("{}"), "not the state of a training");
+    refused(header("null"), "not a JSON object");
+    std::string unhashed = bytes;
+    unhashed.replace(unhashed.find("gyre.hash"), 9, "gyre.hush");
+    refused(unhashed, "the hash of its content is missing");
+    CHECK(run_gyre(0, "info --weights " + set.file("none")).exit_code == 3);
+    CHECK(run_gyre(0, "info --model none.model").exit_code != 0);
+    CHECK(count_of(info(""), "the last bits ") == 1);
+}

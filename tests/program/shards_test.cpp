@@ -1,0 +1,182 @@
+// gyre train --shards: the same bits of losses, evaluation and saved weights on any number of
+// ranks.
+#include <fstream>
+
+#include "comm/launch/rendezvous.hpp"
+#include "model/safetensors.hpp"
+#include "tests/program/small_training.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/expect_error.hpp"
+#include "tests/support/losses.hpp"
+#include "tests/support/temp_dir.hpp"
+
+using namespace gyre;
+using namespace gyre::train;
+using namespace gyre::test;
+
+namespace {
+
+// What must be equal.
+struct Bits {
+    std::vector<double> losses, test_losses;
+    std::string weights;
+    bool operator==(const Bits&) const = default;
+};
+
+// As a threads' job. 53 images: the last batch of an epoch is uneven, and has empty shards.
+Bits trained(const Training& training, int ranks, const std::string& flags) {
+    const std::string weights = training.file("weights");
+    const auto result =
+        training.run(ranks, "--epochs 2 --seed 7 --overwrite --save " + weights + " " + flags);
+    // Of a checkpoint all but its metadata, in which the flags are.
+    Bits bits{result.losses, {}, {}};
+    for (const HostTensor& tensor : read_safetensors(weights + "/last.safetensors").tensors) {
+        bits.weights += tensor.name;
+        bits.weights.append(reinterpret_cast<const char*>(tensor.values.data()),
+                            tensor.values.size() * sizeof(float));
+    }
+    for (const auto& epoch : result.epochs) {
+        bits.test_losses.push_back(epoch.at("test_loss"));
+    }
+    return bits;
+}
+
+void write_model(const std::string& path) {
+    std::ofstream(path) << "conv 6 k3\nbatchnorm local\nrelu\nmaxpool 2\ndropout 0.5\nlinear 20\n"
+                           "relu\nlinear classes\n";
+}
+
+// As processes; a command's environment and launcher are the same for all.
+Bits processes(const TempDir& dir, int ranks, const std::string& flags) {
+    const std::string name = (dir.path() / ("ranks-" + std::to_string(ranks))).string();
+    const Outcome outcome = run_gyre(ranks, "train --data " + (dir.path() / "set").string() +
+                                                " --metrics " + name + " --overwrite --save " +
+                                                name + ".run --log-interval 1 --seed 7 --model " +
+                                                (dir.path() / "model").string() + " " + flags);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    Bits bits{step_losses(name), {}, file_bytes(name + ".run/last.safetensors")};
+    for (const auto& epoch : read_events(name, "epoch")) {
+        bits.test_losses.push_back(epoch.at("test_loss"));
+    }
+    return bits;
+}
+
+}  // namespace
+
+TEST_CASE("shards give the same bits on any number of ranks that divides them") {
+    const Training training;
+    write_model(training.model());
+    const struct {
+        int shards;
+        const char* flags;
+    } cases[] = {
+        {8, "--global-batch 13 --optimizer adam"},
+        {4, "--batch-size 3 --momentum 0.9 --nesterov --bucket-kib 1"},
+        {4, "--global-batch 10 --max-grad-norm 0.5 --precision fp16 --test-batch-size 4"},
+        {4, "--global-batch 9 --tune-buckets --weight-decay 0.1"},
+    };
+    for (const auto& [shards, flags] : cases) {
+        const std::string all = std::string(flags) + " --shards " + std::to_string(shards);
+        const Bits one = trained(training, 1, all);
+        CHECK(one.test_losses.at(0) != one.test_losses.at(1));  // it does learn
+        CHECK(one.weights.size() > 1000);
+        for (int ranks = 2; ranks <= shards; ranks *= 2) {
+            INFO(all << ", " << ranks << " ranks");
+            CHECK(trained(training, ranks, all) == one);
+        }
+    }
+}
+
+TEST_CASE("a shard to a rank is what ranks without shards do, where a sum has one order") {
+    const Training training;
+    write_model(training.model());
+    const std::string flags = "--global-batch 10 --optimizer adam";
+    CHECK(trained(training, 1, flags + " --shards 1") == trained(training, 1, flags));
+    CHECK(trained(training, 2, flags + " --shards 2") == trained(training, 2, flags));
+}
+
+TEST_CASE("the number of threads changes no bit") {
+    const Training training;
+    write_model(training.model());
+    for (const std::string& flags :
+         {std::string("--global-batch 40"), std::string("--global-batch 40 --shards 2")}) {
+        const Bits one = trained(training, 1, flags + " --threads 1");
+        for (const char* threads : {" --threads 2", " --threads 3"}) {
+            INFO(flags << threads);
+            CHECK(trained(training, 1, flags + threads) == one);
+        }
+    }
+}
+
+TEST_CASE("--batch-size is a shard's, so that the step does not depend on the ranks") {
+    const Training training;
+    for (const int ranks : {1, 2}) {
+        const auto start = training.run(ranks, "--epochs 1 --batch-size 3 --shards 4").start;
+        CHECK(start.at("global_batch") == 12);
+    }
+}
+
+TEST_CASE("what cannot be summed up by shards is refused") {
+    const Training training;
+    const auto refuse = [&](int ranks, const std::string& flags,
+                            std::initializer_list<std::string> parts) {
+        INFO(flags);
+        expect_error(ExitCode::usage, parts, [&] { training.run(ranks, "--epochs 1 " + flags); });
+    };
+    refuse(1, "--shards 6", {"`shards` 6", "power of two"});
+    refuse(2, "--shards 1", {"`shards` 1", "ranks", "2"});
+    refuse(3, "--shards 4", {"`shards` 4", "ranks", "3"});
+    refuse(2, "--shards 4 --accumulate 2", {"`accumulate`", "`shards`"});
+    refuse(2, "--shards 4 --comm-dtype bf16", {"`comm-dtype`", "fp32"});
+    refuse(2, "--shards 4 --shard-optimizer on", {"`shard-optimizer`", "auto"});
+    refuse(2, "--shards 4 --factors on", {"`factors`", "auto"});
+    refuse(1, "--shards 4 --kernels auto --device emulated", {"`kernels` auto", "`shards`"});
+    std::ofstream(training.model()) << "conv 6 k3\nbatchnorm\nrelu\nlinear classes\n";
+    refuse(2, "--shards 4", {"batchnorm local"});
+}
+
+TEST_CASE("shards give the same bits on 1, 2 and 4 processes, over MPI and Gloo", "[losses]") {
+    const TempDir dir;
+    make_dataset(dir.path() / "set", 343, 100, 1, 28, 28, 10);
+    write_model((dir.path() / "model").string());
+    const std::string flags =
+        "--shards 4 --global-batch 60 --epochs 2 --optimizer adam --bucket-kib 4 ";
+    const Bits one = processes(dir, 1, flags + "--threads 2");
+    REQUIRE(one.losses.size() == 12);
+    REQUIRE(one.weights.size() > 1000);
+    for (const int ranks : {2, 4}) {
+        for (const char* over : {"--comm mpi", "--comm gloo"}) {
+            if (!comm::gloo_available() && std::string(over) == "--comm gloo") {
+                continue;
+            }
+            INFO(ranks << " ranks, " << over);
+            const std::string meeting =
+                std::string(over) == "--comm gloo"
+                    ? " --init-method file://" +
+                          (dir.path() / ("meet" + std::to_string(ranks))).string()
+                    : "";
+            CHECK(processes(dir, ranks, flags + "--threads 1 " + over + meeting) == one);
+        }
+    }
+}
+
+TEST_CASE("shards on emulated GPUs give the same bits on 1 and 2 ranks, whole passes too",
+          "[losses][emulated]") {
+    const TempDir dir;
+    make_dataset(dir.path() / "set", 31, 9, 1, 6, 6, 4);
+    const std::string model = (dir.path() / "model").string();
+    const std::string flags =
+        "--device emulated --global-batch 9 --shards 4 --epochs 1 --threads 1 ";
+    for (const bool normalised : {false, true}) {
+        if (normalised) {
+            write_model(model);
+        } else {
+            std::ofstream(model) << "conv 6 k3\nrelu\ndropout 0.5\nlinear classes\n";
+        }
+        const Bits one = processes(dir, 1, flags);
+        REQUIRE(one.losses.size() == 4);
+        CHECK(processes(dir, 1, flags + "--graph on") == one);
+        CHECK(processes(dir, 2, flags) == one);
+    }
+}

@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""The real tensorboard package reads what `gyre train --tensorboard` writes: the numbers of --metrics.
+
+    tests/program/tensorboard_test.py BUILD       the folder with gyre; PYTHON=… a Python with tensorboard, if not this one
+
+Exit code 77 where there is no Python with tensorboard.
+"""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+from python_with import require_modules
+
+
+def main() -> int:
+    require_modules("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    gyre = pathlib.Path(sys.argv[1]).resolve() / "gyre"
+    with tempfile.TemporaryDirectory(prefix="gyre-tensorboard-") as folder:
+        runs, lines = f"{folder}/runs", f"{folder}/run.jsonl"
+        subprocess.run([gyre, "train", "--data", "fashion-mnist", "--limit", "640", "--epochs", "2", "--log-interval", "4",
+                        "--metrics", lines, "--tensorboard", runs, "-q"], check=True, timeout=100)  # fmt: skip
+        expected: dict[str, list[tuple[int, float]]] = {}
+        step = 0
+        for event in map(json.loads, open(lines)):
+            if event["event"] not in ("step", "epoch"):
+                continue
+            step = event.get("step", step)
+            for key in ("loss", "train_loss", "train_accuracy", "test_loss", "test_accuracy"):
+                if key in event:
+                    value = struct.unpack("f", struct.pack("f", event[key]))[0]  # as scalars are kept
+                    expected.setdefault(f"{event['event']}/{key}", []).append((step, value))
+        events = EventAccumulator(runs)
+        events.Reload()
+        failed = sum(len(of_tag) for of_tag in expected.values()) < 10
+        for tag, numbers in expected.items():
+            found = [(scalar.step, scalar.value) for scalar in events.Scalars(tag)]
+            good = [value for _, value in found] == [value for _, value in numbers]
+            good = good and all(a[0] == b[0] for a, b in zip(found, numbers) if tag.startswith("step/"))
+            failed |= not good
+            print(f"{'ok    ' if good else 'FAILED'} {tag}: {len(found)} scalars" + ("" if good else f": {found} for {numbers}"))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

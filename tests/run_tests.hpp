@@ -1,8 +1,0 @@
-#pragma once
-
-namespace gyre::test {
-
-// Runs the program's Catch2 cases as its arguments ask; returns the exit code.
-int run_tests(int argc, char** argv);
-
-}  // namespace gyre::test

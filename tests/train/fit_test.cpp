@@ -1,0 +1,238 @@
+// fit() without the command line: what observers see, when a training ends, and that it resumes.
+#include "train/fit.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/error.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/expect_error.hpp"
+#include "tests/support/temp_dir.hpp"
+#include "tests/support/thread_ranks.hpp"
+#include "train/checkpoint_files.hpp"
+#include "train/sync_check.hpp"
+
+using namespace gyre;
+using namespace gyre::train;
+using namespace gyre::test;
+
+namespace {
+
+constexpr int kClasses = 3, kSteps = 5, kBatch = 8;
+const char* const kModel = "conv 3 k3\nrelu\nlinear classes\n";
+
+RunSpec small_run(int epochs) {
+    RunSpec run;
+    run.batch.global_batch = kBatch;
+    run.stop.epochs = epochs;
+    run.optimizer.momentum = 0.9f;
+    return run;
+}
+
+// Writes down what it is told.
+struct Recorder final : FitObserver {
+    void on_start(const Training& training) override {
+        calls.push_back(fmt::format("start at {}", training.steps()));
+    }
+    void on_launch(const Training&, std::int64_t number) override {
+        calls.push_back(fmt::format("launch {}", number));
+    }
+    void on_step(const Training& training, const StepResult& done) override {
+        calls.push_back(fmt::format("step {}.{}", training.cursor.epoch, done.step));
+        losses.push_back(done.loss);
+        mean_loss = training.mean_loss();
+    }
+    bool pauses_after(std::int64_t steps) override {
+        return std::count(pauses.begin(), pauses.end(), steps) > 0;
+    }
+    void on_pause(const Training& training) override {
+        calls.push_back(fmt::format("pause at {}", training.steps()));
+    }
+    void on_epoch(const Training& training, const EpochFacts& epoch) override {
+        calls.push_back(fmt::format("epoch {}{}", epoch.epoch, epoch.stopped ? " stopped" : ""));
+        epochs.push_back(epoch);
+        cursors.push_back(training.cursor);
+    }
+    void on_end(const Training&, Ending) override { calls.push_back("end"); }
+
+    std::vector<std::int64_t> pauses;
+    std::vector<std::string> calls;
+    std::vector<double> losses;
+    double mean_loss = 0.0;
+    std::vector<EpochFacts> epochs;
+    std::vector<Cursor> cursors;
+};
+
+// One rank's training of 5 steps an epoch.
+struct Fixture {
+    explicit Fixture(const RunSpec& run_, Communicator* of_ranks = nullptr)
+        : run(run_),
+          own(of_ranks == nullptr ? make_single_communicator() : nullptr),
+          comm(of_ranks == nullptr ? *own : *of_ranks),
+          test(*backend, random_images(20, {1, 6, 6}, kClasses), {{0.5f}, {0.3f}}),
+          session(comm, *backend, run,
+                  {.model = parse_model(kModel, "small"), .classes = kClasses, .eval_images = 20},
+                  random_images(kSteps * kBatch - 3, {1, 6, 6}, kClasses), {{0.5f}, {0.3f}}) {
+        session.initialise();
+    }
+    Ending fit(std::vector<FitObserver*> others = {}) {
+        others.push_back(&seen);
+        return train::fit(training, others);
+    }
+
+    const RunSpec run;
+    const std::unique_ptr<Communicator> own;
+    Communicator& comm;
+    const std::unique_ptr<Backend> backend = make_cpu_backend(1);
+    const DeviceImages test;
+    Session session;
+    Training training{.session = session, .run = run, .test = test};
+    Recorder seen;
+};
+
+}  // namespace
+
+TEST_CASE("observers are told of all that happens, in order", "[fit]") {
+    Fixture fixture(small_run(2));
+    fixture.seen.pauses = {3, 10};
+    CHECK(fixture.fit() == Ending::complete);
+    std::vector<std::string> expected = {"start at 0"};
+    for (int epoch = 1; epoch <= 2; ++epoch) {
+        for (int step = 0; step < kSteps; ++step) {
+            const int number = (epoch - 1) * kSteps + step + 1;
+            expected.push_back(fmt::format("launch {}", number));
+            expected.push_back(fmt::format("step {}.{}", epoch, step));
+            if (number == 3 || number == 10) {
+                expected.push_back(fmt::format("pause at {}", number));
+            }
+        }
+        expected.push_back(fmt::format("epoch {}", epoch));
+    }
+    expected.emplace_back("end");
+    CHECK(fixture.seen.calls == expected);
+}
+
+TEST_CASE("an epoch's facts are those of its steps", "[fit]") {
+    Fixture fixture(small_run(3));
+    fixture.fit();
+    const Recorder& seen = fixture.seen;
+    REQUIRE(seen.epochs.size() == 3);
+    double best = -1.0;
+    for (std::size_t i = 0; i < 3; ++i) {
+        const EpochFacts& epoch = seen.epochs[i];
+        double sum = 0.0;
+        for (std::size_t step = 0; step < kSteps; ++step) {
+            sum += seen.losses[i * kSteps + step] * (step + 1 == kSteps ? kBatch - 3 : kBatch);
+        }
+        CHECK(epoch.train_loss == Approx(sum / (kSteps * kBatch - 3)).epsilon(1e-12));
+        CHECK(epoch.images == kSteps * kBatch - 3);
+        CHECK(epoch.test.images == 20);
+        CHECK(epoch.best == (epoch.test.accuracy > best));
+        best = std::max(best, epoch.test.accuracy);
+        CHECK(seen.cursors[i].epoch == static_cast<int>(i) + 2);
+        CHECK(seen.cursors[i].step == 0);
+        CHECK(seen.cursors[i].images == 0);
+        CHECK(seen.cursors[i].best_accuracy == best);
+    }
+    CHECK(seen.mean_loss == seen.epochs[2].train_loss);
+
+    RunSpec without = small_run(2);
+    without.evaluation.enabled = false;
+    Fixture blind(without);
+    blind.fit();
+    for (const EpochFacts& epoch : blind.seen.epochs) {
+        CHECK(epoch.best);
+        CHECK(epoch.test.images == 0);
+    }
+    CHECK(blind.training.cursor.best_accuracy < 0.0);
+}
+
+TEST_CASE("a training ends at its target, at its time, and when it diverges", "[fit]") {
+    RunSpec target = small_run(50);
+    target.stop.target_accuracy = 0.0;
+    Fixture reached(target);
+    CHECK(reached.fit() == Ending::target);
+    CHECK(reached.seen.epochs.size() == 1);
+
+    RunSpec time = small_run(50);
+    time.stop.max_seconds = 0.0;
+    Fixture late(time);
+    CHECK(late.fit() == Ending::time);
+    CHECK(late.seen.losses.size() == 1);
+    CHECK(late.seen.epochs.at(0).stopped);
+    CHECK(late.training.cursor.step == 1);
+
+    RunSpec wild = small_run(1);
+    wild.optimizer.learning_rate = 1e30f;
+    expect_error(ExitCode::diverged, {"NaN or infinite in epoch 1", "`lr`"},
+                 [&] { Fixture(wild).fit(); });
+}
+
+TEST_CASE("a training that was stopped resumes from its checkpoint, to the last bit", "[fit]") {
+    for (const int stop_after : {1, 2}) {
+        const TempDir dir;
+        RunSpec run = small_run(3);
+        Fixture whole(run);
+        whole.fit();
+        run.checkpoints.save = dir.path() / "run";
+        run.checkpoints.every = {.count = 1};
+        const WeightFacts facts{.model = parse_model(kModel, "small"),
+                                .normalisation = {{0.5f}, {0.3f}},
+                                .classes = kClasses};
+        const Identity identity = {{{"lr", "0.5"}}, {{"model", "its hash"}}};
+        RunSpec first_run = run;
+        first_run.stop.epochs = stop_after;
+        Fixture first(first_run);
+        CheckpointFiles written(first.run, facts, identity, true);
+        first.fit({&written});
+
+        run.checkpoints.resume = run.checkpoints.save;
+        Fixture second(run);
+        CheckpointFiles files(second.run, facts, identity, true);
+        second.training.cursor = files.resume(second.session);
+        CHECK(second.training.cursor.epoch == stop_after + 1);
+        second.training.resumed = true;
+        CHECK(second.fit({&files}) == Ending::complete);
+        CHECK(second.seen.calls.front() == fmt::format("start at {}", stop_after * kSteps));
+        std::vector<double> losses = first.seen.losses;
+        losses.insert(losses.end(), second.seen.losses.begin(), second.seen.losses.end());
+        CHECK(losses == whole.seen.losses);
+    }
+}
+
+TEST_CASE("ranks are told the same, and a sync check finds one that drifts", "[fit]") {
+    ThreadRanks job(2);
+    std::vector<std::vector<std::string>> calls(2);
+    job.run([&](Communicator& comm) {
+        Fixture fixture(small_run(2), &comm);
+        SyncCheck check(2);
+        fixture.fit({&check});
+        calls[static_cast<std::size_t>(comm.rank())] = fixture.seen.calls;
+    });
+    CHECK(calls[0] == calls[1]);
+    CHECK(std::count(calls[0].begin(), calls[0].end(), "pause at 4") == 1);
+
+    ThreadRanks drifting(2);
+    std::vector<std::string> errors(2);
+    drifting.run([&](Communicator& comm) {
+        Fixture fixture(small_run(1), &comm);
+        SyncCheck check(3);
+        if (comm.rank() == 1) {
+            fixture.session.net().parameter_data()[0] += 1.0f;
+        }
+        try {
+            fixture.fit({&check});
+        } catch (const Error& error) {
+            errors[static_cast<std::size_t>(comm.rank())] = error.what();
+        }
+    });
+    for (const std::string& error : errors) {
+        CHECK(error.find("epoch 1, step 3: parameter conv1.weight differs") == 0);
+    }
+}

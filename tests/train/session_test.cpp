@@ -1,0 +1,330 @@
+// A session as a whole: what it keeps, and that another can go on from it.
+#include "train/session.hpp"
+#include "kernels/make_backend.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+#include <set>
+
+#include "base/error.hpp"
+#include "tests/support/catch.hpp"
+#include "tests/support/communicators.hpp"
+#include "tests/support/expect_error.hpp"
+
+using namespace gyre;
+using namespace gyre::train;
+using namespace gyre::test;
+
+namespace {
+
+constexpr int kClasses = 5, kSteps = 10;
+
+// One rank's, of 10 steps an epoch.
+struct Trained {
+    Trained(bool emulated, const OptimizerSpec& optimizer, GraphUse graph = GraphUse::off)
+        : backend(emulated ? make_emulated_backend({}) : make_cpu_backend(1)),
+          session(*comm, *backend,
+                  {.batch = {.global_batch = 6},
+                   .optimizer = optimizer,
+                   .device = {.graph = graph, .graph_steps = 1}},
+                  {.model = parse_model("conv 3 k3\nrelu\nmaxpool 2\ndropout 0.5\nlinear classes\n",
+                                        "small"),
+                   .classes = kClasses},
+                  random_images(6 * kSteps, {1, 8, 8}, kClasses), {{0.5f}, {0.3f}}) {
+        session.initialise();
+        session.trainer().begin_epoch(1);
+    }
+    // Steps [begin, end) of the epoch.
+    void train(int begin, int end) {
+        const auto account = [&](const std::optional<StepResult>& result) {
+            if (result) {
+                losses.push_back(result->loss);
+            }
+            return result.has_value();
+        };
+        for (int step = begin; step < end; ++step) {
+            account(session.trainer().step(step, false));
+        }
+        while (account(session.trainer().next_result())) {
+        }
+    }
+
+    const std::unique_ptr<Communicator> comm = make_single_communicator();
+    const std::unique_ptr<Backend> backend;
+    Session session;
+    std::vector<double> losses;
+};
+
+std::set<std::string> names_of(const std::vector<HostTensor>& tensors) {
+    std::set<std::string> names;
+    for (const HostTensor& tensor : tensors) {
+        names.insert(tensor.name);
+    }
+    return names;
+}
+
+bool same(const std::vector<HostTensor>& a, const std::vector<HostTensor>& b) {
+    return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                      [](const HostTensor& x, const HostTensor& y) {
+                          return x.name == y.name && x.shape == y.shape && x.values == y.values;
+                      });
+}
+
+const std::vector<OptimizerSpec> kRules = {
+    {.momentum = 0.0f},
+    {.momentum = 0.9f, .nesterov = true},
+    {.rule = UpdateRule::adam},
+    {.rule = UpdateRule::adamw, .weight_decay = 0.1f, .max_grad_norm = 0.5f},
+    {.schedule = {.kind = ScheduleKind::one_cycle, .total_steps = kSteps}},
+};
+
+}  // namespace
+
+TEST_CASE("a session goes on from exported weights and optimiser's state, to the last bit") {
+    for (const bool emulated : {false, true}) {
+        for (const OptimizerSpec& rule : kRules) {
+            INFO("rule " << &rule - kRules.data() << (emulated ? ", as a graph" : ""));
+            const GraphUse graph = emulated ? GraphUse::on : GraphUse::off;
+            Trained whole(emulated, rule, graph), first(emulated, rule, graph),
+                second(emulated, rule, graph);
+            whole.train(0, kSteps);
+            first.train(0, kSteps / 2);
+            second.session.net().import_parameters(first.session.net().export_parameters(), "");
+            second.session.optimizer().import_state(first.session.optimizer().export_state(), "");
+            CHECK(same(second.session.optimizer().export_state(),
+                       first.session.optimizer().export_state()));
+            second.train(kSteps / 2, kSteps);
+            CHECK(whole.losses.size() == kSteps);
+            first.losses.insert(first.losses.end(), second.losses.begin(), second.losses.end());
+            CHECK(first.losses == whole.losses);
+            CHECK(same(second.session.net().export_parameters(),
+                       whole.session.net().export_parameters()));
+            CHECK(same(second.session.optimizer().export_state(),
+                       whole.session.optimizer().export_state()));
+            // Without the state it would have gone another way, if there is one.
+            Trained forgetful(emulated, rule, graph);
+            forgetful.session.net().import_parameters(first.session.net().export_parameters(), "");
+            forgetful.train(kSteps / 2, kSteps);
+            CHECK((forgetful.losses == second.losses) == (rule.momentum == 0.0f));
+        }
+    }
+}
+
+TEST_CASE("an optimiser's state has PyTorch's names, and no other is taken") {
+    const auto state = [](const OptimizerSpec& rule) {
+        Trained trained(false, rule);
+        trained.train(0, 3);
+        return trained.session.optimizer().export_state();
+    };
+    const std::vector<HostTensor> sgd = state({.momentum = 0.0f}), momentum = state({}),
+                                  adam = state({.rule = UpdateRule::adam});
+    CHECK(names_of(sgd) == std::set<std::string>{"step", "step_rest"});
+    CHECK(names_of(momentum) ==
+          std::set<std::string>{"step", "step_rest", "conv1.weight.momentum_buffer",
+                                "conv1.bias.momentum_buffer", "fc1.weight.momentum_buffer",
+                                "fc1.bias.momentum_buffer"});
+    CHECK(names_of(adam).count("conv1.weight.exp_avg") == 1);
+    CHECK(names_of(adam).count("fc1.bias.exp_avg_sq") == 1);
+    CHECK(adam.size() == 10);
+    CHECK(adam.front().shape.empty());
+    CHECK(adam.front().values == std::vector<float>{3.0f});
+    for (const HostTensor& tensor : adam) {
+        if (tensor.name == "conv1.weight.exp_avg") {
+            CHECK(tensor.shape == std::vector<std::int64_t>{3, 1, 3, 3});
+        }
+    }
+
+    Trained trained(false, {.rule = UpdateRule::adam});
+    const std::vector<HostTensor> before = trained.session.optimizer().export_state();
+    const auto refuse = [&](std::vector<HostTensor> tensors,
+                            std::initializer_list<std::string> parts,
+                            const std::function<void(std::vector<HostTensor>&)>& change) {
+        change(tensors);
+        expect_error(ExitCode::bad_input, parts,
+                     [&] { trained.session.optimizer().import_state(tensors, "x.safetensors"); });
+        CHECK(same(trained.session.optimizer().export_state(), before));
+    };
+    using Tensors = std::vector<HostTensor>&;
+    refuse(momentum, {"x.safetensors", "lacks conv1.weight.exp_avg"}, [](Tensors) {});
+    refuse(adam, {"x.safetensors", "lacks step"}, [](Tensors t) { t.erase(t.begin()); });
+    refuse(adam, {"conv1.weight.exp_avg_sq", "[3, 9]", "[3, 1, 3, 3]"}, [](Tensors t) {
+        t.at(3).shape = {3, 9};
+    });
+    refuse(adam, {"fc9.weight.exp_avg"}, [](Tensors t) {
+        t.push_back({"fc9.weight.exp_avg", {1}, {0.0f}});
+    });
+    refuse(adam, {"step", "-1"}, [](Tensors t) { t.front().values = {-1.0f}; });
+    refuse(adam, {"step", "0.5"}, [](Tensors t) { t.front().values = {0.5f}; });
+}
+
+TEST_CASE("a schedule stays where it ended, and short trainings have one, too") {
+    using Kind = ScheduleKind;
+    for (const std::int64_t total : {1, 2, 3, 4, 100}) {
+        INFO(total << " steps");
+        const ScheduleSpec cosine = {.kind = Kind::cosine, .total_steps = total, .min_rate = 0.25};
+        const ScheduleSpec cycle = {.kind = Kind::one_cycle, .total_steps = total};
+        for (const std::int64_t step : {total, total + 1, 10 * total}) {
+            CHECK(scheduled_rate(cosine, 2.0, step) == 0.25);
+            CHECK(scheduled_rate(cycle, 2.0, step) == Approx(2.0 / 250'000).epsilon(1e-9));
+        }
+        for (std::int64_t step = 0; step < total; ++step) {
+            const double a = scheduled_rate(cosine, 2.0, step),
+                         b = scheduled_rate(cycle, 2.0, step);
+            CHECK((a > 0.25 && a <= 2.0));
+            CHECK((b > 0.0 && b <= 2.0));
+        }
+    }
+    // Longer than the training: the rate never gets there, and nothing is divided by zero.
+    const ScheduleSpec warming = {.kind = Kind::cosine, .warmup_steps = 10, .total_steps = 4};
+    CHECK(scheduled_rate(warming, 2.0, 9) == Approx(2.0 * (0.01 + 0.99 * 0.9)));
+    CHECK(scheduled_rate(warming, 2.0, 10) == 0.0);
+}
+
+namespace {
+
+// A training on tensor cores: fc2 updates itself, as nothing comes between it and its gradient.
+struct LargeLayer {
+    // Two warm-ups, and a graph of two.
+    static constexpr int kSteps = 4;
+    LargeLayer(OptimizerSpec optimizer, bool clips, GraphUse graph) {
+        if (clips) {  // by nothing, but all norms come first
+            optimizer.max_grad_norm = 1e30f;
+        }
+        GpuOptions options;
+        options.tf32 = true;
+        const auto backend = make_emulated_backend(options);
+        const auto comm = make_single_communicator();
+        Session session(*comm, *backend,
+                        {.batch = {.global_batch = 3},
+                         .optimizer = optimizer,
+                         .device = {.graph = graph, .graph_steps = 2}},
+                        {.model = parse_model("linear 1920\nrelu\nlinear 1036\nrelu\nlinear 40\n"
+                                              "relu\nlinear classes\n",
+                                              "large"),
+                         .classes = kClasses},
+                        random_images(3 * kSteps, {1, 6, 6}, kClasses), {{0.5f}, {0.3f}});
+        session.initialise();
+        Trainer& trainer = session.trainer();
+        trainer.begin_epoch(1);
+        const auto account = [&](const std::optional<StepResult>& result) {
+            if (result) {
+                losses.push_back(result->loss);
+                not_finite.push_back(result->not_finite);
+            }
+            return result.has_value();
+        };
+        for (int step = 0; step < kSteps; ++step) {
+            account(trainer.step(step, false));
+        }
+        while (account(trainer.next_result())) {
+        }
+        weights = session.net().export_parameters();
+        state = session.optimizer().export_state();
+        std::vector<float> gradients(static_cast<std::size_t>(session.net().flat_elems()));
+        backend->download(gradients.data(), session.net().gradient_data(),
+                          gradients.size() * sizeof(float));
+        for (const Parameter& parameter : session.net().parameters()) {
+            const auto begin = gradients.begin() + parameter.offset_elems;
+            if (std::any_of(begin, begin + parameter.elems, [](float g) { return g != 0.0f; })) {
+                written.insert(parameter.name);
+            }
+        }
+    }
+    std::vector<double> losses;
+    std::vector<std::string> not_finite;
+    std::vector<HostTensor> weights, state;
+    std::set<std::string> written;  // gradients
+};
+
+}  // namespace
+
+TEST_CASE("steps in which a large layer updates itself end where others do, to the last bit") {
+    for (const OptimizerSpec& rule : {OptimizerSpec{.rule = UpdateRule::adamw},
+                                      {.rule = UpdateRule::adam, .weight_decay = 0.1f},
+                                      {.momentum = 0.9f, .nesterov = true},
+                                      {.weight_decay = 0.1f, .momentum = 0.0f}}) {
+        INFO("rule " << static_cast<int>(rule.rule) << ", momentum " << rule.momentum);
+        const LargeLayer at_once(rule, false, GraphUse::on), parts(rule, true, GraphUse::off);
+        REQUIRE(at_once.losses.size() == LargeLayer::kSteps);
+        CHECK(at_once.losses == parts.losses);
+        CHECK(same(at_once.weights, parts.weights));
+        CHECK(same(at_once.state, parts.state));
+        CHECK(parts.written.count("fc2.weight") == 1);
+        CHECK(at_once.written.count("fc2.weight") + at_once.written.count("fc2.bias") == 0);
+        CHECK(at_once.written.size() == parts.written.size() - 2);
+    }
+    // Weights that overflow: the same is reported, for the same steps.
+    const OptimizerSpec wild = {.learning_rate = 1e30f};
+    const LargeLayer at_once(wild, false, GraphUse::off), parts(wild, true, GraphUse::off);
+    CHECK(at_once.not_finite == parts.not_finite);
+    CHECK(!at_once.not_finite.back().empty());
+}
+
+TEST_CASE("an optimiser leaves alone what a pass says it has updated") {
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, parse_model("linear 16\nlinear 32\nlinear 16\nlinear classes\n", "four"),
+            {1, 4, 4}, kClasses, {});
+    const auto ones = [&](float* data) { std::fill_n(data, net.flat_elems(), 1.0f); };
+    ones(net.gradient_data());
+    const std::vector<Parameter>& all = net.parameters();
+    const std::int64_t second = all[2].offset_elems, third = all[4].offset_elems,
+                       fourth = all[6].offset_elems, end = net.flat_elems();
+    using Ranges = std::vector<std::pair<std::int64_t, std::int64_t>>;
+    for (const Ranges& updated : {Ranges{},
+                                  {{0, end}},
+                                  {{second, third}},
+                                  {{fourth, end}},
+                                  {{0, second}},
+                                  {{fourth, end}, {second, third}},
+                                  {{third, fourth}, {second, third}},
+                                  {{fourth, end}, {0, second}},
+                                  {{fourth, end}, {second, third}, {0, second}}}) {
+        ones(net.parameter_data());
+        Optimizer optimizer(*backend, net, {.learning_rate = 0.5f, .momentum = 0.0f});
+        StepScalars pinned[1];
+        optimizer.next_steps(pinned, 1);
+        optimizer.begin_step(&net.stats()->not_finite);
+        REQUIRE(optimizer.in_pass() != nullptr);
+        for (const auto& [from, to] : updated) {
+            optimizer.updated(from, to);
+        }
+        optimizer.arrived(0, net.gradient_elems());
+        optimizer.end_step();
+        std::int64_t wrong = 0;
+        for (std::int64_t i = 0; i < end; ++i) {
+            const bool left_alone = std::any_of(
+                updated.begin(), updated.end(),
+                [&](const auto& range) { return range.first <= i && i < range.second; });
+            wrong += net.parameter_data()[i] != (left_alone ? 1.0f : 0.5f);
+        }
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("factors are gathered where that is fewer bytes, on GPUs of large layers alone") {
+    const auto backend = make_cpu_backend(1);
+    const auto chosen = [&](int images, FactorUse use, bool on_gpu, const char* last = "2048") {
+        const Net net(
+            *backend,
+            parse_model(fmt::format("linear 2048\nrelu\nlinear {}\nlinear classes\n", last),
+                        "large"),
+            {1, 6, 6}, kClasses, {.train_batch = 1});
+        std::vector<std::string> names;
+        for (const FactoredLayer& layer : choose_factored(net, OneOfTwo(), images, use, on_gpu)) {
+            names.push_back(net.nodes()[layer.node].name);
+        }
+        return names;
+    };
+    using Names = std::vector<std::string>;
+    // Of fc2, n (2048 + 2048) elements are gathered, or 2048 * 2048 reduced.
+    CHECK(chosen(255, FactorUse::automatic, true) == Names{"fc2"});
+    CHECK(chosen(256, FactorUse::automatic, true).empty());
+    CHECK(chosen(255, FactorUse::on, true) == Names{"fc2"});
+    CHECK(chosen(1023, FactorUse::on, true) == Names{"fc2"});
+    CHECK(chosen(1024, FactorUse::on, true).empty());
+    CHECK(chosen(64, FactorUse::off, true).empty());
+    CHECK(chosen(64, FactorUse::automatic, true, "2047").empty());  // less than 4 Mi elements
+    CHECK(chosen(64, FactorUse::automatic, false).empty());         // of one host
+}

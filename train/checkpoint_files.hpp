@@ -1,0 +1,64 @@
+// The checkpoints of a training: written to a folder during the training, and read to resume it.
+// Only rank 0 reads and writes files.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "data/dataset.hpp"
+#include "train/checkpoint.hpp"
+#include "train/fit.hpp"
+#include "train/rooms.hpp"
+
+namespace gyre::train {
+
+// Facts about a training that an evaluation needs besides the weights.
+struct WeightFacts {
+    ModelSpec model = {};
+    Normalisation normalisation = {};  // how pixels were normalised
+    Normalisation measured = {};       // the data set's own
+    int classes = 0;
+    std::vector<std::string> class_names = {};  // [classes], or none
+};
+
+class CheckpointFiles final : public FitObserver {
+ public:
+    // Throws Error on rank 0 if its folder cannot be written, or has another training's
+    // checkpoints: better known before the training than after it. Everything given must outlive
+    // the object; facts and identity may be completed until the training starts.
+    CheckpointFiles(const RunSpec& run, const WeightFacts& facts, const Identity& identity,
+                    bool is_root);
+
+    // saves: whether rank 0 writes checkpoints, if its settings may differ from this rank's.
+    void set_saves(bool saves) { saves_ = saves; }
+    // Returns whether this rank writes checkpoints.
+    bool writes() const { return writer_ != nullptr; }
+
+    // Collective. The session's net and optimizer become those of the checkpoint at
+    // run.checkpoints.resume, which rank 0 reads; returns where its training resumes. Throws
+    // AgreedError if that cannot be.
+    Cursor resume(Session& session);
+
+    // Collective, as all of them.
+    bool pauses_after(std::int64_t steps) override;
+    void on_pause(const Training& training) override;
+    void on_epoch(const Training& training, const EpochFacts& epoch) override;
+    // Returns when all is on the disk.
+    void on_end(const Training& training, Ending ending) override;
+
+ private:
+    // last: a checkpoint from which the training resumes; best: the best so far.
+    void save(const Training& training, bool last, bool best);
+
+    const CheckpointSpec& spec_;
+    const StopSpec& stop_;
+    const WeightFacts& facts_;
+    const Identity& identity_;
+    const bool is_root_;
+    bool saves_;
+    bool due_ = false;
+    std::unique_ptr<CheckpointWriter> writer_;  // on rank 0
+};
+
+}  // namespace gyre::train

@@ -1,0 +1,193 @@
+#include "train/cli/options.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cstdio>
+
+#include "base/error.hpp"
+#include "train/cli/config.hpp"
+
+namespace gyre::train {
+namespace {
+
+constexpr const char* kSavedWeights = "Weights that gyre train --save has written";
+
+std::vector<Setting> under(const char* heading, std::vector<Setting> rows) {
+    for (Setting& row : rows) {
+        row.heading = heading;
+    }
+    return rows;
+}
+
+std::vector<Setting> joined(std::initializer_list<std::vector<Setting>> parts) {
+    std::vector<Setting> all;
+    for (const std::vector<Setting>& part : parts) {
+        all.insert(all.end(), part.begin(), part.end());
+    }
+    return all;
+}
+
+Setting image_setting(Shape& field) {
+    return custom(
+        "image", "CxHxW", "Channels, rows and columns of the images",
+        [&field](const std::string& text) {
+            Shape image;
+            char end = 0;
+            if (std::sscanf(text.c_str(), "%dx%dx%d%c", &image.channels, &image.height,
+                            &image.width, &end) != 3 ||
+                std::min({image.channels, image.height, image.width}) < 1 ||
+                std::max({image.channels, image.height, image.width}) > 1 << 14) {
+                return fmt::format("'{}' must be channels, rows and columns such as 3x32x32", text);
+            }
+            field = image;
+            return std::string();
+        },
+        [&field] { return fmt::format("{}x{}x{}", field.channels, field.height, field.width); });
+}
+
+// A number in this unit or others, read by `parse`, which throws Error.
+Setting quantity(std::string name, double& field, const char* unit,
+                 double (*parse)(const std::string&), std::string help) {
+    return custom(
+        std::move(name), "TEXT", std::move(help),
+        [&field, parse](const std::string& text) -> std::string {
+            try {
+                field = parse(text);
+            } catch (const Error& error) {
+                return error.what();
+            }
+            return {};
+        },
+        [&field, unit] { return field > 0.0 ? fmt::format("{}{}", field, unit) : std::string(); });
+}
+
+Setting compute_setting(std::vector<double>& field) {
+    Setting row = numbers("compute-ms", field, {.least = 1e-9},
+                          "Milliseconds of the forward and backward pass and, optionally, of the "
+                          "update, in place of measuring them here");
+    row.max_words = 3;
+    row.set = [read = row.set, &field](const std::string& text) {
+        std::string problem = read(text);
+        if (problem.empty() && (field.size() < 2 || field.size() > 3)) {
+            problem = fmt::format("'{}' must be two or three numbers, such as 2,4,0.5", text);
+        }
+        return problem;
+    };
+    return row;
+}
+
+}  // namespace
+
+std::vector<Setting> train_flags(RunSpec& o) {
+    std::vector<Setting> rows = settings(o);
+    // The program has read it before the other flags, and has put its settings among them.
+    const Setting config =
+        custom(
+            "config", "NAME|FILE",
+            fmt::format("Settings under a name ({}), or in a TOML file, such as `lr = 0.1`; flags "
+                        "given here override them, a later --config an earlier one (--recipe is "
+                        "the same)",
+                        fmt::join(config_names(), ", ")),
+            [](const std::string&) { return std::string(); }, [] { return std::string(); })
+            .of_each_rank();
+    const auto training = std::find_if(
+        rows.begin(), rows.end(), [](const Setting& row) { return row.heading == "Training"; });
+    rows.insert(training, under("Training", {config}).front());
+    return rows;
+}
+
+std::vector<Setting> eval_flags(EvalOptions& o) {
+    return joined(
+        {data_settings(o),
+         under("Model",
+               {path("weights", o.weights, "FILE", "Weights to evaluate: a safetensors file")
+                    .is_required(),
+                model_setting(o, "Model, if the weights file does not hold it [net]"),
+                precision_setting(o)}),
+         rank_settings(o), device_settings(o),
+         under(
+             "Output",
+             {toggle("per-class", o.per_class, "Images, recall and precision of each class"),
+              toggle("confusion", o.confusion, "Which class was taken for which, and how often")}),
+         diagnosis_settings(o)});
+}
+
+std::vector<Setting> plan_flags(PlanOptions& o) {
+    static const Words<AllreduceAlgorithm> kAlgorithms = {{"auto", AllreduceAlgorithm::fastest},
+                                                          {"ring", AllreduceAlgorithm::ring},
+                                                          {"tree", AllreduceAlgorithm::tree}};
+    return {
+        model_setting(o, "A built-in net (net, wide, resnet) or a model file"),
+        number("batch-size", o.batch.batch_size, {.least = 1}, "Images per rank in a step"),
+        numbers("ranks", o.ranks, {.least = 1}, "Numbers of ranks to plan for, such as 8,64,1024")
+            .is_required(),
+        quantity("bandwidth", o.link.bytes_per_second, "B", parse_bandwidth,
+                 "Payload of a rank's link, each way: 400Gb (bits a second) or 50GB (bytes a "
+                 "second); TCP carries 95 % of an Ethernet's")
+            .is_required(),
+        quantity("latency", o.link.latency_seconds, "s", parse_latency,
+                 "Time of an empty message between two ranks, such as 5us")
+            .is_required(),
+        image_setting(o.image),
+        number("classes", o.data.classes, {.least = 2}, "Number of classes"),
+        compute_setting(o.compute_ms),
+        optimizer_setting(o, "Whose update is measured"),
+        device_setting(o, "What is measured"),
+        precision_setting(o),
+        threads_setting(o),
+        choice("algorithm", o.algorithm, kAlgorithms,
+               "ring, tree (double binary) or auto: the faster of both for each bucket"),
+        bucket_setting(o),
+        path("json", o.json, "FILE", "Write the plan to this file").of_rank_0(),
+    };
+}
+
+std::vector<Setting> info_flags(InfoOptions& o) {
+    return {
+        path("model", o.model, "NAME|FILE",
+             "Show this net layer by layer: a built-in one (net, wide, resnet) or a model file"),
+        image_setting(o.image), number("classes", o.classes, {.least = 2}, "Number of classes"),
+        path("weights", o.weights, "FILE", "Show what is in this safetensors file")
+            .instead_of("model"),
+        path("checkpoint", o.checkpoint, "FILE",
+             "Check that a training can be resumed from this file, and show what is in it")
+            .instead_of("model")
+            .instead_of("weights")};
+}
+
+std::vector<Setting> predict_flags(PredictOptions& o) {
+    return {
+        path("weights", o.weights, "FILE", kSavedWeights).is_required(),
+        paths("image", o.images, "FILE", "PNG and JPEG files, and IDX files of images")
+            .is_required()
+            .without_flag(),
+        number("top", o.top, {.least = 1}, "Classes to name for each image, the likeliest first"),
+        toggle("csv", o.csv, "Print rows of image, place, class, name and probability"),
+        device_setting(o, "Where to compute"),
+        precision_setting(o),
+        threads_setting(o)};
+}
+
+std::vector<Setting> export_flags(ExportOptions& o) {
+    return {path("weights", o.weights, "FILE", kSavedWeights).is_required(),
+            path("onnx", o.onnx, "FILE", "The ONNX model to write: the net as it evaluates")
+                .is_required()};
+}
+
+std::vector<Setting> plot_flags(PlotOptions& o) {
+    return {
+        paths("run", o.runs, "FILE", "Files of gyre train --metrics").is_required().without_flag(),
+        path_ending_in("output", o.output, {".svg", ".png"}, "The picture, by the file's ending")
+            .abbreviated("o")
+            .is_required()};
+}
+
+std::vector<Setting> launch_flags(LaunchCommandOptions& o) {
+    return {
+        number("nproc-per-node", o.ranks, {1, 1024}, "Number of ranks").abbreviated("n"),
+        toggle("gpus", o.gpus, "One rank for each GPU of this host").instead_of("nproc-per-node")};
+}
+
+}  // namespace gyre::train

@@ -1,0 +1,180 @@
+#include "train/cli/progress_report.hpp"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+
+#include "train/cli/terminal.hpp"
+
+namespace gyre::train {
+namespace {
+
+constexpr const char* kClearLine = "\r\033[K";
+constexpr double kBarInterval = 0.1;  // seconds between two drawings of the bar
+
+std::string graph_text(const GraphCache& graphs) {
+    if (!graphs.enabled()) {
+        return "none";
+    }
+    return graphs.max_steps() == 1
+               ? "a step of a whole batch"
+               : fmt::format("{} steps of a whole batch each", graphs.max_steps());
+}
+
+// How the training runs, for -v.
+std::string structure(Session& session, DataType type) {
+    return fmt::format("{}step: {}\ncommunicator: {}\nCUDA graph: {}\n{}{}{}",
+                       session.net().description(), session.program().description(),
+                       session.communicator().description(), graph_text(session.trainer().graphs()),
+                       bucket_table(session.reducer().buckets(), session.net(), type),
+                       session.factors().summary(), session.backend().choices());
+}
+
+}  // namespace
+
+ProgressReport::ProgressReport(const RunSpec& run, bool is_root)
+    : run_(run),
+      is_root_(is_root),
+      columns_(is_root && !run.reports.quiet ? terminal_columns() : 0),
+      run_start_(Clock::now()) {}
+
+void ProgressReport::say(const std::vector<std::string>& items,
+                         const std::string& separator) const {
+    if (!run_.reports.quiet) {
+        fmt::print("{}{}\n", columns_ > 0 ? kClearLine : "", wrap(items, separator, columns_));
+        std::fflush(stdout);
+    }
+}
+
+void ProgressReport::on_start(const Training& training) {
+    if (!is_root_) {
+        return;
+    }
+    Session& session = training.session;
+    const Sharding& sharding = session.sharding();
+    begin_ = training.cursor;
+    run_start_ = Clock::now();
+    std::vector<std::string> items = {
+        fmt::format("{}: {} parameters", training.model, session.net().parameter_count()),
+        fmt::format("{}: {} + {} images, {} classes", training.dataset, sharding.images,
+                    training.test.count(), training.classes),
+        fmt::format("{} rank{} of batch {} ({} in all), {} steps an epoch", sharding.ranks,
+                    sharding.ranks == 1 ? "" : "s", sharding.most_local(), sharding.global_batch,
+                    sharding.steps()),
+        session.backend().description()};
+    if (run_.net.precision != Precision::fp32) {
+        items.push_back(name_of(run_.net.precision));
+    }
+    say(items, " · ");
+    const std::string& resume = run_.checkpoints.resume;
+    if (training.resumed) {
+        say({fmt::format("resumed from {}: epoch {}, after step {}", resume, begin_.epoch,
+                         begin_.step)});
+    }
+    if (run_.reports.verbose) {
+        fmt::print("{}", structure(session, run_.reduction.type));
+    }
+    if (begin_.epoch > run_.stop.epochs) {
+        fmt::print(stderr, "gyre: --resume {}: all {} epochs are done; --epochs asks for more\n",
+                   resume, begin_.epoch - 1);
+    }
+}
+
+void ProgressReport::on_step(const Training& training, const StepResult& done) {
+    if (!is_root_) {
+        return;
+    }
+    const std::int64_t step = done.step + 1, steps = training.session.sharding().steps();
+    if (columns_ > 0) {
+        if (seconds_since(bar_drawn_) >= kBarInterval) {
+            bar_drawn_ = Clock::now();
+            draw_bar(training);
+        }
+    } else if (step % run_.reports.log_interval == 0 || step == steps) {
+        say({fmt::format("epoch {}/{}", training.cursor.epoch, run_.stop.epochs),
+             fmt::format("step {}/{}", step, steps), fmt::format("loss {:.6f}", done.loss)});
+    }
+}
+
+void ProgressReport::draw_bar(const Training& training) {
+    columns_ = terminal_columns();  // it may have become narrower
+    const Cursor& cursor = training.cursor;
+    const std::int64_t images = training.session.sharding().images;
+    const double elapsed = seconds_since(run_start_);
+    const auto epochs = [&](const Cursor& at) {
+        return at.epoch - 1 + static_cast<double>(at.images) / static_cast<double>(images);
+    };
+    const double done = epochs(cursor), before = epochs(begin_);
+    const std::int64_t new_images =
+        cursor.images - (cursor.epoch == begin_.epoch ? begin_.images : 0);
+    Progress progress;
+    progress.epoch = cursor.epoch;
+    progress.epochs = run_.stop.epochs;
+    progress.done = cursor.images;
+    progress.images = images;
+    progress.images_per_second = static_cast<double>(new_images) / (elapsed - done_seconds_);
+    progress.loss = training.mean_loss();
+    progress.seconds_left = elapsed / (done - before) * (run_.stop.epochs - done);
+    fmt::print("{}{}", kClearLine, progress_line(progress, columns_));
+    std::fflush(stdout);
+}
+
+void ProgressReport::on_epoch(const Training& training, const EpochFacts& epoch) {
+    if (!is_root_) {
+        return;
+    }
+    if (run_.reports.verbose && epoch.epoch == 1) {
+        Session& session = training.session;
+        fmt::print("{}", bucket_table(session.reducer().buckets(), session.net(),
+                                      run_.reduction.type, &epoch.communication));
+    }
+    if (epoch.stopped) {
+        return;
+    }
+    done_seconds_ = seconds_since(run_start_);
+    std::vector<std::string> items = {
+        fmt::format("epoch {}/{}", epoch.epoch, run_.stop.epochs),
+        fmt::format("train loss {:.4f}", epoch.train_loss),
+        fmt::format("train accuracy {:.2f} %", 100.0 * epoch.train_accuracy)};
+    if (epoch.test.images > 0) {
+        items.push_back(fmt::format("test loss {:.4f}", epoch.test.loss));
+        items.push_back(fmt::format("test accuracy {:.2f} % ({}/{})", 100.0 * epoch.test.accuracy,
+                                    epoch.test.correct, epoch.test.images));
+    }
+    items.push_back(fmt::format("{:.2f} s", seconds_since(epoch.begin)));
+    items.push_back(fmt::format("{:.0f} images/s", epoch.images_per_second()));
+    items.push_back(fmt::format("exposed communication {:.1f} %",
+                                100.0 * epoch.communication.exposed / epoch.train_seconds));
+    if (epoch.best && !run_.checkpoints.save.empty()) {
+        items.emplace_back("saved");
+    }
+    say(items);
+}
+
+void ProgressReport::on_end(const Training& training, Ending ending) {
+    if (!is_root_) {
+        return;
+    }
+    const StopSpec& stop = run_.stop;
+    if (ending == Ending::target) {
+        say({fmt::format("--target-accuracy {}: reached", *stop.target_accuracy)});
+    }
+    if (ending == Ending::interrupted || ending == Ending::time) {
+        std::vector<std::string> items = {fmt::format(
+            "{}: all ranks stopped after the same step",
+            ending == Ending::time ? fmt::format("--max-seconds {} are over", *stop.max_seconds)
+                                   : "interrupted")};
+        if (!run_.checkpoints.save.empty()) {
+            items.push_back(fmt::format("--resume {} goes on from here", run_.checkpoints.save));
+        }
+        say(items, "; ");
+    }
+    std::vector<std::string> items = {fmt::format("total {:.2f} s", seconds_since(training.begin))};
+    if (training.cursor.best_accuracy >= 0.0) {
+        items.push_back(
+            fmt::format("best test accuracy {:.2f} %", 100.0 * training.cursor.best_accuracy));
+    }
+    say(items, ", ");
+}
+
+}  // namespace gyre::train

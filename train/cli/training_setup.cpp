@@ -1,0 +1,137 @@
+#include "train/cli/training_setup.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <set>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "base/error.hpp"
+#include "data/sampler.hpp"
+#include "kernels/make_backend.hpp"
+#include "train/hash.hpp"
+#include "train/settings.hpp"
+
+namespace gyre::train {
+
+void check_together(const RunSpec& options) {
+    const CheckpointSpec& checkpoints = options.checkpoints;
+    if (options.stop.target_accuracy && !options.evaluation.enabled) {
+        throw usage_error("--target-accuracy needs the evaluation that --no-eval leaves out");
+    }
+    if (checkpoints.save.empty() && (checkpoints.keep > 0 || checkpoints.every != SaveEvery{})) {
+        throw usage_error("--keep and --save-every say how --save does it: give that, too");
+    }
+    if (options.batch.shards > 0 && options.device.kernels == "auto") {
+        throw usage_error(
+            "`kernels` auto chooses by what is fast at the moment, and bits follow; "
+            "with `shards` say ours or cudnn");
+    }
+}
+
+void tell_of_ignored(const RunSpec& options) {
+    const bool sgd = options.optimizer.rule == UpdateRule::sgd;
+    const OptimizerSpec &given = options.optimizer, none;
+    const std::tuple<bool, const char*, const char*> ignored[] = {
+        {sgd && given.betas != none.betas, "--betas", "--optimizer adam and adamw"},
+        {sgd && given.epsilon != none.epsilon, "--eps", "--optimizer adam and adamw"},
+        {!sgd && given.momentum != none.momentum, "--momentum", "--optimizer sgd"},
+        {options.checkpoints.overwrite && options.checkpoints.save.empty(), "--overwrite",
+         "--save"},
+        {options.reports.trace_steps != TraceSteps{} && options.reports.trace.empty(),
+         "--trace-steps", "--trace"}};
+    for (const auto& [is, flag, needed] : ignored) {
+        if (is) {
+            fmt::print(stderr, "gyre: {} is for {}, which is not given: ignored\n", flag, needed);
+        }
+    }
+}
+
+void tell_of_idle_gpus(const Communicator& comm, const Backend& backend, bool quiet) {
+    const int gpus = backend.host_memory() ? 0 : cuda_device_count();
+    if (comm.size() == 1 && gpus > 1 && !quiet) {
+        fmt::print(stderr,
+                   "gyre: this host has {} GPUs, of which one rank uses one; "
+                   "`gyre launch --gpus -- train ...` uses all\n",
+                   gpus);
+    }
+}
+
+RootFiles root_files(Communicator& comm, const RunSpec& options) {
+    RunSpec own = options, none;
+    const std::vector<Setting> rows = settings(own), defaults = settings(none);
+    std::vector<std::string> names;
+    std::vector<double> given;  // [names], on any rank; then the same on rank 0
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        if (rows[i].scope == Scope::rank_0) {
+            names.push_back(rows[i].name);
+            given.push_back(rows[i].value() == defaults[i].value() ? 0.0 : 1.0);
+        }
+    }
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        given.push_back(comm.is_root() ? given[i] : 0.0);
+    }
+    comm.allreduce_sum(given);
+    std::set<std::string> counts;
+    for (std::size_t i = 0; i < names.size(); ++i) {
+        if (given[names.size() + i] > 0.0) {
+            counts.insert(names[i]);
+        } else if (given[i] > 0.0 && comm.is_root()) {
+            fmt::print(stderr,
+                       "gyre: --{} counts on rank 0 only, which does not have it: ignored\n",
+                       names[i]);
+        }
+    }
+    return {.saves = counts.contains("save"),
+            .resumes = counts.contains("resume"),
+            .traces = counts.contains("trace")};
+}
+
+Identity identity_of(const RunSpec& options, const ModelSpec& model, const Dataset& data,
+                     const Backend& backend, Communicator& comm) {
+    const DeviceIdentity device = backend.device_identity();
+    const std::int64_t batch = global_batch(options.batch, comm.size());
+    Values facts = {{"model", hash_text(model.source)},
+                    {"data_set", hash_dataset(data)},
+                    {"global_batch", fmt::format("{}", batch)},
+                    {"device", backend.host_memory() ? "CPU"
+                               : device.emulated     ? "emulated GPU"
+                                                     : "GPU"}};
+    // Without shards, sums over the ranks are rounded as their number and the library have it.
+    if (options.batch.shards == 0) {
+        facts["ranks"] = fmt::format("{}", comm.size());
+    }
+    if (options.batch.shards == 0 && comm.size() > 1) {
+        const std::string library = comm.description();
+        facts["communicator"] = library.substr(0, library.find(','));
+    }
+    const ScheduleSpec schedule =
+        resolved_optimizer(options, Sharding{data.train.count, batch}.steps()).schedule;
+    if (schedule.kind == ScheduleKind::cosine || schedule.kind == ScheduleKind::one_cycle) {
+        facts["schedule_steps"] = fmt::format("{}", schedule.total_steps);
+    }
+    require_same_manifest(comm, {{kFacts.at("model"), facts.at("model")},
+                                 {kFacts.at("data_set"), facts.at("data_set")}});
+    return {values_to_resume(options), std::move(facts)};
+}
+
+void print_trials(const std::vector<BucketTrial>& trials) {
+    for (const BucketTrial& trial : trials) {
+        std::int64_t largest = 0;
+        for (const Bucket& bucket : trial.buckets) {
+            largest = std::max(largest, bucket.bytes());
+        }
+        fmt::print("--tune-buckets: {:>3} bucket{}, largest {:>8.1f} KiB: {:>9.3f} ms a step{}\n",
+                   trial.buckets.size(), trial.buckets.size() == 1 ? " " : "s",
+                   static_cast<double>(largest) / 1024.0, 1e3 * trial.seconds,
+                   trial.taken                 ? "  (taken)"
+                   : &trial == &trials.front() ? "  (auto)"
+                                               : "");
+    }
+    std::fflush(stdout);
+}
+
+}  // namespace gyre::train

@@ -1,0 +1,37 @@
+// Checks and facts that gyre train needs before a training.
+#pragma once
+
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "data/dataset.hpp"
+#include "kernels/ops/backend.hpp"
+#include "model/spec.hpp"
+#include "train/checkpoint.hpp"
+#include "train/run_spec.hpp"
+#include "train/tune.hpp"
+
+namespace gyre::train {
+
+// Throws Error(usage) for flags that exclude each other, or need others.
+void check_together(const RunSpec& options);
+// Names flags that have no effect without others on standard error.
+void tell_of_ignored(const RunSpec& options);
+void tell_of_idle_gpus(const Communicator& comm, const Backend& backend, bool quiet);
+
+// Collective. The files that rank 0 was asked for, since only it reads and writes files; it names
+// those that another rank was asked for and it was not.
+struct RootFiles {
+    bool saves = false, resumes = false, traces = false;
+};
+RootFiles root_files(Communicator& comm, const RunSpec& options);
+
+// Collective. What a training that resumes must have again, to the last bit the same: flags, and
+// what follows from them and the data. Throws AgreedError if the ranks' models or data differ.
+Identity identity_of(const RunSpec& options, const ModelSpec& model, const Dataset& data,
+                     const Backend& backend, Communicator& comm);
+
+// Prints a line for each plan that --tune-buckets has timed.
+void print_trials(const std::vector<BucketTrial>& trials);
+
+}  // namespace gyre::train

@@ -1,0 +1,185 @@
+#include "train/fit.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "train/interrupt.hpp"
+
+namespace gyre::train {
+namespace {
+
+void require_finite(const StepResult& done, int epoch, const RunSpec& run) {
+    if (!done.not_finite.empty()) {
+        throw AgreedError(
+            ExitCode::diverged,
+            fmt::format("the gradient of {} became NaN or infinite in epoch {}, step {} (the loss "
+                        "there is {}); no layer after it is affected; lower `lr` or set "
+                        "`max-grad-norm`{}",
+                        done.not_finite, epoch, done.step + 1, done.loss,
+                        run.reduction.type == DataType::float16
+                            ? "; fp16 ends at 65504, `comm-dtype` bf16 does not"
+                        : run.net.precision == Precision::fp16
+                            ? "; fp16 ends at 65504, `precision` bf16 does not"
+                            : ""));
+    }
+    if (!std::isfinite(done.loss)) {
+        throw AgreedError(ExitCode::diverged,
+                          fmt::format("the loss became {} in epoch {}, step {}; lower `lr`, and "
+                                      "check the data set's values",
+                                      done.loss, epoch, done.step + 1));
+    }
+}
+
+class Fit {
+ public:
+    Fit(Training& training, const std::vector<FitObserver*>& observers)
+        : training_(training),
+          observers_(observers),
+          session_(training.session),
+          stop_(training.run.stop),
+          cursor_(training.cursor) {}
+
+    Ending run() {
+        for (FitObserver* observer : observers_) {
+            observer->on_start(training_);
+        }
+        while (!stopped_ && cursor_.epoch <= stop_.epochs && !target_reached()) {
+            train_epoch();
+        }
+        const Ending ending = why();
+        for (FitObserver* observer : observers_) {
+            observer->on_end(training_, ending);
+        }
+        return ending;
+    }
+
+ private:
+    // The accuracy is a sum over all ranks, so all of them agree.
+    bool target_reached() const {
+        return stop_.target_accuracy && 100.0 * cursor_.best_accuracy >= *stop_.target_accuracy;
+    }
+    // Rank 0's clock counts; the others hear of it with the step's sums.
+    bool time_is_up() const {
+        return session_.communicator().is_root() && stop_.max_seconds &&
+               seconds_since(training_.begin) >= *stop_.max_seconds;
+    }
+    Ending why() const {
+        if (!stopped_) {
+            return target_reached() ? Ending::target : Ending::complete;
+        }
+        double interrupts = interrupt_requested() ? 1.0 : 0.0;
+        session_.communicator().allreduce_sum({&interrupts, 1});
+        return interrupts > 0.0 ? Ending::interrupted : Ending::time;
+    }
+
+    void train_epoch() {
+        EpochFacts epoch{.epoch = cursor_.epoch};
+        train_steps(epoch);
+        epoch.train_loss = training_.mean_loss();
+        epoch.train_accuracy =
+            static_cast<double>(cursor_.correct) / static_cast<double>(cursor_.images);
+        epoch.train_seconds = seconds_since(epoch.begin);
+        const bool evaluates = training_.run.evaluation.enabled;
+        if (!stopped_ && evaluates) {
+            evaluate(epoch);
+        }
+        epoch.stopped = stopped_;
+        if (!stopped_) {
+            epoch.best = !evaluates || epoch.test.accuracy > cursor_.best_accuracy;
+            cursor_ = {.epoch = epoch.epoch + 1,
+                       .best_accuracy =
+                           evaluates && epoch.best ? epoch.test.accuracy : cursor_.best_accuracy};
+        }
+        for (FitObserver* observer : observers_) {
+            observer->on_epoch(training_, epoch);
+        }
+        training_.save_requested = false;
+    }
+
+    void train_steps(EpochFacts& epoch) {
+        Trainer& trainer = session_.trainer();
+        const std::int64_t steps = session_.sharding().steps();
+        const std::int64_t before = (epoch.epoch - 1) * steps;
+        bool pauses = false;
+        trainer.begin_epoch(static_cast<std::uint32_t>(epoch.epoch), cursor_.step);
+        for (std::int64_t step = cursor_.step; step < steps && !stopped_; ++step) {
+            const bool launches = trainer.at_launch();
+            for (FitObserver* observer : observers_) {
+                if (launches) {
+                    observer->on_launch(training_, before + step + 1);
+                }
+            }
+            const bool saves = launches && take_save_request();
+            if (const auto done =
+                    trainer.step(step, interrupt_requested() || time_is_up(), saves)) {
+                account(*done, epoch);
+            }
+            for (FitObserver* observer : observers_) {
+                pauses = observer->pauses_after(before + step + 1) || pauses;
+            }
+            if ((pauses || training_.save_requested) && trainer.at_launch()) {
+                pause(epoch);
+                pauses = false;
+            }
+        }
+        finish_steps(epoch);
+    }
+
+    void pause(EpochFacts& epoch) {
+        finish_steps(epoch);
+        for (FitObserver* observer : observers_) {
+            observer->on_pause(training_);
+        }
+        training_.save_requested = false;
+    }
+
+    void finish_steps(EpochFacts& epoch) {
+        while (const auto done = session_.trainer().next_result()) {
+            account(*done, epoch);
+        }
+        cursor_.step = session_.trainer().next_step();
+    }
+
+    void account(const StepResult& done, EpochFacts& epoch) {
+        stopped_ = stopped_ || done.stop;
+        training_.save_requested = training_.save_requested || done.save;
+        cursor_.loss_sum += done.loss * static_cast<double>(done.images);
+        cursor_.images += done.images;
+        cursor_.correct += done.correct;
+        epoch.images += done.images;
+        epoch.communication.add(done.communication);
+        require_finite(done, epoch.epoch, training_.run);
+        for (FitObserver* observer : observers_) {
+            observer->on_step(training_, done);
+        }
+    }
+
+    void evaluate(EpochFacts& epoch) {
+        epoch.test = session_.evaluate(training_.test);
+        stopped_ = epoch.test.stop;
+        if (!stopped_ && !std::isfinite(epoch.test.loss)) {
+            throw AgreedError(
+                ExitCode::diverged,
+                fmt::format("the loss on the test images is {} after epoch {}; lower `lr`, and "
+                            "check the data set's values",
+                            epoch.test.loss, epoch.epoch));
+        }
+    }
+
+    Training& training_;
+    const std::vector<FitObserver*>& observers_;
+    Session& session_;
+    const StopSpec& stop_;
+    Cursor& cursor_;
+    bool stopped_ = false;
+};
+
+}  // namespace
+
+Ending fit(Training& training, const std::vector<FitObserver*>& observers) {
+    return Fit(training, observers).run();
+}
+
+}  // namespace gyre::train

@@ -1,0 +1,273 @@
+#include "train/metrics.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <cerrno>
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "base/error.hpp"
+#include "base/host_name.hpp"
+#include "model/protobuf.hpp"
+
+namespace gyre::train {
+namespace {
+
+using namespace model::protobuf;
+
+// The columns of the CSV file, in this order for ever: new ones come at the end.
+constexpr const char* kColumns[] = {"event",
+                                    "epoch",
+                                    "step",
+                                    "loss",
+                                    "learning_rate",
+                                    "train_loss",
+                                    "train_accuracy",
+                                    "test_loss",
+                                    "test_accuracy",
+                                    "seconds",
+                                    "train_seconds",
+                                    "images_per_second",
+                                    "exposed_comm_seconds",
+                                    "loss_scale",
+                                    "skipped"};
+
+// A path that does not exist yet does, too.
+bool takes_lines(const std::string& path) {
+    struct stat found = {};
+    if (stat(path.c_str(), &found) != 0 || S_ISREG(found.st_mode) || S_ISFIFO(found.st_mode)) {
+        return true;
+    }
+    const int device = open(path.c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
+    const bool terminal = isatty(device) != 0;
+    if (device >= 0) {
+        close(device);
+    }
+    return terminal;
+}
+
+std::uint32_t crc32c(const std::string& data) {
+    std::uint32_t crc = ~0u;
+    for (const char c : data) {
+        crc ^= static_cast<unsigned char>(c);
+        for (int bit = 0; bit < 8; ++bit) {
+            crc = (crc >> 1) ^ (crc & 1 ? 0x82f63b78u : 0u);
+        }
+    }
+    return ~crc;
+}
+
+std::string masked_crc(const std::string& data) {
+    return little_endian(std::rotr(crc32c(data), 15) + 0xa282ead8u);
+}
+
+// tensorboard.Event: wall_time = 1, step = 2, file_version = 3, summary = 5.
+std::string event_message(std::int64_t step, const std::string& content) {
+    const double now =
+        std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+    return double_field(1, now) + int_field(2, step) + content;
+}
+
+// tensorboard.Summary: value = 1 of tag = 1 and simple_value = 2.
+std::string scalar(const std::string& tag, double value) {
+    return text_field(1, text_field(1, tag) + float_field(2, static_cast<float>(value)));
+}
+
+std::ofstream open_events(const std::string& folder) {
+    std::error_code error;
+    std::filesystem::create_directories(folder, error);
+    const auto seconds = std::chrono::duration_cast<std::chrono::seconds>(
+                             std::chrono::system_clock::now().time_since_epoch())
+                             .count();
+    const auto path = std::filesystem::path(folder) /
+                      fmt::format("events.out.tfevents.{}.{}.{}", seconds, host_name(), getpid());
+    std::ofstream file(path, std::ios::binary | std::ios::trunc);
+    if (!file) {
+        throw input_error(fmt::format(
+            "`tensorboard` {}: no file can be written there: {}; give the path of a folder", folder,
+            error ? error.message() : std::strerror(errno)));
+    }
+    file << tensorboard_record(event_message(0, text_field(3, "brain.Event:2"))) << std::flush;
+    return file;
+}
+
+std::string csv_row(const nlohmann::ordered_json& event) {
+    std::vector<std::string> cells;
+    for (const char* column : kColumns) {
+        const auto value = event.find(column);
+        cells.push_back(value == event.end() || value->is_null() ? std::string{}
+                        : value->is_string()                     ? value->get<std::string>()
+                                                                 : value->dump());
+    }
+    return fmt::format("{}", fmt::join(cells, ","));
+}
+
+std::string scalars(const nlohmann::ordered_json& event) {
+    std::string values;
+    for (const auto& [name, value] : event.items()) {
+        if (value.is_number() && name != "epoch" && name != "step") {
+            const bool of_step = event.at("event") == "step";
+            values +=
+                scalar(fmt::format("{}/{}", of_step ? "step" : "epoch", name), value.get<double>());
+        }
+    }
+    return event_message(event.at("step").get<std::int64_t>(), text_field(5, values));
+}
+
+// The largest resident set of any rank, in bytes. Collective.
+std::int64_t peak_memory_bytes(Communicator& comm) {
+    struct rusage usage = {};
+    getrusage(RUSAGE_SELF, &usage);
+    std::vector<double> all(static_cast<std::size_t>(comm.size()));
+    all[static_cast<std::size_t>(comm.rank())] = static_cast<double>(usage.ru_maxrss) * 1024.0;
+    comm.allreduce_sum(all);
+    return static_cast<std::int64_t>(*std::max_element(all.begin(), all.end()));
+}
+
+}  // namespace
+
+std::string tensorboard_record(const std::string& message) {
+    const std::string length = little_endian(std::uint64_t{message.size()});
+    return length + masked_crc(length) + message + masked_crc(message);
+}
+
+std::ofstream open_lines(const char* option, const std::string& path, bool add) {
+    if (!takes_lines(path)) {
+        throw input_error(fmt::format(
+            "{} {}: that is no file, pipe or terminal; give the path of a file", option, path));
+    }
+    std::ofstream file(path, add ? std::ios::app : std::ios::trunc);
+    if (!file) {
+        throw input_error(fmt::format("{} {}: the file cannot be written: {}; check the path",
+                                      option, path, std::strerror(errno)));
+    }
+    return file;
+}
+
+MetricsFiles::MetricsFiles(const RunSpec& run, bool is_root) : run_(run) {
+    if (!is_root) {
+        return;
+    }
+    const bool resumes = !run.checkpoints.resume.empty();
+    const std::string& path = run.reports.metrics;
+    if (!path.empty()) {
+        metrics_place_ = "`metrics` " + path;
+        metrics_ = open_lines("`metrics`", path, resumes);
+        rows_ = path.ends_with(".csv");
+        metrics_.seekp(0, std::ios::end);
+        const bool begins = metrics_.tellp() <= 0;  // or it is a pipe
+        metrics_.clear();
+        if (rows_ && begins) {
+            metrics_ << fmt::format("{}", fmt::join(kColumns, ",")) << std::endl;
+        }
+    }
+    if (!run.reports.tensorboard.empty()) {
+        events_ = open_events(run.reports.tensorboard);
+        events_place_ = "`tensorboard` " + run.reports.tensorboard;
+    }
+}
+
+void MetricsFiles::on_start(const Training& training) {
+    Session& session = training.session;
+    nlohmann::ordered_json json = {{"event", "start"},
+                                   {"model", training.model},
+                                   {"parameters", session.net().parameter_count()},
+                                   {"dataset", training.dataset},
+                                   {"train_images", session.sharding().images},
+                                   {"test_images", training.test.count()},
+                                   {"classes", training.classes},
+                                   {"ranks", session.sharding().ranks},
+                                   {"batch_size", session.sharding().most_local()},
+                                   {"global_batch", session.sharding().global_batch},
+                                   {"steps_per_epoch", session.sharding().steps()},
+                                   {"device", session.backend().description()},
+                                   {"precision", name_of(run_.net.precision)},
+                                   {"communicator", session.communicator().description()}};
+    if (training.resumed) {
+        json["resumed"] = {{"epoch", training.cursor.epoch}, {"step", training.cursor.step}};
+    }
+    write(json);
+}
+
+void MetricsFiles::on_step(const Training& training, const StepResult& done) {
+    const std::int64_t step = done.step + 1, steps = training.session.sharding().steps();
+    if (!any() || !(step % run_.reports.log_interval == 0 || step == steps)) {
+        return;
+    }
+    nlohmann::ordered_json json = {{"event", "step"},
+                                   {"epoch", training.cursor.epoch},
+                                   {"step", (training.cursor.epoch - 1) * steps + step},
+                                   {"loss", done.loss},
+                                   {"learning_rate", done.learning_rate}};
+    if (run_.net.precision == Precision::fp16) {
+        json["loss_scale"] = done.loss_scale;
+        json["skipped"] = done.skipped;
+    }
+    write(json);
+}
+
+void MetricsFiles::on_epoch(const Training& training, const EpochFacts& epoch) {
+    if (!any() || epoch.stopped) {
+        return;
+    }
+    nlohmann::ordered_json json = {{"event", "epoch"},
+                                   {"epoch", epoch.epoch},
+                                   {"step", epoch.epoch * training.session.sharding().steps()},
+                                   {"train_loss", epoch.train_loss},
+                                   {"train_accuracy", epoch.train_accuracy}};
+    if (epoch.test.images > 0) {
+        json["test_loss"] = epoch.test.loss;
+        json["test_accuracy"] = epoch.test.accuracy;
+    }
+    json["seconds"] = seconds_since(epoch.begin);
+    json["train_seconds"] = epoch.train_seconds;
+    json["images_per_second"] = epoch.images_per_second();
+    json["exposed_comm_seconds"] = epoch.communication.exposed;
+    write(json);
+}
+
+void MetricsFiles::on_end(const Training& training, Ending ending) {
+    constexpr const char* kEndings[] = {"complete", "interrupted", "max-seconds",
+                                        "target-accuracy"};
+    nlohmann::ordered_json json = {
+        {"event", "end"},
+        {"seconds", seconds_since(training.begin)},
+        {"interrupted", ending == Ending::interrupted || ending == Ending::time},
+        {"ending", kEndings[static_cast<std::size_t>(ending)]},
+        {"peak_memory_bytes", peak_memory_bytes(training.session.communicator())}};
+    if (training.cursor.best_accuracy >= 0.0) {
+        json["best_test_accuracy"] = training.cursor.best_accuracy;
+    }
+    write(json);
+}
+
+void MetricsFiles::write(const nlohmann::ordered_json& event) {
+    const bool has_figures = event.contains("epoch");
+    if (metrics_.is_open() && (has_figures || !rows_)) {
+        metrics_ << (rows_ ? csv_row(event) : event.dump()) << std::endl;
+    }
+    if (events_.is_open() && has_figures) {
+        events_ << tensorboard_record(scalars(event)) << std::flush;
+    }
+    for (const auto& [place, file] :
+         {std::pair{&metrics_place_, &metrics_}, {&events_place_, &events_}}) {
+        if (file->is_open() && !*file) {
+            throw input_error(fmt::format(
+                "{}: writing failed; is the disk full? Make room there, and resume the training "
+                "from its last checkpoint",
+                *place));
+        }
+    }
+}
+
+}  // namespace gyre::train

@@ -1,0 +1,54 @@
+// The passes that a rank divides its share of a step into, and the sum of their gradients.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "data/sampler.hpp"
+#include "kernels/ops/backend.hpp"
+#include "train/rooms.hpp"
+
+namespace gyre::train {
+
+// Every pass overwrites the gradients, so what the earlier ones left is kept in partial sums, which
+// are added to the gradients of the last pass. The order of the additions follows the images: a
+// running sum (accumulate) or, if the step is cut into shards, a binary tree over the shards, which
+// adds neighbours first. With a tree the sums do not depend on how many shards each rank has.
+class MicroBatches {
+ public:
+    struct Pass {
+        int index = 0;
+        bool last = false;
+        Range images = {};               // counted from the first image of the rank's share
+        std::int64_t global_images = 0;  // of this pass, over all ranks; 0: the rank's are meant
+    };
+
+    // gradients, state: in the device's memory, and written by every pass. accumulate: the passes
+    // of a rank if there are no shards. Both objects must outlive this one.
+    MicroBatches(Backend& backend, std::span<float> gradients, std::span<float> state,
+                 const Sharding& sharding, int accumulate);
+
+    int passes() const { return passes_; }
+    // Pass `index` of a step that has this many images over all ranks.
+    Pass pass(std::int64_t step_images, int index) const;
+
+    void begin_step();
+    // In the last pass, when its gradients at and after element `begin` are final: adds those of
+    // the earlier passes. Called from the end of the gradients on.
+    void add_earlier(std::int64_t begin);
+    void end_pass(const Pass& pass);
+
+ private:
+    Backend& backend_;
+    const std::span<float> gradients_, state_;
+    const Sharding sharding_;
+    const bool tree_;
+    const int passes_;
+    // Partial sums. Level l of a tree has the sum of 2^l passes that wait for their neighbours.
+    std::vector<DeviceBuffer<float>> partial_sums_;
+    DeviceBuffer<float> first_state_;  // as the first shard left it
+    std::int64_t added_from_ = 0;      // gradients from here on have the earlier passes' added
+};
+
+}  // namespace gyre::train

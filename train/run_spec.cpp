@@ -1,0 +1,20 @@
+#include "train/run_spec.hpp"
+
+namespace gyre::train {
+
+std::int64_t global_batch(const BatchSpec& spec, int ranks) {
+    const std::int64_t passes =
+        spec.shards > 0 ? spec.shards : std::int64_t{spec.accumulate} * ranks;
+    return spec.global_batch ? *spec.global_batch : spec.batch_size * passes;
+}
+
+OptimizerSpec resolved_optimizer(const RunSpec& run, std::int64_t epoch_steps) {
+    OptimizerSpec spec = run.optimizer;
+    spec.schedule = in_steps(spec.schedule, run.stop.epochs, epoch_steps);
+    if (run.net.precision == Precision::fp16 && !spec.loss_scaling) {
+        spec.loss_scaling.emplace();
+    }
+    return spec;
+}
+
+}  // namespace gyre::train

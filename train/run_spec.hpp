@@ -1,0 +1,144 @@
+// All settings of a training, each declared once, with its default: a tree of plain structs, of
+// which the parts that the rooms below use are declared there. It is passed down by reference; who
+// needs a part takes that. train/settings.hpp describes the fields for flags, files and
+// checkpoints.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/data_type.hpp"
+#include "comm/launch/launch_spec.hpp"
+#include "data/data_spec.hpp"
+#include "kernels/ops/augment.hpp"
+#include "model/net_spec.hpp"
+#include "train/optimizer_spec.hpp"
+#include "train/rooms.hpp"
+
+namespace gyre::train {
+
+// The images of a step: how many, in which order, and what is done to them.
+struct BatchSpec {
+    int batch_size = 64;                   // per rank and pass; with shards per shard
+    std::optional<int> global_batch = {};  // of a step over all ranks, instead of batch_size
+    int accumulate = 1;                    // passes that a rank divides its share of a step into
+    // A step's batch is cut into so many parts, which are summed up in one order on any number of
+    // ranks; a power of two and a multiple of that. 0: weights depend on it by their rounding.
+    int shards = 0;
+    bool shuffle = true;
+    AugmentSpec augment = {};
+};
+// Images of a step over all ranks.
+std::int64_t global_batch(const BatchSpec& spec, int ranks);
+
+// Large linear layers gather inputs and output gradients in place of reducing weights' gradients.
+// on: they do where that is fewer bytes; automatic: on CPU ranks where it is less than half as many
+// and some rank is on another host, on GPUs, wherever those are, where it is less than a quarter of
+// 16 MiB or more.
+enum class FactorUse { automatic, on, off };
+inline const std::vector<std::pair<std::string, FactorUse>> kFactorUses = {
+    {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}};
+
+// Whether the ranks share the update of large buckets out. automatic: no, as nothing measured gains
+// by it so far.
+enum class ShardUse { automatic, on, off };
+inline const std::vector<std::pair<std::string, ShardUse>> kShardUses = {
+    {"auto", ShardUse::automatic}, {"on", ShardUse::on}, {"off", ShardUse::off}};
+
+inline const std::vector<std::pair<std::string, DataType>> kReductionTypes = {
+    {"fp32", DataType::float32}, {"bf16", DataType::bfloat16}, {"fp16", DataType::float16}};
+
+// How gradients become the sum over the ranks.
+struct ReductionSpec {
+    std::optional<std::int64_t> bucket_bytes = {};  // empty: auto_bucket_bytes()
+    bool tune_buckets = false;                      // several sizes are tried first
+    DataType type = DataType::float32;              // that gradients travel in
+    FactorUse factors = FactorUse::automatic;
+    ShardUse shard_optimizer = ShardUse::automatic;
+};
+
+struct EvaluationSpec {
+    bool enabled = true;    // of a training, after each epoch
+    int batch_size = 1000;  // the most images per rank in a pass
+};
+
+// When a training ends: by whichever comes first.
+struct StopSpec {
+    int epochs = 10;
+    std::optional<double> target_accuracy = {};  // in percent, of the test images
+    std::optional<double> max_seconds = {};      // of rank 0's clock
+};
+
+// Epochs or steps between two checkpoints.
+struct SaveEvery {
+    std::int64_t count = 1;
+    bool steps = false;
+    bool operator==(const SaveEvery&) const = default;
+};
+
+struct CheckpointSpec {
+    std::string save = {};  // folder; empty: none are written
+    SaveEvery every = {};
+    int keep = 0;             // numbered checkpoints that stay
+    bool overwrite = false;   // files of another training may be lost
+    std::string resume = {};  // folder or file to go on from; empty: a new training begins
+};
+
+// Steps of a training, counted from 1 over all epochs.
+struct TraceSteps {
+    std::int64_t first = 11, last = 14;
+    bool operator==(const TraceSteps&) const = default;
+};
+
+// What a person, or a program, sees of a training.
+struct ReportSpec {
+    std::string metrics = {};  // file: rows if it ends in .csv, otherwise JSON lines; empty: none
+    std::string tensorboard = {};  // folder; likewise
+    std::string trace = {};        // file; likewise
+    TraceSteps trace_steps = {};
+    int log_interval = 100;       // steps
+    std::int64_t check_sync = 0;  // steps between comparisons of the ranks' parameters; 0: none
+    bool verbose = false, quiet = false;
+};
+
+// The step as a graph of the device. automatic: where it can be captured and saves time.
+enum class GraphUse { automatic, on, off };
+inline const std::vector<std::pair<std::string, GraphUse>> kGraphUses = {
+    {"auto", GraphUse::automatic}, {"on", GraphUse::on}, {"off", GraphUse::off}};
+
+struct DeviceSpec {
+    std::string device = "auto";     // auto, cpu, cuda, emulated
+    std::string kernels = "ours";    // on GPUs: ours, cudnn, auto
+    std::string kernels_cache = {};  // auto: a file of timings; empty: none
+    bool deterministic = false;      // on GPUs: restricts the libraries
+    int threads = 0;                 // per rank; 0: the processors this rank may use
+    GraphUse graph = GraphUse::automatic;
+    // Of whole batches in a graph; empty: as many as are good for the device. Trainer::step() says
+    // what differs with several.
+    std::optional<int> graph_steps = {};
+};
+
+struct RunSpec {
+    std::uint64_t seed = 1;  // of weights, order and dropout
+    DataSpec data = {};
+    NetSpec net = {};
+    BatchSpec batch = {};
+    LossSpec loss = {};
+    OptimizerSpec optimizer = {};
+    ReductionSpec reduction = {};
+    EvaluationSpec evaluation = {};
+    StopSpec stop = {};
+    CheckpointSpec checkpoints = {};
+    ReportSpec reports = {};
+    DeviceSpec device = {};
+    LaunchSpec launch = {};
+};
+
+// The optimizer's settings with what follows from others: the lengths of its schedule in steps, of
+// which an epoch has so many, and in fp16 the scaling of the loss.
+OptimizerSpec resolved_optimizer(const RunSpec& run, std::int64_t epoch_steps);
+
+}  // namespace gyre::train

@@ -1,0 +1,479 @@
+#include "train/settings.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <filesystem>
+
+#include "train/augment.hpp"
+
+namespace gyre::train {
+namespace {
+
+using std::string;
+
+constexpr int kMostParts = 1 << 16;  // of a step's batch; a pass or a shard has an image or more
+constexpr float kBelowOne = 0.9999999f;
+
+std::vector<Setting> under(const char* heading, std::vector<Setting> rows) {
+    for (Setting& row : rows) {
+        row.heading = heading;
+    }
+    return rows;
+}
+
+Setting resize_setting(std::optional<ImageSize>& field) {
+    static constexpr int kMost = 1 << 14;
+    return custom(
+        "resize", "HxW", "Bring all images to this size; otherwise they must agree",
+        [&field](const string& text) {
+            ImageSize size;
+            char end = 0;
+            if (std::sscanf(text.c_str(), "%dx%d%c", &size.height, &size.width, &end) != 2 ||
+                std::min(size.height, size.width) < 1 ||
+                std::max(size.height, size.width) > kMost) {
+                return fmt::format("'{}' must be rows and columns from 1 to {}, such as 64x64",
+                                   text, kMost);
+            }
+            field = size;
+            return string();
+        },
+        [&field] { return field ? fmt::format("{}x{}", field->height, field->width) : string(); });
+}
+
+Setting init_method_setting(string& field) {
+    return custom(
+        "init-method", "URL",
+        "Where the ranks meet: mpi, env:// (MASTER_ADDR, MASTER_PORT), tcp://HOST:PORT (rank 0 "
+        "listens there), or file:///PATH (a new folder that all see) [as the launcher says]",
+        [&field](const string& text) {
+            if (text != "mpi" && text != "env://" && !text.starts_with("tcp://") &&
+                !text.starts_with("file://")) {
+                return fmt::format("'{}' must be mpi, env://, tcp://HOST:PORT or file:///PATH",
+                                   text);
+            }
+            field = text;
+            return string();
+        },
+        [&field] { return field; });
+}
+
+// A short form of `device` cpu.
+Setting no_cuda_setting(string& device) {
+    return custom(
+               "no-cuda", "", "The same as `device` cpu",
+               [&device](const string& text) {
+                   if (text == "true" && (device == "cuda" || device == "emulated")) {
+                       return fmt::format("it contradicts `device` {}; leave one of them out",
+                                          device);
+                   }
+                   device = text == "true" ? "cpu" : device;
+                   return string();
+               },
+               [&device] { return device == "cpu" ? "true" : "false"; })
+        .standing_for("device");
+}
+
+Setting betas_setting(std::array<float, 2>& field) {
+    Setting row = custom(
+        "betas", "B1,B2", "Coefficients of adam and adamw",
+        [&field](const string& text) {
+            std::vector<float> values;
+            string problem = read_numbers(text, values, {0.0f, kBelowOne});
+            if (problem.empty() && values.size() != field.size()) {
+                problem = fmt::format("'{}' must be two numbers, such as 0.9,0.999", text);
+            }
+            if (problem.empty()) {
+                std::copy(values.begin(), values.end(), field.begin());
+            }
+            return problem;
+        },
+        [&field] { return fmt::format("{},{}", field[0], field[1]); });
+    row.max_words = 2;
+    return row;
+}
+
+Setting augment_setting(AugmentSpec& field) {
+    return custom(
+        "augment", "LIST",
+        "Change training images, anew in every epoch: any of shiftN and cropN (up to N pixels; the "
+        "edge, or 0, beyond it), rotateN (up to N degrees), hflip, cutoutN (N x N pixels); or none",
+        [&field](const string& text) { return read_augment(text, field); },
+        [&field] { return augment_text(field); });
+}
+
+Setting save_every_setting(SaveEvery& field) {
+    return custom(
+        "save-every", "N[steps]", "Epochs between two checkpoints, or steps, as in 500steps",
+        [&field](const string& text) {
+            SaveEvery every;
+            const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+            const string unit = text.substr(digits);
+            every.steps = unit == "steps" || unit == "step";
+            if (!read_number(text.substr(0, digits), every.count, {.least = 1}).empty() ||
+                !(every.steps || unit.empty() || unit == "epochs" || unit == "epoch")) {
+                return fmt::format(
+                    "'{}' must be a number of epochs, as 2, or of steps, as 500steps", text);
+            }
+            field = every;
+            return string();
+        },
+        [&field] { return fmt::format("{}{}", field.count, field.steps ? "steps" : ""); });
+}
+
+// What has no ending, such as a pipe, gets JSON lines.
+Setting metrics_setting(string& field) {
+    Setting row =
+        path("metrics", field, "FILE.csv|FILE.jsonl",
+             "Write the progress to this file: .csv, a row for each step and epoch; .jsonl, JSON "
+             "lines");
+    row.set = [set = row.set](const string& text) {
+        const string ending = std::filesystem::path(text).extension().string();
+        return ending.empty() || ending == ".csv" || ending == ".jsonl" || ending == ".json"
+                   ? set(text)
+                   : fmt::format("'{}' must end in .csv or .jsonl", text);
+    };
+    return row;
+}
+
+Setting trace_steps_setting(TraceSteps& field) {
+    return custom(
+        "trace-steps", "FIRST-LAST", "Which steps, counted over all epochs",
+        [&field](const string& text) {
+            TraceSteps steps;
+            char end = 0;
+            const int read =
+                std::sscanf(text.c_str(), "%ld-%ld%c", &steps.first, &steps.last, &end);
+            steps.last = read == 1 ? steps.first : steps.last;
+            if (read < 1 || read > 2 || steps.first < 1 || steps.last < steps.first ||
+                steps.last - steps.first >= 1000 ||
+                text.find_first_not_of("0123456789-") != text.npos) {
+                return fmt::format("'{}' must be a step or at most 1000 of them, from 1, as 11-14",
+                                   text);
+            }
+            field = steps;
+            return string();
+        },
+        [&field] { return fmt::format("{}-{}", field.first, field.last); });
+}
+
+std::vector<Setting> model_settings(RunSpec& run) {
+    return {model_setting(run, "A built-in net (net, wide, resnet) or a model file")
+                .may_change(),  // its text is compared
+            precision_setting(run),
+            path("init", run.net.init, "FILE", "Start from the weights in this safetensors file")
+                .of_rank_0()};
+}
+
+std::vector<Setting> length_settings(RunSpec& run) {
+    StopSpec& stop = run.stop;
+    BatchSpec& batch = run.batch;
+    return {
+        number("epochs", stop.epochs, {.least = 1}, "Epochs to train").may_change(),
+        number("target-accuracy", stop.target_accuracy, {1.0, 100.0},
+               "Stop after the epoch that reaches this percentage of the test images")
+            .shown_as("PERCENT")
+            .may_change(),
+        number("max-seconds", stop.max_seconds, {.least = 0.0},
+               "Stop after the step in which the run, with its set-up, gets this old by rank 0's "
+               "clock")
+            .may_change(),
+        // Of these two the global batch that they come to is compared.
+        number("batch-size", batch.batch_size, {.least = 1},
+               "Images per rank in a step; with `shards` per shard")
+            .may_change(),
+        number("global-batch", batch.global_batch, {.least = 1},
+               "Images over all ranks in a step, instead of `batch-size`")
+            .instead_of("batch-size")
+            .may_change(),
+        number("accumulate", batch.accumulate, {1, kMostParts},
+               "Passes of `batch-size` images that a step adds up before it reduces, once"),
+        custom(
+            "shards", "INT",
+            "Cut each batch into N parts that are summed up in one order: the same bits on any "
+            "number of ranks that divides N, a power of two [0: not]",
+            [&batch](const string& text) {
+                return read_number(text, batch.shards, {1, kMostParts});
+            },
+            [&batch] { return batch.shards > 0 ? fmt::format("{}", batch.shards) : string(); }),
+        number("seed", run.seed, {}, "Seed of weights, order and dropout"),
+        choice("weight-init", run.net.weight_init, kWeightInits,
+               "How weights of convolutions and linear layers begin: as PyTorch's layers do, or as "
+               "torch.nn.init.kaiming_*_ with ReLU's gain (He), biases 0"),
+    };
+}
+
+std::vector<Setting> optimizer_settings(RunSpec& run) {
+    OptimizerSpec& optimizer = run.optimizer;
+    ScheduleSpec& schedule = optimizer.schedule;
+    return {
+        optimizer_setting(run, "How weights follow gradients"),
+        number("lr", optimizer.learning_rate, {.least = 0.0f},
+               "Learning rate [sgd 0.01, adam and adamw 0.001]"),
+        choice("lr-schedule", schedule.kind, kScheduleKinds,
+               "How the learning rate changes, with every step of the training: step (by "
+               "`lr-gamma` every `lr-step-size` epochs), cosine (down to `lr-min` at the end), "
+               "one-cycle (from 1/25 up to `lr`, and down to almost 0)"),
+        number("lr-step-size", schedule.step_epochs, {.least = 1},
+               "Epochs between two falls of schedule step"),
+        number("lr-gamma", schedule.gamma, {.least = 0.0},
+               "What the rate falls by, in schedule step [0.1]"),
+        number("lr-min", schedule.min_rate, {.least = 0.0}, "Where schedule cosine ends [0]"),
+        number("warmup-steps", schedule.warmup_steps, {.least = 0},
+               "Steps in which the rate rises from a hundredth to `lr` first"),
+        number("warmup-epochs", schedule.warmup_epochs, {.least = 0}, "The same, in epochs")
+            .instead_of("warmup-steps"),
+        number("momentum", optimizer.momentum, {.least = 0.0f}, "Momentum of sgd"),
+        number("weight-decay", optimizer.weight_decay, {.least = 0.0f},
+               "Weight decay [sgd and adam 0, adamw 0.01]"),
+        toggle("nesterov", optimizer.nesterov, "Nesterov momentum (sgd)"),
+        betas_setting(optimizer.betas),
+        number("eps", optimizer.epsilon, {.least = 0.0f}, "Epsilon of adam and adamw"),
+        number("max-grad-norm", optimizer.max_grad_norm, {.least = 0.0f},
+               "Scale the gradients down to this norm where theirs is larger"),
+        number("label-smoothing", run.loss.label_smoothing, {0.0f, kBelowOne},
+               "Share of the training's targets that is spread over all classes"),
+        toggle("no-shuffle", run.batch.shuffle, "Keep the file's order in every epoch", false),
+        toggle("no-dropout", run.net.dropout, "Leave the dropout layers out", false),
+        augment_setting(run.batch.augment),
+        toggle("no-eval", run.evaluation.enabled, "Do not evaluate on the test set", false),
+    };
+}
+
+std::vector<Setting> reduction_settings(RunSpec& run) {
+    ReductionSpec& reduction = run.reduction;
+    return {
+        bucket_setting(run),
+        toggle("tune-buckets", reduction.tune_buckets,
+               "Try several sizes of buckets for 20 steps each, and train with the best")
+            .instead_of("bucket-kib")
+            .may_change(),
+        choice("factors", reduction.factors, kFactorUses,
+               "Large linear layers gather inputs and output gradients instead of reducing "
+               "weights' gradients: on (where that is less), auto (on CPUs where it is less than "
+               "half, across hosts; on GPUs where it is less than a quarter of 16 MiB or more), "
+               "off"),
+        choice("shard-optimizer", reduction.shard_optimizer, kShardUses,
+               "Each rank updates a share of the parameters, and keeps the optimizer's moments for "
+               "that alone (ZeRO stage 1, ZeroRedundancyOptimizer): on, off, or auto: off"),
+        choice("comm-dtype", reduction.type, kReductionTypes,
+               "What gradients travel in: fp32; or bf16 or fp16, half as many bytes, each sum "
+               "rounded to 8 or 11 bits"),
+    };
+}
+
+std::vector<Setting> graph_settings(RunSpec& run) {
+    return {choice("graph", run.device.graph, kGraphUses,
+                   "Capture the step as a CUDA graph: on, off, or auto: on a GPU, with one rank or "
+                   "where the ranks reduce on their GPUs")
+                .may_change(),
+            number("graph-steps", run.device.graph_steps, {1, 64},
+                   "Steps of whole batches in a graph, a Ctrl-C is seen after as many [8; 1 with "
+                   "`check-sync`]")
+                .may_change()};
+}
+
+std::vector<Setting> checkpoint_settings(RunSpec& run) {
+    CheckpointSpec& spec = run.checkpoints;
+    return {
+        path("save", spec.save, "DIR",
+             "Write checkpoints to this folder: last.safetensors, at the end of epochs, at Ctrl-C, "
+             "SIGTERM and SIGUSR1, and best.safetensors, by test accuracy")
+            .of_rank_0(),
+        save_every_setting(spec.every).may_change(),
+        number("keep", spec.keep, {.least = 0},
+               "Keep so many checkpoints beside, as step-N.safetensors")
+            .may_change(),
+        path("resume", spec.resume, "DIR|FILE",
+             "Go on with the training that was saved here, to the last bit: the folder of `save`, "
+             "or a file in it")
+            .of_rank_0(),
+        toggle("overwrite", spec.overwrite, "`save` may write over another training's files")
+            .of_rank_0(),
+    };
+}
+
+std::vector<Setting> report_settings(RunSpec& run) {
+    ReportSpec& spec = run.reports;
+    return {
+        metrics_setting(spec.metrics).of_rank_0(),
+        path("tensorboard", spec.tensorboard, "DIR",
+             "The same for TensorBoard, in a new event file in this folder")
+            .of_rank_0(),
+        path("trace", spec.trace, "FILE",
+             "Write what each rank computes, sends and waits for in a few steps to this JSON file, "
+             "for ui.perfetto.dev")
+            .of_rank_0(),
+        trace_steps_setting(spec.trace_steps).may_change(),
+        number("log-interval", spec.log_interval, {.least = 1},
+               "Steps between two lines of progress")
+            .may_change(),
+        toggle("quiet", spec.quiet, "Print errors and warnings only")
+            .abbreviated("q")
+            .of_each_rank(),
+    };
+}
+
+}  // namespace
+
+Setting model_setting(RunSpec& run, string help) {
+    return path("model", run.net.model, "NAME|FILE", std::move(help));
+}
+
+Setting precision_setting(RunSpec& run) {
+    return choice(
+        "precision", run.net.precision, kPrecisions,
+        "What is computed in: fp32; tf32: on GPUs, operands of convolutions and linear layers are "
+        "rounded for tensor cores; bf16, fp16: activations and their gradients in 16 bits, sums, "
+        "weights and updates in fp32, the loss scaled for fp16");
+}
+
+Setting threads_setting(RunSpec& run) {
+    return number("threads", run.device.threads, {0, 1024},
+                  "Threads per rank; 0: this rank's share of the processors")
+        .of_each_rank();
+}
+
+Setting device_setting(RunSpec& run, string help) {
+    return choice("device", run.device.device, {"auto", "cpu", "cuda", "emulated"}, std::move(help))
+        .may_change();
+}
+
+Setting optimizer_setting(RunSpec& run, string help) {
+    return choice("optimizer", run.optimizer.rule, kUpdateRules, std::move(help));
+}
+
+Setting bucket_setting(RunSpec& run) {
+    std::optional<std::int64_t>& bytes = run.reduction.bucket_bytes;
+    return custom(
+        "bucket-kib", "N|auto", "Size of a gradient bucket in KiB, or auto",
+        [&bytes](const string& text) {
+            std::int64_t kib = 0;
+            if (text == "auto") {
+                bytes.reset();
+            } else if (read_number(text, kib, {1, std::int64_t{1} << 50}).empty()) {
+                bytes = kib * 1024;
+            } else {
+                return fmt::format("'{}' must be auto or >= 1", text);
+            }
+            return string();
+        },
+        [&bytes] { return bytes ? fmt::format("{}", *bytes / 1024) : "auto"; });
+}
+
+std::vector<Setting> data_settings(RunSpec& run) {
+    DataSpec& data = run.data;
+    return under(
+        "Data",
+        {path("data", data.path, "NAME|DIR",
+              "Data set: a name such as fashion-mnist or mnist, or a folder")
+             .of_each_rank(),  // what is there is compared
+         number("classes", data.classes, {.least = 2},
+                "Number of classes, if not the largest label + 1"),
+         resize_setting(data.resize),
+         numbers("mean", data.mean, {},
+                 "Mean of the pixels in [0, 1], one or one per channel; measured if absent"),
+         numbers("std", data.stddev, {},
+                 "Standard deviation of the pixels, like `mean`; measured if absent"),
+         number("test-batch-size", run.evaluation.batch_size, {.least = 1},
+                "Images per rank in an evaluation pass")});
+}
+
+std::vector<Setting> rank_settings(RunSpec& run) {
+    LaunchSpec& launch = run.launch;
+    return under(
+        "Ranks",
+        {choice("comm", launch.comm, {"auto", "nccl", "mpi", "gloo"},
+                "What gradients are reduced over: nccl (CUDA GPUs), mpi, gloo (without mpirun), or "
+                "auto: NCCL where the ranks have GPUs and it is found, otherwise as started")
+             .may_change(),
+         init_method_setting(launch.init_method).of_each_rank(),
+         number("rank", launch.rank, {.least = 0},
+                "This process among the ranks, from 0, if no launcher says it")
+             .of_each_rank(),
+         number("world-size", launch.world_size, {.least = 1},
+                "Number of ranks, if no launcher says it")
+             .may_change(),
+         text("job-id", launch.job_id, "TEXT",
+              "Any text, the same on all ranks: keeps jobs apart that meet at one place")
+             .may_change(),
+         number("init-timeout", launch.init_timeout, {.least = 0.1},
+                "Seconds until all ranks must have met and MPI have started, and until NCCL must "
+                "have connected them")
+             .of_each_rank(),
+         number("timeout", launch.timeout, {.least = 1.0},
+                "Seconds that a rank waits for the others before the job is ended")
+             .may_change(),
+         threads_setting(run)});
+}
+
+std::vector<Setting> device_settings(RunSpec& run) {
+    DeviceSpec& device = run.device;
+    return under(
+        "GPU",
+        {device_setting(run,
+                        "auto (a GPU where there is one), cpu, cuda, or emulated: the CUDA kernels "
+                        "run on the CPU, slowly"),
+         no_cuda_setting(device.device),
+         choice("kernels", device.kernels, {"ours", "cudnn", "auto"},
+                "On GPUs: ours, cudnn (and cuBLAS), or auto: the faster of both for each layer"),
+         path("kernels-cache", device.kernels_cache, "FILE",
+              "With `kernels` auto: keep the timings in this file")
+             .of_each_rank(),
+         toggle("deterministic", device.deterministic,
+                "On GPUs: libraries use only deterministic algorithms; gyre's own always are"),
+         toggle("share-gpu", run.launch.share_gpu,
+                "Ranks may share a GPU: to try things out; otherwise that is refused")
+             .may_change()});
+}
+
+std::vector<Setting> diagnosis_settings(RunSpec& run) {
+    return under(
+        "Diagnosis",
+        {path("flight-record", run.launch.flight_record, "PATH",
+              "On failure each rank writes its last collectives to this path plus .rankN.json")
+             .of_each_rank()});
+}
+
+std::vector<Setting> settings(RunSpec& run) {
+    std::vector<Setting> all;
+    const auto add = [&](std::vector<Setting> rows) {
+        all.insert(all.end(), rows.begin(), rows.end());
+    };
+    add(data_settings(run));
+    add(under("Data",
+              {number("limit", run.data.limit, {.least = 1}, "Train on the first N images only")}));
+    add(under("Model", model_settings(run)));
+    add(under("Training", length_settings(run)));
+    add(under("Training", optimizer_settings(run)));
+    add(rank_settings(run));
+    add(under("Ranks", reduction_settings(run)));
+    add(device_settings(run));
+    add(under("GPU", graph_settings(run)));
+    add(under("Output", checkpoint_settings(run)));
+    add(under("Output", report_settings(run)));
+    add(diagnosis_settings(run));
+    add(under("Diagnosis",
+              {number("check-sync", run.reports.check_sync, {.least = 0},
+                      "Compare the parameters of all ranks every N steps; 0: never")
+                   .may_change(),
+               toggle("verbose", run.reports.verbose, "Print the net, the buckets and the backend")
+                   .abbreviated("v")
+                   .instead_of("quiet")
+                   .of_each_rank()}));
+    return all;
+}
+
+Values values_to_resume(RunSpec run) {
+    Values values;
+    for (const Setting& row : settings(run)) {
+        if (const string value = row.value(); row.must_match_on_resume() && !value.empty()) {
+            values[row.name] = value;
+        }
+    }
+    return values;
+}
+
+}  // namespace gyre::train
