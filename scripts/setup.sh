@@ -20,7 +20,7 @@ packages=(
 )
 
 # Optional packages are installed together with missing ones, but not by themselves.
-nice=(gnuplot-nox) # plots of trainings
+nice=(gnuplot-nox ccache) # plots of trainings; what was compiled once need not be compiled again
 
 # Runs a command as root; fails if it cannot become root.
 as_root() {

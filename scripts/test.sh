@@ -1,28 +1,69 @@
 #!/usr/bin/env bash
-# Installs missing packages, builds, and runs the tests.
+# Installs missing packages, builds, and runs tests.
 #   scripts/test.sh                  the quick tests: ten minutes in total on two cores without a GPU
-#   scripts/test.sh --all            all tests, as in CI: also with the sanitizers, the checker of kernels,
-#                                    other processors, and the kernels compiled for GPUs
-#   scripts/test.sh PRESET ...       the tests of these presets: quick (default), release, debug, asan, tsan, odr
+#   scripts/test.sh --ci             what CI runs: also with the sanitizers, the checker of kernels, other
+#                                    processors, and the kernels compiled for the newest GPU
+#   scripts/test.sh --all            the same with the kernels compiled and run for all GPUs
+#   scripts/test.sh PRESET ...       the tests of these presets: quick, ci, release, debug, asan, tsan, odr
+#   scripts/test.sh --only REGEX [PRESET ...]
+#                                    the tests whose names match, after building only what they need
+# It goes on to the next preset if tests fail, and ends with a table of times and what failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-if [ "${1-}" = --all ]; then
-    scripts/setup.sh --all
-    presets=(asan tsan release odr)
-else
-    scripts/setup.sh
-    presets=("${@:-quick}")
-fi
+only=''
+case ${1-} in
+--ci) presets=(ci asan tsan odr) ;;
+--all) presets=(release asan tsan odr) ;;
+--only)
+    only=${2:?scripts/test.sh --only needs a regular expression for names of tests}
+    presets=("${@:3}")
+    [ ${#presets[@]} -gt 0 ] || presets=(quick)
+    ;;
+-*)
+    sed -n '2,12s/^# \?//p' "$0"
+    [ "$1" = --help ] || [ "$1" = -h ]
+    exit
+    ;;
+*) presets=("${@:-quick}") ;;
+esac
+case ${1-} in
+--ci | --all) scripts/setup.sh --all ;;
+*) scripts/setup.sh ;;
+esac
 
 jobs=$(nproc)
 [ "$jobs" -ge 2 ] || jobs=2 # as tests wait more than they compute
+results=$(mktemp -d)
+trap 'rm -rf "$results"' EXIT
+export CCACHE_STATSLOG=$results/ccache
+status=0
+if [[ ${1-} = --ci || ${1-} = --all ]]; then # what needs no build fails soonest
+    cmake --preset "${presets[0]}" >/dev/null
+    ctest --preset "${presets[0]}" -L '^source$'
+fi
 for preset in "${presets[@]}"; do
-    scripts/build.sh "$preset"
-    run=(ctest --preset "$preset" --parallel "$jobs")
+    tests=(--preset "$preset" ${only:+-R "$only"})
+    started=$SECONDS
+    if [ -n "$only" ]; then
+        cmake --preset "$preset" >/dev/null
+        mapfile -t targets < <(scripts/test_report.py targets "${tests[@]}")
+    fi
+    if [ -z "$only" ] || [ ${#targets[@]} -gt 0 ]; then
+        if ! scripts/build.sh "$preset" ${only:+"${targets[@]}"}; then
+            echo "$preset $((SECONDS - started)) 0 -" >>"$results/presets"
+            status=1
+            break
+        fi
+    fi
+    built=$SECONDS
+    run=(ctest "${tests[@]}" --parallel "$jobs" --no-tests=error --output-junit "$results/$preset.xml")
     # g++ 12's ThreadSanitizer cannot place its memory if the system randomises addresses widely.
     if [ "$preset" = tsan ] && setarch -R true 2>/dev/null; then
         run=(setarch -R "${run[@]}")
     fi
     echo "$preset: running $jobs tests at a time"
-    "${run[@]}"
+    "${run[@]}" || status=1
+    echo "$preset $((built - started)) $((SECONDS - built)) $results/$preset.xml" >>"$results/presets"
 done
+scripts/test_report.py summary "$results/presets" "$CCACHE_STATSLOG" || status=1
+exit "$status"

@@ -154,7 +154,7 @@ Outcome update(Bench& bench, const LinearShape& shape, const Rule& rule, int ste
 }  // namespace
 
 TEST_CASE("a large linear layer updates its weights as the optimizer would, bit for bit",
-          "[update][gpu]") {
+          "[update][gpu][emulated]") {
     const auto test = [](Bench& bench) {
         int schedule = 0;
         for (const LinearShape& shape : kShapes) {
@@ -174,7 +174,7 @@ TEST_CASE("a large linear layer updates its weights as the optimizer would, bit 
 }
 
 TEST_CASE("in bf16 a large linear layer also updates its weights, in fp16 it never does",
-          "[update][gpu]") {
+          "[update][gpu][emulated]") {
     const auto test = [](Bench& bench) {
         const LinearShape& shape = kShapes[0];
         for (const Rule& rule : {kRules[1], kRules[3]}) {

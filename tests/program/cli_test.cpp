@@ -307,7 +307,7 @@ TEST_CASE("ranks started alike must be alike") {
     std::fstream(other.file("set/train-images-idx4-ubyte"), std::ios::in | std::ios::out).seekp(500)
         << "x";
     const std::string shell =
-        std::string(GYRE_MPIRUN) + " 3 bash -c '" + GYRE_BINARY +
+        std::string(GYRE_MPIRUN) + " 3 bash -c '" + gyre_binary() +
         " train --threads 1 --epochs 1 --data $([ $OMPI_COMM_WORLD_RANK = 2 ] && echo ";
     expect_exit(run_shell(shell + other.data + " || echo " + set.data + ")'"), 4,
                 {"the data set differs", "rank 2"});
@@ -400,7 +400,7 @@ TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weight
     const std::string json = set.file("log.jsonl");
     std::filesystem::remove(json);
     const Outcome outcome =
-        run_shell(std::string(GYRE_MPIRUN) + " 3 bash -c '" + GYRE_BINARY + " " + set.base +
+        run_shell(std::string(GYRE_MPIRUN) + " 3 bash -c '" + gyre_binary() + " " + set.base +
                   "--epochs 100000 --metrics " + json +
                   " & pid=$!; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then for i in $(seq 600); do grep "
                   "-qs epoch " +

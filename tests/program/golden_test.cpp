@@ -19,7 +19,8 @@ struct Golden {
     std::string common;  // flags of all series
 
     Golden() {
-        const auto golden = nlohmann::json::parse(std::ifstream(GYRE_GOLDEN_LOSSES));
+        const auto golden =
+            nlohmann::json::parse(std::ifstream(built_file("tests/golden_losses.json")));
         series = golden.at("series");
         const auto& set = golden.at("data");
         make_dataset(dir.path() / "set", set.at("images"), 10, 1, set.at("side"), set.at("side"),
@@ -52,7 +53,7 @@ TEST_CASE("every optimiser and option gives PyTorch's losses", "[losses]") {
 }
 
 TEST_CASE("every schedule gives the rates of PyTorch's schedulers, step by step") {
-    const auto golden = nlohmann::json::parse(std::ifstream(GYRE_GOLDEN_RATES));
+    const auto golden = nlohmann::json::parse(std::ifstream(built_file("tests/golden_rates.json")));
     const double lr = golden.at("lr");
     const int epochs = golden.at("epochs"), steps = golden.at("steps");
     const TempDir dir;

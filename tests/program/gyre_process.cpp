@@ -44,10 +44,14 @@ int count_of(const std::string& text, const std::string& part) {
     return count;
 }
 
+std::string gyre_binary() {
+    return built_file(GYRE_BINARY);
+}
+
 std::string gyre_command(int ranks, const std::string& arguments) {
     std::string command =
         ranks > 0 ? std::string(GYRE_MPIRUN) + " " + std::to_string(ranks) + " " : std::string();
-    return command.append(GYRE_BINARY).append(" ").append(arguments);
+    return command.append(gyre_binary()).append(" ").append(arguments);
 }
 
 std::vector<nlohmann::json> read_events(const std::filesystem::path& path,

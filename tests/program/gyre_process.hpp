@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "tests/support/built_file.hpp"
+
 namespace gyre::test {
 
 struct Outcome {
@@ -19,6 +21,9 @@ int count_of(const std::string& text, const std::string& part);
 
 // Runs a shell command line to its end.
 Outcome run_shell(const std::string& command);
+
+// The absolute path of the program under test.
+std::string gyre_binary();
 
 // `gyre ARGUMENTS`, under `mpirun -np ranks` where ranks > 0.
 std::string gyre_command(int ranks, const std::string& arguments);

@@ -32,7 +32,7 @@ struct Job {
     // A shell's words that run two ranks, each of which leaves its process's number, and wait in
     // the background until rank 0 has written so many lines of JSON.
     std::string started(int ranks, const std::string& flags, int lines) const {
-        const std::string json = file("log"), gyre = std::string(GYRE_BINARY) + " " + base + flags;
+        const std::string json = file("log"), gyre = gyre_binary() + " " + base + flags;
         fs::remove(json);
         return "cd " + dir.path().string() + "; rm -f pid.*; " + GYRE_MPIRUN + " " +
                std::to_string(ranks) + " bash -c 'echo $$ > pid.$OMPI_COMM_WORLD_RANK; exec " +
@@ -164,7 +164,7 @@ TEST_CASE("an interrupted evaluation counts for nothing, and is done again at th
 TEST_CASE("a full disk ends a training with one error, and the old checkpoint survives") {
     const Job job;
     fs::create_directory(job.file("disk"));
-    const std::string gyre = std::string(GYRE_BINARY) + " " + job.base;
+    const std::string gyre = gyre_binary() + " " + job.base;
     const Outcome outcome = run_shell(
         "cd " + job.dir.path().string() +
         "; unshare -m bash -c 'mount -t tmpfs -o size=1m none disk && echo mounted && " + gyre +

@@ -30,7 +30,7 @@ struct Job {
         const std::string json = file("log");
         fs::remove(json);
         return run_shell(
-            std::string(GYRE_BINARY) + " launch -n " + std::to_string(ranks) + " -- " + base +
+            gyre_binary() + " launch -n " + std::to_string(ranks) + " -- " + base +
             "--epochs 90000 --timeout " + std::to_string(timeout) + " --metrics " + json + " " +
             flags + " & job=$!; for i in $(seq 1200); do grep -qs '\"epoch\":2' " + json +
             " && break; sleep 0.05; done; ranks=$(cat /proc/$job/task/$job/children); " + then +
@@ -52,16 +52,15 @@ TEST_CASE("gyre launch trains as the same ranks do that were started by hand") {
     REQUIRE(launched.exit_code == 0);
     CHECK(count_of(launched.output, "[0] epoch 1/1  step ") == 6);
     CHECK(count_of(launched.output, "2 ranks of batch 5") == 1);
-    const std::string by_hand = std::string(GYRE_BINARY) + " " + flags + "--save " +
-                                job.file("by-hand") + " --init-method file://" +
-                                job.file("meeting") + " --world-size 2 --rank ";
+    const std::string by_hand = gyre_binary() + " " + flags + "--save " + job.file("by-hand") +
+                                " --init-method file://" + job.file("meeting") +
+                                " --world-size 2 --rank ";
     CHECK(run_shell(by_hand + "1 & " + by_hand + "0 && wait $!").exit_code == 0);
     REQUIRE(!job.bytes("by-hand/last.safetensors").empty());
     CHECK(job.bytes("launched/last.safetensors") == job.bytes("by-hand/last.safetensors"));
     // Every rank's lines have its number; what follows the last end of a line comes, too.
-    const Outcome errors =
-        run_shell(std::string(GYRE_BINARY) + " launch --nproc-per-node 3 -- train -v --data " +
-                  job.file("none"));
+    const Outcome errors = run_shell(
+        gyre_binary() + " launch --nproc-per-node 3 -- train -v --data " + job.file("none"));
     INFO(errors.output);
     CHECK(errors.exit_code == 3);
     CHECK(count_of(errors.output, "[0] gyre: ") == 1);
@@ -106,8 +105,8 @@ TEST_CASE("a rank that is writing a checkpoint ends soon after another was kille
     const Job job;
     const std::string draft = job.file("run/last.safetensors.gyre.tmp");
     const Outcome killed = run_shell(
-        "export GYRE_TEST_WRITE_PAUSE_MS=2000; " + std::string(GYRE_BINARY) + " launch -n 2 -- " +
-        job.base + "--epochs 90000 --save-every 1steps --save " + job.file("run") +
+        "export GYRE_TEST_WRITE_PAUSE_MS=2000; " + gyre_binary() + " launch -n 2 -- " + job.base +
+        "--epochs 90000 --save-every 1steps --save " + job.file("run") +
         " & job=$!; for i in $(seq 1200); do [ -e " + draft +
         " ] && break; sleep 0.05; done; set -- $(cat /proc/$job/task/$job/children); sleep 1; "
         "kill -KILL $2; at=$(date +%s%N); wait $job; code=$?; "

@@ -13,7 +13,8 @@ Outcome train(const TempDir& dir, const std::string& flags, const std::string& e
     if (!std::filesystem::exists(dir.path() / "set")) {
         make_dataset(dir.path() / "set", 80, 10, 1, 28, 28, 10);
     }
-    return run_shell("GYRE_NCCL_LIBRARY=" FAKE_NCCL " " + environment + " timeout -k 1 60 " +
+    return run_shell("GYRE_NCCL_LIBRARY=" + built_file(FAKE_NCCL) + " " + environment +
+                     " timeout -k 1 60 " +
                      gyre_command(2,
                                   "train --threads 1 --no-eval --seed 7 --log-interval 1 "
                                   "--global-batch 8 --data " +

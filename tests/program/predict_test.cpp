@@ -229,9 +229,8 @@ TEST_CASE("gyre eval meets as gyre train does, without a launcher, too") {
         "eval --threads 1 --no-cuda --data " + trained.data + " --weights " + trained.weights;
     const Outcome alone = run_gyre(0, eval);
     REQUIRE(count_of(alone.output, "test loss ") == 1);
-    const std::string rank = std::string(GYRE_BINARY) + " " + eval +
-                             " --comm gloo --init-method file://" + trained.file("meeting") +
-                             " --job-id one --world-size 2 --rank ";
+    const std::string rank = gyre_binary() + " " + eval + " --comm gloo --init-method file://" +
+                             trained.file("meeting") + " --job-id one --world-size 2 --rank ";
     const Outcome both = run_shell(rank + "1 & " + rank + "0 && wait $!");
     INFO(both.output);
     CHECK(both.exit_code == 0);

@@ -6,6 +6,7 @@
 #include <set>
 
 #include "tests/program/gyre_process.hpp"
+#include "tests/program/small_training.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temp_dir.hpp"
 #include "train/cli/flags.hpp"
@@ -27,7 +28,7 @@ struct Job {
     Outcome run(const std::string& common, int which, const std::string& flags,
                 const std::string& others = "") const {
         const auto shell = [&](const std::string& more) {
-            return std::string(GYRE_BINARY) + " " + common + " " + more;
+            return gyre_binary() + " " + common + " " + more;
         };
         return run_shell("timeout -k 1 60 " + std::string(GYRE_MPIRUN) +
                          " 2 bash -c 'if [ $OMPI_COMM_WORLD_RANK = " + std::to_string(which) +
@@ -157,7 +158,7 @@ TEST_CASE("data sets are compared by content, wherever flags and environment say
         return run_shell("timeout -k 1 60 " + std::string(GYRE_MPIRUN) +
                          " 2 bash -c 'if [ $OMPI_COMM_WORLD_RANK = 1 ]; then export GYRE_DATA=" +
                          folder + "; else export GYRE_DATA=" + job.dir.path().string() +
-                         "; fi; exec " + GYRE_BINARY + " " + job.base + " --data set'");
+                         "; fi; exec " + gyre_binary() + " " + job.base + " --data set'");
     };
     const Outcome differs = by_environment(other.dir.path().string());
     INFO(differs.output);
@@ -203,8 +204,8 @@ TEST_CASE("ranks that evaluate other weights under one path are refused") {
     }
     const Outcome outcome =
         run_shell("timeout -k 1 60 " + std::string(GYRE_MPIRUN) + " 2 bash -c 'cd " +
-                  job.dir.path().string() + "/$((OMPI_COMM_WORLD_RANK + 1)); exec " + GYRE_BINARY +
-                  " eval " + common + " --weights last.safetensors'");
+                  job.dir.path().string() + "/$((OMPI_COMM_WORLD_RANK + 1)); exec " +
+                  gyre_binary() + " eval " + common + " --weights last.safetensors'");
     INFO(outcome.output);
     CHECK(outcome.exit_code == 4);
     CHECK(count_of(outcome.output, "the weights file differs") == 1);

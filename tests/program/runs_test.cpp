@@ -191,7 +191,7 @@ TEST_CASE("--config has flags in TOML, which the command line overrides and the 
     const Outcome differ = run_shell(
         "timeout -k 1 60 " + std::string(GYRE_MPIRUN) + " 2 bash -c 'cd " +
         set.dir.path().string() + " && mkdir -p $OMPI_COMM_WORLD_RANK && cd $OMPI_COMM_WORLD_RANK" +
-        " && echo \"seed = $OMPI_COMM_WORLD_RANK\" > c && exec " + GYRE_BINARY + " " + set.base +
+        " && echo \"seed = $OMPI_COMM_WORLD_RANK\" > c && exec " + gyre_binary() + " " + set.base +
         "--config c'");
     INFO(differ.output);
     CHECK(differ.exit_code == 4);

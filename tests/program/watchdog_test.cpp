@@ -34,7 +34,7 @@ Outcome train_with(const TempDir& dir, const std::string& event, const std::stri
         << "pid=$$\nif [ \"$OMPI_COMM_WORLD_RANK\" = 1 ]; then (\n"
         << "until grep -qs '\"event\":\"epoch\"' " << progress.string()
         << "; do kill -0 $pid || exit; sleep 0.1; done; : >" << begun.string() << "; " << event
-        << ") & fi\nexec " << GYRE_BINARY << " train --data " << (dir.path() / "set").string()
+        << ") & fi\nexec " << gyre_binary() << " train --data " << (dir.path() / "set").string()
         << " --threads 1 --epochs 100000 --no-eval --log-interval 1000000 --metrics "
         << progress.string() << " " << flags << "\n";
     Outcome run = run_shell("timeout -k 1 90 " GYRE_MPIRUN " 3 sh " + script);
@@ -92,7 +92,7 @@ TEST_CASE("a rank that is stopped before MPI has started ends the job, and is na
     const TempDir dir;
     const std::string script = (dir.path() / "rank.sh").string();
     std::ofstream(script) << "[ \"$OMPI_COMM_WORLD_RANK\" = 1 ] && kill -STOP $$\nexec "
-                          << GYRE_BINARY << " train --data no-such-set --init-timeout 3\n";
+                          << gyre_binary() << " train --data no-such-set --init-timeout 3\n";
     const Outcome run = run_shell("timeout -k 1 30 " GYRE_MPIRUN " 3 sh " + script);
     INFO(run.output);
     CHECK(run.exit_code == 4);

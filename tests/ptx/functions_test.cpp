@@ -8,6 +8,7 @@
 
 #include "tests/ptx/library.hpp"
 #include "tests/ptx/run.hpp"
+#include "tests/support/built_file.hpp"
 #include "tests/support/catch.hpp"
 
 namespace gyre::ptx {
@@ -70,7 +71,8 @@ TEST_CASE("expf and logf of the PTX are within the error that CUDA states") {
     }
     values.resize((values.size() + 31) / 32 * 32);
     int libraries = 0;
-    for (const auto& folder : std::filesystem::directory_iterator(GYRE_PTX_FUNCTIONS)) {
+    for (const auto& folder :
+         std::filesystem::directory_iterator(test::built_file("tests/ptx/functions"))) {
         const Library library(folder.path().string());
         INFO(library.architecture());
         const Results results = compute(library, values);

@@ -8,6 +8,7 @@
 #include <fmt/format.h>
 
 #include "tests/ptx/second_execution.hpp"
+#include "tests/support/built_file.hpp"
 #include "tests/support/run_tests.hpp"
 
 namespace gyre::ptx {
@@ -36,9 +37,9 @@ int run_all(int argc, char** argv) {
     setenv("GYRE_TEST_BACKENDS", "emulated", 1);
     std::vector<std::unique_ptr<Library>> libraries;
     std::vector<const Library*> pointers;
-    std::istringstream folders(GYRE_PTX_FOLDERS);
-    for (std::string folder; std::getline(folders, folder, ':');) {
-        libraries.push_back(std::make_unique<Library>(folder));
+    std::istringstream architectures(GYRE_PTX_ARCHITECTURES);
+    for (std::string name; architectures >> name;) {
+        libraries.push_back(std::make_unique<Library>(test::built_file("tests/ptx/" + name)));
         for (const auto& [name, entry] : libraries.back()->entries()) {
             entry.module->kernel(entry.mangled);  // what no launch reaches is parsed, too
         }

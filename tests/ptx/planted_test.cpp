@@ -5,6 +5,7 @@
 
 #include "tests/ptx/second_execution.hpp"
 #include "tests/ptx/training.hpp"
+#include "tests/support/built_file.hpp"
 #include "tests/support/catch.hpp"
 
 namespace gyre::test {
@@ -14,7 +15,7 @@ using ptx::Library;
 using ptx::SecondExecution;
 
 const Library& library() {
-    static const Library library(std::string(GYRE_PTX_FOLDER));
+    static const Library library(built_file("tests/ptx/" GYRE_PTX_ARCHITECTURE));
     return library;
 }
 

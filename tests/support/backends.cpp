@@ -131,9 +131,18 @@ bool wanted(const std::string& kind) {
     return only == nullptr || kind == only;
 }
 
+// Whether the emulated GPU is to run each case once, instead of under several schedules and with
+// TF32.
+bool once() {
+    return std::getenv("GYRE_TEST_ONCE") != nullptr;
+}
+
 void on_schedules(std::initializer_list<std::uint64_t> seeds, const GpuOptions& options,
                   const std::function<void(Bench&)>& test) {
     for (const std::uint64_t seed : seeds) {
+        if (once() && seed != *seeds.begin()) {
+            break;
+        }
         INFO("schedule " << seed);
         simt::emulator::set_schedule(seed);
         run(make_emulated_backend(options), options, test);
@@ -161,7 +170,9 @@ void on_every_backend(const std::function<void(Bench&)>& test) {
     tf32.tf32 = true;
     if (wanted("emulated")) {
         on_schedules({0, 1, 2}, exact, test);
-        on_schedules({0}, tf32, test);
+        if (!once()) {
+            on_schedules({0}, tf32, test);
+        }
     }
 #if !defined(SIMT_CHECKER)
     for (const CpuKernels* const kernels : available_cpu_kernels()) {

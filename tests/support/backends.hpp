@@ -85,8 +85,10 @@ double norm(const Floats& a);
 // Calls test(bench) for each backend that this program and machine have: the CPU's with 1 and 3
 // threads; the emulated GPU's under several schedules, and with TF32; on a GPU gyre's own kernels,
 // the same with TF32, and the libraries'. Reports once which are missing. GYRE_TEST_BACKENDS=gpu
-// selects only the last group, and fails without a GPU; `cpu` and `emulated` work alike. Cases that
-// call this or one of the next two functions have the tag [gpu]; only these are of use on a GPU.
+// selects only the last group, and fails without a GPU; `cpu` and `emulated` work alike. With
+// GYRE_TEST_ONCE set, as under the sanitizers, the emulated GPU runs each case under one schedule
+// and without TF32. Cases that call this or one of the next two functions have the tag [gpu]; only
+// these are of use on a GPU.
 void on_every_backend(const std::function<void(Bench&)>& test);
 // Whether there is a GPU for a test; reports its absence once, or fails, as above.
 bool gpu_wanted();

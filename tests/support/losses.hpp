@@ -12,7 +12,7 @@ namespace gyre::test {
 
 // tests/program/smooth.model: a net that does not amplify rounding, for all tests that do not
 // depend on the net.
-inline const std::string kSmoothNet = " --model " GYRE_SMOOTH_MODEL " ";
+inline const std::string kSmoothNet = " --model " + built_file("tests/smooth.model") + " ";
 
 // The greatest loss difference of such nets when sums are in a different order. Measured with AVX2
 // and AVX-512: 2.4e-7, about the last bits of the losses, after 50 steps on 1 to 4 ranks.

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "kernels/make_backend.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/expect_error.hpp"
 #include "tests/support/temp_dir.hpp"

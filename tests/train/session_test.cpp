@@ -240,7 +240,8 @@ struct LargeLayer {
 
 }  // namespace
 
-TEST_CASE("steps in which a large layer updates itself end where others do, to the last bit") {
+TEST_CASE("steps in which a large layer updates itself end where others do, to the last bit",
+          "[emulated]") {
     for (const OptimizerSpec& rule : {OptimizerSpec{.rule = UpdateRule::adamw},
                                       {.rule = UpdateRule::adam, .weight_decay = 0.1f},
                                       {.momentum = 0.9f, .nesterov = true},
