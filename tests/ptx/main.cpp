@@ -38,8 +38,9 @@ int run_all(int argc, char** argv) {
     std::vector<std::unique_ptr<Library>> libraries;
     std::vector<const Library*> pointers;
     std::istringstream architectures(GYRE_PTX_ARCHITECTURES);
-    for (std::string name; architectures >> name;) {
-        libraries.push_back(std::make_unique<Library>(test::built_file("tests/ptx/" + name)));
+    for (std::string architecture; architectures >> architecture;) {
+        libraries.push_back(
+            std::make_unique<Library>(test::built_file("tests/ptx/" + architecture)));
         for (const auto& [name, entry] : libraries.back()->entries()) {
             entry.module->kernel(entry.mangled);  // what no launch reaches is parsed, too
         }
