@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs the missing Debian packages that gyre needs.
 #   scripts/setup.sh          for building, training and most tests
-#   scripts/setup.sh --all    also, if available, for tests that would otherwise be skipped: Arm's
-#                             compiler and emulator, and a disassembler of GPU code (from PyPI)
+#   scripts/setup.sh --all    also, if available, a compiler cache, and what some tests would otherwise be
+#                             skipped without: Arm's compiler and emulator, and a disassembler of GPU code
+#                             (from PyPI)
 # It works as root or with sudo on Debian 12 and later and Ubuntu 24.04; elsewhere it lists what is missing.
 set -euo pipefail
 
@@ -67,12 +68,14 @@ if [ ${#needed[@]} -gt 0 ]; then
 fi
 [ "${1-}" = --all ] || exit 0
 
-# Tests that need these are skipped without them, and report that.
+# Tests that need these are skipped without them, and report that; without ccache builds take longer.
+optional=(ccache)
 if [ "$(uname -m)" = x86_64 ]; then
-    mapfile -t needed < <(missing qemu-user g++-aarch64-linux-gnu)
-    if [ ${#needed[@]} -gt 0 ]; then
-        install_packages "${needed[@]}" || true
-    fi
+    optional+=(qemu-user g++-aarch64-linux-gnu)
+fi
+mapfile -t needed < <(missing "${optional[@]}")
+if [ ${#needed[@]} -gt 0 ]; then
+    install_packages "${needed[@]}" || true
 fi
 # The disassembler goes into a separate folder, where tests/kernels/sass_gate.py looks for it; the system's
 # Python packages and the source tree are not changed.

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <atomic>
 #include <csignal>
 #include <initializer_list>
 
@@ -10,18 +11,18 @@
 namespace gyre::train {
 namespace {
 
-// Written by signal handlers, so they have to be global.
-volatile std::sig_atomic_t requested = 0, save = 0;
+// Written by signal handlers, which any thread may run: global, and atomic without a lock.
+std::atomic<bool> requested{false}, save{false};
+static_assert(std::atomic<bool>::is_always_lock_free);
 
 extern "C" void handle_interrupt(int) {
-    if (requested) {
+    if (requested.exchange(true)) {
         _exit(static_cast<int>(ExitCode::interrupted));
     }
-    requested = 1;
 }
 
 extern "C" void handle_save_request(int) {
-    save = 1;
+    save = true;
 }
 
 }  // namespace
@@ -38,15 +39,11 @@ void install_interrupt_handlers() {
 }
 
 bool interrupt_requested() {
-    return requested != 0;
+    return requested;
 }
 
 bool take_save_request() {
-    const bool asked = save != 0;
-    if (asked) {
-        save = 0;
-    }
-    return asked;
+    return save.exchange(false);
 }
 
 }  // namespace gyre::train

@@ -18,6 +18,7 @@
 #include "base/error.hpp"
 #include "kernels/emulation/emulator.hpp"
 #include "tests/emulation/planted_bugs.hpp"
+#include "tests/support/built_file.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/expect_error.hpp"
 
@@ -108,9 +109,8 @@ std::optional<std::string> death_of(const std::function<void()>& work) {
 // "planted_bugs.cu:<line>", or the same of planted_clusters.cu, for the line that ends with this
 // comment; empty if there is none.
 std::string place_of(const std::string& comment) {
-    const std::string path = planted_source(), folder = path.substr(0, path.rfind('/') + 1);
     for (const std::string name : {"planted_bugs.cu", "planted_clusters.cu"}) {
-        std::ifstream source(folder + name);
+        std::ifstream source(gyre::test::built_file("tests/" + name));
         REQUIRE(source);
         std::string text;
         for (int line = 1; std::getline(source, text); ++line) {

@@ -464,10 +464,6 @@ const std::vector<PlantedBug>& planted_bugs() {
     return bugs;
 }
 
-const char* planted_source() {
-    return __FILE__;
-}
-
 float touch_from_host(const float* x) {
     return x[1];  // bug: host
 }

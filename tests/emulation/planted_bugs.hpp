@@ -27,7 +27,6 @@ struct PlantedBug {
 };
 const std::vector<PlantedBug>& planted_bugs();
 std::vector<PlantedBug> planted_cluster_bugs();  // those of planted_clusters.cu, among them
-const char* planted_source();                    // planted_bugs.cu; the other lies beside it
 
 float touch_from_host(const float* x);
 // y = factor * x, kPlantedFloats of them

@@ -17,7 +17,7 @@ using namespace gyre::test;
 namespace {
 
 void check_fused(const OpSpec& fused, const std::vector<OpSpec>& parts, const Operands& operands) {
-    for (const int threads : {1, 3}) {
+    for (const int threads : cpu_threads()) {
         INFO("threads: " << threads);
         const auto backend = make_cpu_backend(threads);
         Bench bench(*backend);

@@ -14,7 +14,7 @@ using namespace gyre::test;
 
 namespace {
 
-#if defined(SIMT_CHECKER)  // which is slow
+#if defined(SIMT_CHECKER) || defined(GYRE_SANITIZED)  // which are slow
 constexpr auto kSchedules = {std::uint64_t{1}};
 constexpr int kImages[] = {5}, kLinearImages[] = {70};
 #else

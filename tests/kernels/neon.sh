@@ -11,6 +11,10 @@ for program in aarch64-linux-gnu-g++ qemu-aarch64; do
         exit 77
     fi
 done
+cache=
+if command -v ccache >/dev/null; then
+    cache=scripts/compiler-cache.sh
+fi
 mkdir -p "$work"
 flags=(-std=c++20 -Wall -Wextra -Werror -Wno-psabi -I. -DFMT_HEADER_ONLY)
 kernels=(-O2 -fno-math-errno -fno-trapping-math -ffp-contract=fast -DGYRE_CPU_KERNELS=gyre_cpu_neon
@@ -21,7 +25,7 @@ done >"$work/jobs"
 for source in support/{main,catch,backends} kernels/{neon_stub,kernels_test,products_test,norm_pool_test,update_kernels_test}; do
     printf '%s\0' "-O1 -c tests/$source.cpp -o $work/$(basename "$source").o"
 done >>"$work/jobs"
-xargs -0 -P 2 -I '{}' sh -c "aarch64-linux-gnu-g++ ${flags[*]} {}" <"$work/jobs"
+xargs -0 -P 2 -I '{}' sh -c "$cache aarch64-linux-gnu-g++ ${flags[*]} {}" <"$work/jobs"
 aarch64-linux-gnu-g++ -static -o "$work/tests" "$work"/*.o -lpthread
 GYRE_TEST_BACKENDS=cpu qemu-aarch64 "$work/tests" \
     "conv2d*,linear*,max-pooling*,ReLU*,batch normalisation*,average*,gradients*,optimisers*,the sum of*"

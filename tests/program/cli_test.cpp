@@ -71,7 +71,7 @@ TEST_CASE("a net takes time and memory by its size, and says where there is too 
     };
     // Not by the stride.
     expect_exit(train("timeout 60 ", "conv 4 k5 s16777216"), 0, {"test accuracy"});
-#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // which need more than a limit
+#if !defined(GYRE_SANITIZED)  // sanitizers need more than the limit
     expect_exit(train("ulimit -v 1000000; ", "conv 1 k3 p8000"), 1, {"gyre: out of memory; use a"});
 #endif
 }

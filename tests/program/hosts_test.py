@@ -266,7 +266,8 @@ class Gyre:
 
     def pull_cable_and_kill_rank(self, check: Check) -> None:
         """The job ends itself before mpirun has noticed the lost host. mpirun then waits for that host for
-        minutes: its ranks have ended, and a second Ctrl-C ends mpirun."""
+        minutes: its ranks have ended, and a second Ctrl-C ends mpirun. Open MPI 4.1 sometimes crashes then and
+        leaves its daemon on a host, so only gyre's processes must be gone here."""
         job = self.start_training(check, 3, timeout=12)
         begin = time.monotonic()
         hosts("cable", "host3", "out")
@@ -280,7 +281,12 @@ class Gyre:
             job.send_signal(signal.SIGINT)
             time.sleep(0.5)
         self.end_training(check, job, 5, None)
-        check.nothing_left(15)
+        for pid, name in job_processes().items():
+            if name == "gyre":
+                check.fail(f"{pid} {name} is left behind")
+            else:
+                check.measured += f"; Open MPI left {name}"
+            kill(pid)
         hosts("cable", "host3", "in")
 
     def short_outage(self, check: Check) -> None:

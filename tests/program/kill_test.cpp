@@ -45,7 +45,7 @@ struct Job {
 constexpr int kSteps = 45;  // of the whole training
 
 // Under a sanitizer, which makes all of it slow, a few.
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#if defined(GYRE_SANITIZED)
 constexpr int kKills = 5;
 #else
 constexpr int kKills = 20;

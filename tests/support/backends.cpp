@@ -131,8 +131,8 @@ bool wanted(const std::string& kind) {
     return only == nullptr || kind == only;
 }
 
-// Whether the emulated GPU is to run each case once, instead of under several schedules and with
-// TF32.
+// Whether each case is to run once: on the emulated GPU under one schedule and without TF32, on the
+// CPU with several threads only.
 bool once() {
     return std::getenv("GYRE_TEST_ONCE") != nullptr;
 }
@@ -165,6 +165,10 @@ bool gpu_wanted() {
     return true;
 }
 
+std::vector<int> cpu_threads() {
+    return once() ? std::vector{3} : std::vector{1, 3};
+}
+
 void on_every_backend(const std::function<void(Bench&)>& test) {
     GpuOptions exact, tf32;
     tf32.tf32 = true;
@@ -176,7 +180,7 @@ void on_every_backend(const std::function<void(Bench&)>& test) {
     }
 #if !defined(SIMT_CHECKER)
     for (const CpuKernels* const kernels : available_cpu_kernels()) {
-        for (const int threads : {1, 3}) {
+        for (const int threads : cpu_threads()) {
             if (wanted("cpu")) {
                 run(make_cpu_backend(*kernels, threads), exact, test);
             }

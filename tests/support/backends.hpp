@@ -87,9 +87,11 @@ double norm(const Floats& a);
 // the same with TF32, and the libraries'. Reports once which are missing. GYRE_TEST_BACKENDS=gpu
 // selects only the last group, and fails without a GPU; `cpu` and `emulated` work alike. With
 // GYRE_TEST_ONCE set, as under the sanitizers, the emulated GPU runs each case under one schedule
-// and without TF32. Cases that call this or one of the next two functions have the tag [gpu]; only
-// these are of use on a GPU.
+// and without TF32, and the CPU with 3 threads only. Cases that call this, gpu_wanted() or
+// on_tensor_cores() have the tag [gpu]; only these are of use on a GPU.
 void on_every_backend(const std::function<void(Bench&)>& test);
+// The numbers of threads with which a case runs on the CPU.
+std::vector<int> cpu_threads();
 // Whether there is a GPU for a test; reports its absence once, or fails, as above.
 bool gpu_wanted();
 // The same for tests of tensor cores: the emulated GPU under these schedules, and a GPU, both with
