@@ -11,9 +11,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as xml
@@ -29,22 +31,32 @@ def targets(arguments: list[str]) -> int:
     for test in listing["tests"]:
         properties = {p["name"]: p["value"] for p in test["properties"]}
         folder = properties["WORKING_DIRECTORY"]
-        words = " ".join([*test.get("command", []), *properties.get("REQUIRED_FILES", [])]).split()
-        known = outputs(folder)
-        needed |= {name for word in words if (name := os.path.relpath(os.path.join(folder, word), folder)) in known}
+        required = properties.get("REQUIRED_FILES", [])
+        words = [*commands(folder)[test["name"]].replace('"', " ").split(), *required]
+        names = {os.path.relpath(os.path.join(folder, word), root_of(folder)) for word in words}
+        # A test that is given the build folder may need anything there, unless it says what.
+        needed |= {"all"} if "." in names and not required else names & outputs(folder)
     print(*sorted(needed), sep="\n", end="\n" if needed else "")
     return 0
 
 
-def outputs(folder: str, known: dict[str, set[str]] = {}) -> set[str]:
+@functools.cache
+def commands(folder: str) -> dict[str, str]:
+    """The tests' commands, as CMake wrote them: ctest does not list those whose program is not built yet."""
+    text = "".join(file.read_text() for file in sorted(root_of(folder).rglob("CTestTestfile.cmake")))
+    return dict(re.findall(r"^add_test\(\[=*\[(.*?)\]=*\] (.*)\)$", text, re.MULTILINE))
+
+
+@functools.cache
+def outputs(folder: str) -> set[str]:
     """The files that ninja can make there."""
-    root = pathlib.Path(folder)
-    while not (root / "build.ninja").exists():
-        root = root.parent
-    if folder not in known:
-        text = subprocess.check_output(["ninja", "-C", root, "-t", "targets", "all"], text=True)
-        known[folder] = {line.rsplit(": ", 1)[0] for line in text.splitlines()}
-    return known[folder]
+    text = subprocess.check_output(["ninja", "-C", root_of(folder), "-t", "targets", "all"], text=True)
+    return {line.rsplit(": ", 1)[0] for line in text.splitlines()}
+
+
+def root_of(folder: str) -> pathlib.Path:
+    """The build folder that this folder belongs to."""
+    return next(root for root in (pathlib.Path(folder), *pathlib.Path(folder).parents) if (root / "build.ninja").exists())
 
 
 def state(case: xml.Element) -> str:

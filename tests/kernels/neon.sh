@@ -11,6 +11,7 @@ for program in aarch64-linux-gnu-g++ qemu-aarch64; do
         exit 77
     fi
 done
+unset GYRE_CPU # names a set of this machine's
 cache=
 if command -v ccache >/dev/null; then
     cache=scripts/compiler-cache.sh

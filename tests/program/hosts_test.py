@@ -31,7 +31,8 @@ for network in ("btl_tcp_if_include", "oob_tcp_if_include"):
 for setting, value in (("time", "4"), ("intvl", "2"), ("probes", "3")):
     MPIRUN += ["--mca", f"oob_tcp_keepalive_{setting}", value]
 OUT = pathlib.Path("/run/out")  # of these hosts' own world
-PROGRAMS = ("mpirun", "prterun", "orted", "prted", "gyre", "bench-allreduce")
+RANKS = ("gyre", "bench-allreduce")
+PROGRAMS = ("mpirun", "prterun", "orted", "prted", *RANKS)
 PARAMETERS = 21840  # of `net`
 STEPS = 50
 SAME_LOSSES = 8 / 2**23  # relative: the last bits of a smooth net's losses
@@ -58,14 +59,18 @@ class Check:
             self.fail(f'no "{pattern}" in the output')
 
     def nothing_left(self, seconds: float = 3) -> None:
-        """No process of a job is there more than so many seconds from now, on any host."""
+        """No rank is there more than so many seconds from now, on any host. A daemon of Open MPI that is left is
+        noted and ended: with version 4.1 one sometimes stays for minutes on a host without a network, and
+        mpirun sometimes crashes at a second Ctrl-C and leaves one."""
         deadline = time.monotonic() + seconds
         while (left := job_processes()) and time.monotonic() <= deadline:
             time.sleep(0.1)
-        if left:
-            self.fail("left behind: " + ", ".join(f"{pid} {name}" for pid, name in left.items()))
-            for pid in left:
-                kill(pid)
+        for pid, name in left.items():
+            if name in RANKS:
+                self.fail(f"left behind: {pid} {name}")
+            else:
+                self.measured += f"; Open MPI left {name}"
+            kill(pid)
 
     def same_losses(self, *files: str) -> None:
         one, other = (losses_in(OUT / file) for file in files)
@@ -266,8 +271,7 @@ class Gyre:
 
     def pull_cable_and_kill_rank(self, check: Check) -> None:
         """The job ends itself before mpirun has noticed the lost host. mpirun then waits for that host for
-        minutes: its ranks have ended, and a second Ctrl-C ends mpirun. Open MPI 4.1 sometimes crashes then and
-        leaves its daemon on a host, so only gyre's processes must be gone here."""
+        minutes: its ranks have ended, and a second Ctrl-C ends mpirun."""
         job = self.start_training(check, 3, timeout=12)
         begin = time.monotonic()
         hosts("cable", "host3", "out")
@@ -281,12 +285,7 @@ class Gyre:
             job.send_signal(signal.SIGINT)
             time.sleep(0.5)
         self.end_training(check, job, 5, None)
-        for pid, name in job_processes().items():
-            if name == "gyre":
-                check.fail(f"{pid} {name} is left behind")
-            else:
-                check.measured += f"; Open MPI left {name}"
-            kill(pid)
+        check.nothing_left(15)
         hosts("cable", "host3", "in")
 
     def short_outage(self, check: Check) -> None:
