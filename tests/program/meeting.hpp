@@ -6,8 +6,10 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cstdint>
 #include <future>
 #include <initializer_list>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -17,19 +19,25 @@
 
 namespace gyre::test {
 
-// A listening socket, and a port that nobody else listens on once it is closed.
+// A listening socket, and a port that nobody else listens on once it is closed: one below those
+// that the system gives to programs which ask for any, such as MPI's in the tests that run at the
+// same time.
 struct Listener {
-    int fd, port;
+    int fd, port = 0;
     explicit Listener(in_addr_t host = INADDR_LOOPBACK)
-        : fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), port(0) {
+        : fd(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
         sockaddr_in address{};
         address.sin_family = AF_INET;
         address.sin_addr.s_addr = htonl(host);
-        socklen_t length = sizeof address;
-        REQUIRE(bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0);
-        REQUIRE(getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) == 0);
+        std::random_device random;
+        bool bound = false;
+        for (int attempt = 0; attempt < 100 && !bound; ++attempt) {
+            port = std::uniform_int_distribution(10000, 19999)(random);
+            address.sin_port = htons(static_cast<std::uint16_t>(port));
+            bound = bind(fd, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0;
+        }
+        REQUIRE(bound);
         REQUIRE(listen(fd, 8) == 0);
-        port = ntohs(address.sin_port);
     }
     ~Listener() { close(fd); }
     Listener(const Listener&) = delete;
