@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """gyre across several hosts, made of this machine by hosts.sh, with the commands for real hosts.
 
-    tests/program/hosts_test.py BUILD_DIR [FIRST LAST | losses | rest]    default: all checks
+    tests/program/hosts_test.py BUILD_DIR [FIRST LAST | losses | rings | failures]    default: all checks
 
 Exit codes: 0; 1: a check failed; 2: wrong use; 77: hosts cannot be made here, with the reason.
 """
@@ -369,19 +369,19 @@ def table(on: Gyre) -> list[Row]:
         Row("losses", "3 hosts: the same", 65, lambda c: on.several_hosts(c, 3, 1)),
         Row("losses", "4 hosts: the same", 65, lambda c: on.several_hosts(c, 4, 1)),
         Row("losses", "2 hosts without MPI, over Gloo: the same", 65, on.without_mpi),
-        Row("rest", "without MPI, a pulled cable ends both ranks", 40, on.without_mpi_or_cable),
-        Row("rest", "2 hosts, 1 Gbit/s: a reduction takes a ring's time", 60,
+        Row("failures", "without MPI, a pulled cable ends both ranks", 40, on.without_mpi_or_cable),
+        Row("rings", "2 hosts, 1 Gbit/s: a reduction takes a ring's time", 60,
             lambda c: on.ring(c, 2), ring),
-        Row("rest", "3 hosts, 1 Gbit/s: the same", 60, lambda c: on.ring(c, 3), ring),
-        Row("rest", "4 hosts, 1 Gbit/s: the same", 60, lambda c: on.ring(c, 4), ring),
-        Row("rest", "a killed rank ends the job, and is named", 30, on.kill_rank),
-        Row("rest", "a pulled cable ends the job, and the host is named", 45, on.pull_cable),
-        Row("rest", "a pulled cable and a failed rank end all ranks", 45, on.pull_cable_and_kill_rank),
-        Row("rest", "a link that is gone for 5 s does not end the job; SIGTERM does", 40,
+        Row("rings", "3 hosts, 1 Gbit/s: the same", 60, lambda c: on.ring(c, 3), ring),
+        Row("rings", "4 hosts, 1 Gbit/s: the same", 60, lambda c: on.ring(c, 4), ring),
+        Row("failures", "a killed rank ends the job, and is named", 30, on.kill_rank),
+        Row("failures", "a pulled cable ends the job, and the host is named", 45, on.pull_cable),
+        Row("failures", "a pulled cable and a failed rank end all ranks", 45, on.pull_cable_and_kill_rank),
+        Row("failures", "a link that is gone for 5 s does not end the job; SIGTERM does", 40,
             on.short_outage),
-        Row("rest", "a killed mpirun takes its job along", 30, on.kill_mpirun),
-        Row("rest", "a host that cannot be reached is named", 20, on.unknown_host),
-        Row("rest", "killed hosts leave nothing behind", 10, on.kill_hosts),
+        Row("failures", "a killed mpirun takes its job along", 30, on.kill_mpirun),
+        Row("failures", "a host that cannot be reached is named", 20, on.unknown_host),
+        Row("failures", "killed hosts leave nothing behind", 10, on.kill_hosts),
     ]  # fmt: skip
     gloo = on.has_gloo()
     return [row for row in rows if gloo or "without MPI" not in row.name]
@@ -417,7 +417,7 @@ def main(arguments: list[str]) -> int:
         os.execv(HOSTS, [HOSTS, "4", sys.executable, __file__, str(build), *arguments[1:]])
     # On host1 of four hosts from here on.
     OUT.mkdir(parents=True, exist_ok=True)
-    part = arguments[1] if arguments[1:] in (["losses"], ["rest"]) else ""
+    part = arguments[1] if arguments[1:] in (["losses"], ["rings"], ["failures"]) else ""
     wanted = [] if part else arguments[1:]
     first, last = int(wanted[0]) if wanted else 1, int(wanted[1]) if len(wanted) > 1 else 99
     results = [judge(number, row) for number, row in enumerate(table(Gyre(build)), 1)

@@ -109,8 +109,10 @@ TEST_CASE("training accuracy is reported; the last weights are kept beside the b
 TEST_CASE("Ctrl-C keeps the latest weights") {
     const Set set;
     const std::string run = set.file("run"), json = set.file("log");
+    // In the foreground: otherwise `timeout` passes the signal on twice, and a second Ctrl-C ends
+    // gyre at once.
     const Outcome outcome =
-        run_shell("timeout -k 1 60 " +
+        run_shell("timeout --foreground 60 " +
                   gyre_command(0, set.base + "--no-eval --epochs 100000 --metrics " + json +
                                       " --save " + run) +
                   " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
