@@ -8,18 +8,14 @@
 
 #include "base/printable.hpp"
 #include "comm/bucket_plan.hpp"
-#include "comm/communicator.hpp"
-#include "comm/launch/rendezvous.hpp"
-#include "comm/nccl/nccl_library.hpp"
 #include "data/dataset_files.hpp"
 #include "kernels/choose_cpu_kernels.hpp"
-#include "kernels/device_info.hpp"
 #include "model/graph.hpp"
 #include "model/net.hpp"
 #include "model/spec.hpp"
 #include "train/checkpoint.hpp"
 #include "train/cli/commands.hpp"
-#include "train/cli/setup.hpp"
+#include "train/cli/version.hpp"
 
 namespace gyre::train {
 
@@ -148,14 +144,7 @@ ExitCode run_info(const InfoOptions& options) {
         print_weights(options.weights);
         return ExitCode::success;
     }
-    fmt::print("{}\n", version_text());
-    for (const InfoLine& line : device_info()) {
-        fmt::print("{:<18} {}\n", line.name, line.value);
-    }
-    fmt::print("{:<18} compiled in: {}, found: {}\n", "MPI", mpi_compiled_version(),
-               mpi_library_version());
-    fmt::print("{:<18} {}\n", "NCCL", nccl::library_version());
-    fmt::print("{:<18} {}\n", "Gloo", gloo_available() ? "compiled in" : "none in this build");
+    fmt::print("{}\n", about_text());
     for (const std::string& name : builtin_models()) {
         fmt::print("{:<18} {}\n", "built-in net", name);
     }

@@ -18,6 +18,7 @@
 #include "train/cli/flags.hpp"
 #include "train/cli/help.hpp"
 #include "train/cli/setup.hpp"
+#include "train/cli/version.hpp"
 
 namespace gyre::train {
 namespace {
@@ -61,7 +62,7 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
         "  gyre train --data mnist --epochs 3\n"
         "  gyre launch -n 4 -- train --data mnist\n"
         "  mpirun -np 4 gyre train --data mnist --save run");
-    app_.set_version_flag("--version", version_text());
+    app_.set_version_flag("--version", about_text);
     app_.require_subcommand(1);
     for (const Command& command : commands_) {
         CLI::App* const added = app_.add_subcommand(command.name, command.about);

@@ -97,8 +97,4 @@ Normalisation choose_normalisation(const DataSpec& spec, const ImageSet& train) 
     return result;
 }
 
-std::string version_text() {
-    return "gyre " GYRE_VERSION " (" GYRE_BUILD ")";
-}
-
 }  // namespace gyre::train

@@ -24,7 +24,4 @@ TellOfData tell_of_data(const Communicator& comm, bool quiet);
 // The user's mean and standard deviation, or those measured on the training set.
 Normalisation choose_normalisation(const DataSpec& spec, const ImageSet& train);
 
-// The version of gyre, and how it was built.
-std::string version_text();
-
 }  // namespace gyre::train

@@ -1,0 +1,21 @@
+# Fails where files of a release disagree: the newest version of CHANGELOG.md and that of CITATION.cff are the one of
+# CMakeLists.txt, and the licence is the one that CITATION.cff and REUSE.toml name.
+cmake_minimum_required(VERSION 3.22)
+function(find file pattern out)
+  file(READ ${ROOT}/${file} text)
+  if(NOT text MATCHES "${pattern}")
+    message(FATAL_ERROR "${file}: nothing matches ${pattern}")
+  endif()
+  set(${out} ${CMAKE_MATCH_1} PARENT_SCOPE)
+endfunction()
+find(CMakeLists.txt "project\\(gyre VERSION ([0-9.]+)" version)
+find(CHANGELOG.md "\n## \\[([0-9][0-9.]*)\\] - [0-9]+-[0-9]+-[0-9]+\n" changed)
+find(CITATION.cff "\nversion: ([0-9.]+)\n" cited)
+find(CITATION.cff "\nlicense: ([A-Za-z0-9.-]+)\n" licence)
+find(REUSE.toml "SPDX-License-Identifier = \"([A-Za-z0-9.-]+)\"" declared)
+find(LICENSES/${declared}.txt "Apache License[ \n]+Version ([0-9.]+)" apache)
+if(NOT "${changed};${cited};${licence};${declared}" STREQUAL "${version};${version};Apache-${apache};Apache-${apache}")
+  message(FATAL_ERROR "CMakeLists.txt ${version}, CHANGELOG.md ${changed}, CITATION.cff ${cited} and ${licence}, "
+    "REUSE.toml ${declared}, LICENSE Apache-${apache}: these should be one version and one licence")
+endif()
+message(STATUS "version ${version}, licence ${declared}")
