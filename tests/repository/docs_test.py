@@ -22,7 +22,7 @@ import tempfile
 import zlib
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "docs" / f"{name}.md" for name in ("pytorch", "own-data", "own-net", "looking-at-runs",
+PAGES = [ROOT / "docs" / f"{name}.md" for name in ("running", "pytorch", "own-data", "own-net", "looking-at-runs",
                                                 "checkpoints", "hosts", "slurm")]
 PROGRAMS = ("gyre", "mpirun", "torchrun", "python", "accelerate")
 SHORTER = """#!/usr/bin/env python3
