@@ -36,7 +36,7 @@ class Backoff {
     Backoff(const Backoff&) = delete;
     Backoff& operator=(const Backoff&) = delete;
 
-    // After a poll that did not find what is waited for.
+    // Called after a poll that has not found what is waited for.
     void pause() {
         const auto now = Clock::now();
         if (now - polled_ > kWork) {
@@ -56,7 +56,7 @@ class Backoff {
     }
 
  private:
-    // Of a poll that moved data.
+    // A poll that takes longer has moved data.
     static constexpr std::chrono::microseconds kWork{5};
     static constexpr std::chrono::microseconds kLeast{20}, kMost{1000};
     SpinTime& spin_;

@@ -202,7 +202,7 @@ void require_usable(const Launcher& launcher, std::optional<int> size, std::opti
     }
 }
 
-// What the flags ask for.
+// True if the flags ask for MPI.
 bool wants_mpi(const LaunchSpec& options) {
     return options.init_method == "mpi" || options.comm == "mpi";
 }

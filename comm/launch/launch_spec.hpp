@@ -6,7 +6,7 @@
 
 namespace gyre::comm {
 
-// What is empty comes from the environment.
+// Settings of the launch. Empty ones are taken from the environment.
 struct LaunchSpec {
     std::string comm = "auto";     // auto, nccl, mpi, gloo
     std::string init_method = {};  // mpi, env://, tcp://HOST:PORT, file:///PATH

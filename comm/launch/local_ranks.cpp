@@ -346,7 +346,7 @@ int LocalRanks::wait() {
         take_signals();
         look_for_ends();
         end_the_rest();
-        // What a rank has started and left behind may keep its pipes open: not waited for.
+        // A process that a rank has started may outlive it and keep its pipes open: not waited for.
     } while (running());
     for (const auto& [rank, stream] : streams) {
         pollfd more{stream == nullptr ? -1 : stream->fd, POLLIN, 0};

@@ -1,4 +1,4 @@
-// What goes wrong while the ranks meet.
+// Errors of the ranks' meeting.
 #pragma once
 
 #include <string>

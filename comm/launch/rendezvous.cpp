@@ -28,7 +28,7 @@ constexpr auto kAskInterval = 10ms;     // for a key that is not there yet
 constexpr auto kLinger = 300ms;         // in which the others learn that rank 0 gives up
 constexpr std::size_t kMostNamed = 16;  // of the ranks that are missing
 
-// What each rank says of itself, line by line.
+// The facts that each rank publishes, line by line.
 struct RankFacts {
     std::string version, world_size, job_id, host, machine, process, nonce, time;
     std::string pid_namespace;  // in which the process has its number

@@ -17,7 +17,7 @@
 
 namespace gyre::comm {
 
-// What a rank knows when it starts.
+// A rank's knowledge when it starts.
 struct StartUp {
     enum class Method { single, mpi, tcp, file };
     Method method = Method::single;
@@ -36,8 +36,8 @@ struct StartUp {
 // that does not suffice.
 StartUp find_start_up(const LaunchSpec& options);
 
-// What a meeting may hold: what the ranks say of themselves, and Gloo's address of each pair of
-// ranks, twice.
+// Limits of a meeting's store: the ranks' facts, and Gloo's address of each pair of ranks,
+// twice.
 struct StoreLimits {
     explicit StoreLimits(int world_size)
         : value(std::min<std::size_t>(16 << 20, 4096 + 256 * static_cast<std::size_t>(world_size))),
@@ -109,7 +109,7 @@ Place meet(Store& store, const StartUp& start_up);
 // Rank 0, with which the store ends, gives them the time to read it.
 void give_up_start(Store& store, int rank, const std::string& reason);
 
-// What a rank learns of the others, after they have met, from the store and the table of processes.
+// News of the other ranks, after the meeting, from the store and the table of processes.
 std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const Place& place,
                                             int rank);
 
@@ -118,7 +118,7 @@ std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const 
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, StartAlarm& alarm);
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options);
 
-// Whether Gloo was found when gyre was built.
+// True if Gloo was found when gyre was built.
 bool gloo_available();
 // Collective: meets the other ranks as start_up says.
 std::unique_ptr<Communicator> make_gloo_communicator(const StartUp& start_up,

@@ -71,7 +71,7 @@ class Socket {
         }
         return true;
     }
-    // What frame() made, without its length; nothing (EMSGSIZE) where it claims more than `most`.
+    // Receives what frame() made, without its length; fails with EMSGSIZE if it claims over `most`.
     std::optional<std::string> receive_frame(std::size_t most) const {
         std::uint32_t length = 0;
         if (!receive_all(reinterpret_cast<char*>(&length), sizeof length)) {

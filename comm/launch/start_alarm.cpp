@@ -33,7 +33,7 @@ std::string read_all(const std::filesystem::path& path) {
     return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
-// Of an environment as /proc shows it; empty: not there.
+// A variable of an environment as /proc shows it; empty: not there.
 std::string variable(const std::string& environment, std::string_view name) {
     for (std::size_t at = 0; at < environment.size();) {
         const std::size_t end = std::min(environment.find('\0', at), environment.size());

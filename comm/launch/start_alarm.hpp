@@ -13,7 +13,7 @@
 
 namespace gyre::comm {
 
-// What a rank can learn of the others while it starts. Called by one thread at a time.
+// News of the other ranks while a rank starts. Called by one thread at a time.
 class StartNews {
  public:
     struct News {

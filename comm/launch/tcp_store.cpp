@@ -178,7 +178,7 @@ class Server {
                        warnings_ == kMostWarnings ? " (others are dropped in silence)" : "");
         }
     }
-    // Of those that belong to no rank, the oldest make room for others.
+    // Closes the oldest of too many connections that belong to no rank.
     void limit_strangers(std::vector<Client>& clients) {
         const auto stranger = [](const Client& client) { return client.name.empty(); };
         if (static_cast<std::size_t>(std::count_if(clients.begin(), clients.end(), stranger)) >
@@ -234,7 +234,7 @@ class Server {
         }
     }
 
-    // What the client takes now. False where it is gone.
+    // Sends as much as the client takes now. Returns false if the client has gone.
     static bool send_on(Client& client) {
         const ssize_t sent =
             send(client.socket.fd(), client.unsent.data(), client.unsent.size(), MSG_NOSIGNAL);
@@ -270,7 +270,7 @@ class Server {
         }
         return false;
     }
-    // What has come, and whether it begins as gyre does.
+    // Receives what has arrived. False if the client has gone or does not begin as gyre does.
     static bool receive_from(Client& client) {
         std::array<char, 1 << 16> buffer;
         const ssize_t bytes = recv(client.socket.fd(), buffer.data(), buffer.size(), 0);
