@@ -9,7 +9,7 @@
 
 namespace gyre::comm {
 
-// What an operation belongs to, for reports.
+// The part of a step that an operation belongs to, for reports.
 struct Origin {
     std::int64_t step = -1;  // of the training, from 0; -1: none
     const char* part = "";   // of the step, such as "bucket"
@@ -42,12 +42,12 @@ constexpr const char* name_of(Collective::Kind kind) {
     }
     return "";
 }
-// Of one rank's contribution, or of its share of a sum.
+// Bytes of one rank's contribution, or of its share of a sum.
 constexpr std::int64_t bytes_of(const Collective& collective) {
     return collective.count * static_cast<std::int64_t>(bytes_of(collective.type));
 }
 
-// What reports say of an operation.
+// The description of an operation in reports.
 struct Label {
     std::string name;        // such as allreduce(fp32)
     std::int64_t bytes = 0;  // as bytes_of()

@@ -51,11 +51,12 @@ class Communicator {
     virtual int size() const = 0;
     virtual int local_rank() const = 0;  // among the ranks of this host
     virtual int local_size() const = 0;
-    // Whether the ranks were started one by one, so that what ends the job has to be said by each.
+    // True if the ranks were started one by one: each must report what ends the job.
     virtual bool own_terminal() const { return false; }
 
-    // Whether started collectives work in this device's memory, ordered with its calls; if not, in
-    // the host's. Called by all ranks before the first start(); the first call decides.
+    // True if started collectives work in this device's memory, ordered with its calls; otherwise
+    // they work in the host's. Called by all ranks before the first start(); the first call
+    // decides.
     virtual bool use_device(Device& device) { return device.host_memory(); }
     // All ranks start the same collectives in the same order. The data must stay untouched until
     // the request's wait() returns.
@@ -71,8 +72,8 @@ class Communicator {
     virtual void allreduce_sum(std::span<double> data) = 0;
     virtual void broadcast(void* data, std::size_t bytes, int root) = 0;
     virtual void barrier() = 0;
-    // What has gone wrong in collectives under way that may therefore never complete; empty:
-    // nothing. For a thread that watches.
+    // The error of collectives under way, which may therefore never complete; empty: none. For the
+    // watching thread.
     virtual std::string async_error() { return {}; }
     // Ends all ranks of the job at once with this exit code. Does not return.
     [[noreturn]] virtual void abort(int exit_code) noexcept = 0;

@@ -11,8 +11,8 @@
 
 namespace gyre::comm {
 
-// Who adds the ranks' gradients up: the library, in an order of its own; or each rank, which
-// gathers all of them, in the same binary tree: neighbours first, then pairs, and so on. Its cost:
+// The order in which the ranks' gradients are added: the library's own; or a binary tree
+// (neighbours first, then pairs, and so on) on each rank, which gathers all gradients. Its cost:
 // (n-1) gradients arrive at a rank instead of 2 (n-1)/n, and there is memory for n.
 enum class SumOrder { library, tree };
 
@@ -24,7 +24,7 @@ class GradientTransport {
     GradientTransport(Communicator& comm, Device& device, float* gradients, std::int64_t elems,
                       DataType type, std::int64_t exact_from, SumOrder order = SumOrder::library);
 
-    // Whether the communicator works in the device's memory.
+    // True if the communicator works in the device's memory.
     bool direct() const { return staging_.get() == nullptr; }
     DataType type() const { return type_; }
 
@@ -43,7 +43,7 @@ class GradientTransport {
     }
     void* on_device(const Bucket& bucket) const;
     void* on_host(const Bucket& bucket) const { return staging_.get() + rows() * bucket.begin; }
-    // Of a bucket in the memory that travels.
+    // Rows of a bucket in the memory that is sent.
     std::int64_t rows() const { return order_ == SumOrder::tree ? ranks_ : 1; }
     void add_tree(const Bucket& bucket);
 

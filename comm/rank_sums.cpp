@@ -5,7 +5,8 @@
 namespace gyre::comm {
 namespace {
 
-// Of the staging; larger sums are cut into such pieces. Statistics of 2048 channels have 4096.
+// Size of the staging memory; larger sums are cut into such pieces. Statistics of 2048 channels
+// have 4096.
 constexpr std::int64_t kStagedElems = 16 << 10;
 
 }  // namespace

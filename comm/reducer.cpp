@@ -15,7 +15,7 @@ constexpr std::int64_t kMostOperations =
     (Device::kKeptEvents - kEventsOfOthers) / (kEventsOfOperation * Reducer::kMostSteps);
 static_assert(kMostParts < kMostOperations, "of each step");
 
-// What the device was asked for up to an event.
+// The device's work up to an event, as a request.
 class Passed final : public Request {
  public:
     explicit Passed(Device& device) : device_(device), event_(device.record()) {}
@@ -251,7 +251,7 @@ void Reducer::record(Timeline& timeline, const Request& request, const Label& la
                             begin, end, label.bytes);
 }
 
-// Of a step whose events have passed: its waits and its collectives.
+// Records the waits and collectives of a step whose events have passed.
 void Reducer::record(Timeline& timeline, const Step& step) {
     double free_from = 0.0;
     for (std::size_t i = 0; i < step.operations.size(); ++i) {

@@ -46,7 +46,7 @@ class Reducer {
     // Another collective of the step, whose result the device's next calls see. part: its name in
     // reports.
     void run(Collective collective, const char* part);
-    // Whether the communicator works in the device's memory.
+    // True if the communicator works in the device's memory.
     bool direct() const { return transport_.direct(); }
     // Calls arrived(bucket) for each bucket and each gathered range, in the order in which they
     // became ready, as soon as the device's next calls see its sum (of a bucket that is shared out,

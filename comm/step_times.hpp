@@ -1,4 +1,4 @@
-// What the communication of a step costs, by events of the device.
+// The cost of a step's communication, by events of the device.
 #pragma once
 
 #include <vector>

@@ -113,8 +113,8 @@ std::string outside_address() {
     return found;
 }
 
-// Of a sum, the bytes that a rank receives: up to here its terms go to all others directly. In
-// Gloo's ring a rank waits for twice as many messages as there are ranks, one after another, and
+// Bytes that a rank receives for a sum: up to this size all terms are sent directly to all others.
+// In Gloo's ring a rank waits for twice as many messages as there are ranks, one after another, and
 // each wakes Gloo's thread and then ours, which may take 100 us on a virtual machine.
 constexpr std::size_t kDirectBytes = 128 << 10;
 constexpr std::uint8_t kDirectSlotPrefix = 0x40;  // Gloo's own are 1 to 8

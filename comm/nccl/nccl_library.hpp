@@ -70,7 +70,7 @@ class Library {
     AllReduce* all_reduce;
     AllGather* all_gather;
     ReduceScatter* reduce_scatter;
-    // Whether the library is the tests' stand-in (tests/comm/fake_nccl.cpp), whose device is the
+    // True if the library is the tests' stand-in (tests/comm/fake_nccl.cpp), whose device is the
     // emulated GPU.
     bool emulated;
 

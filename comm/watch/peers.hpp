@@ -43,13 +43,13 @@ class Peers {
     // whether one of these did not end because another had.
     bool any_gone() const;
     bool any_at_fault() const;
-    // Whether this rank speaks for the job: the lowest that waits and answers, unless another
-    // reports.
+    // True if this rank speaks for the job: it is the lowest one that waits and answers, unless
+    // another reports.
     bool speaks() const;
     // The rank with kReporting that rank 0 heard from first; -1: none, or no news. Ranks that meet
     // the same error at the same moment cannot agree without rank 0.
     int speaker() const { return speaker_; }
-    // Whether rank 0 can be asked who speaks.
+    // True if rank 0 can be asked who speaks.
     bool reaches_root() const { return rank_ == 0 || links_[0].open(); }
     // Describes the ranks that are at fault or silent.
     std::string absent_ranks() const;
