@@ -11,7 +11,7 @@
 
 namespace gyre::train {
 
-// What each bucket's reduction cost, added up over steps, in seconds.
+// Cost of each bucket's reduction, added up over steps, in seconds.
 struct BucketTimes {
     std::vector<Reducer::Times::Of> sums;
     std::int64_t steps = 0;

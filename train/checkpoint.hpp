@@ -17,7 +17,7 @@
 
 namespace gyre::train {
 
-// What comes next, and what the epoch has summed up so far.
+// The next step, and the epoch's sums so far.
 struct Cursor {
     int epoch = 1;          // from 1
     std::int64_t step = 0;  // of the epoch, from 0; the number of its steps: its evaluation
@@ -26,8 +26,9 @@ struct Cursor {
     double best_accuracy = -1.0;  // of the test set; < 0: none yet
 };
 
-// What must be the same when a training is resumed: the settings that must match, by their names,
-// and what follows from others, from the data and from the ranks, by the keys of kFacts.
+// Everything that must be the same when a training is resumed: the settings that must match, by
+// their names, and what follows from others, from the data and from the ranks, by the keys of
+// kFacts.
 struct Identity {
     Values settings, facts;
 };

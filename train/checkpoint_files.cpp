@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Whether `resume` is this folder, or a file in it.
+// True if `resume` is this folder, or a file in it.
 bool resumes_from(const fs::path& resume, const fs::path& folder) {
     std::error_code error;
     const fs::path given = fs::absolute(resume, error);

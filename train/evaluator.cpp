@@ -13,7 +13,7 @@ namespace {
 enum Total { kLoss, kCorrect, kImages, kStop, kTotalCount };
 using Totals = std::array<double, kTotalCount>;
 
-// Of the images [first, first + count), as they stand in the set.
+// Evaluates the images [first, first + count), in the order of the set.
 Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, const Range& range,
                       int batch, const Look& look) {
     DeviceBuffer<float> sums(backend, 2);
@@ -58,7 +58,7 @@ std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images,
 
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
                     int batch, int shards, const Look& look) {
-    // Of each shard, those of other ranks 0, so that their sum over the ranks is exact.
+    // Totals of each shard; 0 for other ranks' shards, so that the sum over the ranks is exact.
     std::vector<double> rows(static_cast<std::size_t>(std::max(1, shards)) * kTotalCount);
     const int own = shards > 0 ? shards / comm.size() : 1;
     for (int i = 0; i < own; ++i) {

@@ -11,10 +11,10 @@
 
 namespace gyre::train {
 
-// Of everything in the set that training depends on.
+// Hash of everything in the set that training depends on.
 std::string hash_dataset(const Dataset& dataset);
 std::string hash_text(const std::string& text);
-// Of names, values and metadata, whatever their order, but for metadata by these names.
+// Hash of names, values and metadata in any order, except for metadata by these names.
 std::string hash_tensors(const TensorFile& file, const std::set<std::string>& without = {});
 std::uint64_t hash_bytes(const void* data, std::size_t bytes);
 

@@ -6,7 +6,7 @@ namespace gyre::train {
 
 void install_interrupt_handlers();
 bool interrupt_requested();
-// Whether a checkpoint has been asked for since the last call.
+// Returns true if a checkpoint has been asked for since the last call.
 bool take_save_request();
 
 }  // namespace gyre::train

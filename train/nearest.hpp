@@ -1,4 +1,4 @@
-// What somebody meant who mistyped a word.
+// The word that a mistyped one was meant to be.
 #pragma once
 
 #include <string>

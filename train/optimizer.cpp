@@ -302,7 +302,7 @@ void Optimizer::update(std::int64_t begin, std::int64_t end) {
     }
 }
 
-// What lies before and behind a part that the pass has updated is one call.
+// Updates what is before and behind a part that the pass has updated, in one call.
 void Optimizer::update_around(const Range& range, std::int64_t begin, std::int64_t end) {
     for (auto next = updated_.begin(); begin < end;) {
         const auto last = updated_.end();

@@ -40,7 +40,7 @@ class Optimizer {
     void begin_step(std::int32_t* not_finite, int index = 0);
     void arrived(std::int64_t begin, std::int64_t end);  // elements of the gradient buffer
     void end_step();
-    // What the loss's gradient is multiplied by, on the device; null: 1.
+    // The factor of the loss's gradient, on the device; null: 1.
     const float* loss_scale() const {
         return scaling_.get() == nullptr ? nullptr : &scaling_.get()->scale;
     }
@@ -59,7 +59,7 @@ class Optimizer {
     // updates are shared out: all ranks get all.
     std::vector<HostTensor> export_state() const;
     bool shared_out() const { return !shared_.empty(); }
-    // Of each moment, that this rank has memory for.
+    // Elements of each moment that this rank has memory for.
     std::int64_t moment_elems() const { return first_.elems(); }
     // Goes on from such a state, which all ranks must be given alike. Throws Error(bad_input)
     // unless it has these tensors, in these shapes, and no others; `source` says where they come
@@ -67,7 +67,7 @@ class Optimizer {
     void import_state(const std::vector<HostTensor>& tensors, const std::string& source);
 
  private:
-    // What there is for each parameter that this rank updates, range after range.
+    // Values for each parameter that this rank updates, range after range.
     struct Moment {
         const char* name;
         float* values;
@@ -80,7 +80,7 @@ class Optimizer {
     // Over the flat buffer, from all ranks.
     std::vector<float> download(const Moment& moment) const;
     void update(std::int64_t begin, std::int64_t end);
-    // Whether something must be known of all gradients before any parameter is updated.
+    // True if all gradients must be known before any parameter is updated.
     bool waits() const { return spec_.max_grad_norm || spec_.loss_scaling; }
     void update_around(const Range& range, std::int64_t begin, std::int64_t end);
     // But for the gap, which is counted from begin.

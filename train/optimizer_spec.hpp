@@ -1,4 +1,4 @@
-// What the user asked for about updates: the rule, its hyperparameters and the learning rate.
+// The user's choice of updates: the rule, its hyperparameters and the learning rate.
 #pragma once
 
 #include <array>

@@ -17,7 +17,7 @@
 
 namespace gyre::train {
 
-// What one rank can send, and receive at the same time, of payload; and the time of an empty
+// Payload that one rank can send, and receive at the same time; and the time of an empty
 // message. Ranks that share a network card have a share of its bandwidth each.
 struct Link {
     double bytes_per_second = 0.0;

@@ -42,8 +42,8 @@ enum class FactorUse { automatic, on, off };
 inline const std::vector<std::pair<std::string, FactorUse>> kFactorUses = {
     {"auto", FactorUse::automatic}, {"on", FactorUse::on}, {"off", FactorUse::off}};
 
-// Whether the ranks share the update of large buckets out. automatic: no, as nothing measured gains
-// by it so far.
+// How the update of large buckets is shared out between the ranks. automatic: not, as nothing
+// measured gains by it so far.
 enum class ShardUse { automatic, on, off };
 inline const std::vector<std::pair<std::string, ShardUse>> kShardUses = {
     {"auto", ShardUse::automatic}, {"on", ShardUse::on}, {"off", ShardUse::off}};
@@ -93,7 +93,7 @@ struct TraceSteps {
     bool operator==(const TraceSteps&) const = default;
 };
 
-// What a person, or a program, sees of a training.
+// Reports of a training, for people and programs.
 struct ReportSpec {
     std::string metrics = {};  // file: rows if it ends in .csv, otherwise JSON lines; empty: none
     std::string tensorboard = {};  // folder; likewise
@@ -116,8 +116,8 @@ struct DeviceSpec {
     bool deterministic = false;      // on GPUs: restricts the libraries
     int threads = 0;                 // per rank; 0: the processors this rank may use
     GraphUse graph = GraphUse::automatic;
-    // Of whole batches in a graph; empty: as many as are good for the device. Trainer::step() says
-    // what differs with several.
+    // Steps of whole batches in a graph; empty: as many as are good for the device. Trainer::step()
+    // says what differs with several.
     std::optional<int> graph_steps = {};
 };
 

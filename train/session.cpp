@@ -11,7 +11,7 @@
 namespace gyre::train {
 
 namespace {
-// Of a bucket that is shared out, which is two operations in place of one: below this a message
+// Least size of a bucket that is shared out, by two operations instead of one: a smaller message
 // costs its latency (auto_bucket_bytes()).
 constexpr std::int64_t kLeastSharedBytes = 16 << 10;
 
@@ -108,7 +108,7 @@ std::vector<int> Session::train_sizes() const {
     if (run_.batch.shards == 0) {
         return sharding_.sizes(run_.batch.accumulate);
     }
-    // Of all shards, so that no choice of kernels follows from which of them are the rank's.
+    // The sizes of all shards, so that the choice of kernels does not depend on the rank's own.
     const Sharding all{sharding_.images, sharding_.global_batch, 0, 1, run_.batch.shards};
     return all.sizes(run_.batch.shards);
 }

@@ -26,7 +26,7 @@
 
 namespace gyre::train {
 
-// What is trained, as far as the model's text and the data say it.
+// The net to train, as far as the model's text and the data determine it.
 struct TrainingTask {
     ModelSpec model = {};
     int classes = 10;

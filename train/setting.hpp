@@ -19,7 +19,7 @@ namespace gyre::train {
 
 // Whose value counts: all ranks must have the same one; each rank has its own; or that of rank 0.
 enum class Scope { all_ranks, each_rank, rank_0 };
-// Whether a resumed training may have another value than the one that was saved.
+// How a resumed training's value relates to the one that was saved.
 enum class OnResume { must_match, may_change };
 
 struct Setting {

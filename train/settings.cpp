@@ -123,7 +123,7 @@ Setting save_every_setting(SaveEvery& field) {
         [&field] { return fmt::format("{}{}", field.count, field.steps ? "steps" : ""); });
 }
 
-// What has no ending, such as a pipe, gets JSON lines.
+// A file without an ending, such as a pipe, gets JSON lines.
 Setting metrics_setting(string& field) {
     Setting row =
         path("metrics", field, "FILE.csv|FILE.jsonl",
@@ -180,7 +180,7 @@ std::vector<Setting> length_settings(RunSpec& run) {
                "Stop after the step in which the run, with its set-up, gets this old by rank 0's "
                "clock")
             .may_change(),
-        // Of these two the global batch that they come to is compared.
+        // The ranks compare the global batch that these two result in.
         number("batch-size", batch.batch_size, {.least = 1},
                "Images per rank in a step; with `shards` per shard")
             .may_change(),

@@ -1,4 +1,4 @@
-// Whether all ranks still have the same parameters, as they must after every step.
+// A check that all ranks still have the same parameters, as they must after every step.
 #pragma once
 
 #include "comm/communicator.hpp"

@@ -7,7 +7,7 @@
 namespace gyre::train {
 namespace {
 
-// What steps change of a net and the next step builds on: the parameters and the state, and in the
+// Keeps what steps change and the next step builds on: the parameters and the state, and in the
 // gradient buffer the padding and the StepStats, which no kernel overwrites.
 class KeptNet {
  public:
@@ -55,7 +55,7 @@ std::vector<std::vector<Bucket>> different_plans(const Session& session) {
     return plans;
 }
 
-// Of a step, on this rank.
+// Seconds of a step, on this rank.
 double seconds_with(Session& session, const std::vector<Bucket>& buckets) {
     constexpr int kSteps = 20, kFirstSteps = 6;  // in which the step is captured, too
     session.restart(buckets, 1);                 // the same step again and again
