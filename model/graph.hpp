@@ -31,7 +31,7 @@ struct Parameter {
     Init init = Init::fan_in_uniform;
 };
 
-// What a layer has beside its spec; names without the layer's.
+// A layer's tensors, besides its spec; names without the layer's.
 struct LayerTensors {
     std::vector<Parameter> parameters = {}, state = {};
 };
@@ -50,7 +50,7 @@ struct Node {
     std::vector<Parameter> state = {};  // without gradients; saved and loaded with the parameters
     std::vector<Node> parts = {};       // what a fused node was made of, each the next one's input
 
-    // Whether the gradients of the parameters follow from x and dy of all images alone, by a
+    // True if the gradients of the parameters follow from x and dy of all images only, by a
     // product over the images.
     bool factored() const { return std::holds_alternative<LinearSpec>(spec); }
 };
@@ -68,14 +68,14 @@ Graph build_graph(const ModelSpec& model, const Shape& input, int classes, bool 
 // "[10, 24, 24]", or "[50]" for a vector.
 std::string text_of(const Shape& shape);
 
-// What a layer gets: the output of a node, or the net's input.
+// A layer's input: the output of a node, or the net's input.
 struct Value {
     int number = Node::kInput;
     Shape shape;
     bool flat = false;
 };
 
-// What the layers of a model file (model/layers.cpp) append to.
+// The graph under construction, to which the layers of a model file (model/layers.cpp) append.
 class GraphBuilder {
  public:
     GraphBuilder(const ModelSpec& model, const Shape& input, int classes, bool dropout)

@@ -72,8 +72,8 @@ std::optional<std::uint32_t> number_of(std::string_view text) {
     return whole ? std::optional(value) : std::nullopt;
 }
 
-// Whether module a runs before b, as far as the names tell: where they first differ, two numbers
-// are places in an nn.Sequential; anything else leaves it open.
+// True if module a runs before b, as far as the names tell: if they first differ in two numbers,
+// these are places in an nn.Sequential; anything else leaves it open.
 std::optional<bool> comes_before(std::string_view a, std::string_view b) {
     while (!a.empty() && !b.empty()) {
         const std::string_view part_a = a.substr(0, a.find('.'));

@@ -1,5 +1,5 @@
-// What can stand in a model file: for each word its usage, how its line is read and which
-// operations it appends to the net.
+// The words of a model file: for each its usage, how its line is read and which operations it
+// appends to the net.
 #pragma once
 
 #include <optional>

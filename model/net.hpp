@@ -19,7 +19,7 @@
 
 namespace gyre::model {
 
-// What passes a net is made for, beside what was asked for.
+// The sizes of passes that a net is made for, and what it computes.
 struct NetOptions {
     int train_batch = 64;   // the most images in a training pass
     int eval_batch = 1000;  // the most images in an evaluation pass
@@ -30,7 +30,7 @@ struct NetOptions {
     std::vector<int> train_sizes = {}, eval_sizes = {};
 };
 
-// What a backward pass does with gradients, from the end of the net on; each may be empty.
+// Calls during a backward pass, from the end of the net on; each may be empty.
 struct BackwardHooks {
     // All gradients at and after this offset are final.
     FunctionRef<void(std::int64_t offset)> ready = {};
@@ -65,8 +65,8 @@ class Net {
     // Where the parameters of each node that has some begin in the flat buffers, ascending.
     const std::vector<std::int64_t>& layer_begins() const { return layer_begins_; }
     float* parameter_data() const { return flat_parameters_.get(); }
-    // What is saved and loaded with the parameters but has no gradient, such as running statistics:
-    // a flat buffer of its own.
+    // Values that are saved and loaded with the parameters but have no gradient, such as running
+    // statistics: a flat buffer of its own.
     const std::vector<Parameter>& state() const { return state_; }
     float* state_data() const { return flat_state_.get(); }
     std::int64_t state_elems() const { return flat_state_.elems(); }
@@ -94,13 +94,13 @@ class Net {
     std::vector<std::string> import_parameters(const std::vector<HostTensor>& tensors,
                                                const std::string& source);
 
-    // Of activations between operations.
+    // Data type of activations between operations.
     DataType type() const { return type_; }
     float label_smoothing() const { return label_smoothing_; }  // of the training's loss
     // The layers as a backend's fused training pass takes them. Empty: the net has state, some
     // layer does not read the one before it alone, or the net is not for training.
     const std::optional<TrainingPassSpec>& fusable_layers() const { return fusable_layers_; }
-    // Whether a node's backward pass comes with the loss; backward() then offers it to nobody.
+    // True if a node's backward pass comes with the loss; backward() does not offer it to `take`.
     bool with_loss(std::size_t node) const { return head_ != nullptr && node + 1 == ops_.size(); }
 
     // Where a batch goes: x [n][input], labels [n].
@@ -122,7 +122,7 @@ class Net {
     void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
 
  private:
-    // What running a node takes beside its operation.
+    // Everything that running a node needs besides its operation.
     struct Step {
         OpIo train, eval;
         bool copy_input = false;  // it works in place on a copy, as its input is needed further
@@ -143,7 +143,7 @@ class Net {
     void make_head(const NetOptions& options);
     void place_parameters(const NetOptions& options);
     void find_fusable_layers(const Graph& fused, int most_images);
-    // Of parameters and state, with where they lie.
+    // A tensor of parameters or state, and its place.
     struct Placed {
         const Parameter& tensor;
         float* data;

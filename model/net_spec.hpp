@@ -10,7 +10,7 @@
 
 namespace gyre::model {
 
-// What a net computes in: float32; that with operands of products rounded to TF32; or values
+// The precision of a net: float32; that with operands of products rounded to TF32; or values
 // between operations and operands of products in 16 bits, with all sums, weights and updates in
 // float32.
 enum class Precision { fp32, tf32, bf16, fp16 };

@@ -34,8 +34,8 @@ std::string attribute(const char* name, std::initializer_list<std::int64_t> valu
     return named_attribute(name, kIntsType, all);
 }
 
-// Of each operation the ONNX operator and its attributes; a new one without its line does not
-// compile.
+// The ONNX operator of an operation, and its attributes; a new operation without its line does
+// not compile.
 struct Operator {
     std::string type, attributes = {};
 };
@@ -94,7 +94,7 @@ class Nodes {
  private:
     void add(std::size_t i) {
         const Node& node = graph_.nodes[i];
-        // What is added must have the same rank, or it would be broadcast.
+        // Added tensors must have the same rank, or one would be broadcast.
         flat_[i] = std::holds_alternative<LinearSpec>(node.spec);
         for (const int input : node.inputs) {
             flat_[i] = flat_[i] || is_flat(input);

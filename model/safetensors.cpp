@@ -29,8 +29,8 @@ constexpr std::uint64_t kMostHeaderBytes = 100'000'000;  // the format's own lim
                     path.string(), what));
 }
 
-// What torch.save or pickle write is told from a safetensors file by its first bytes: a zip file's,
-// or a pickle's of protocol 2 to 5, and no JSON after 8 bytes.
+// Files of torch.save or pickle are recognised by their first bytes: a zip file's, or those of a
+// pickle of protocol 2 to 5, without JSON after 8 bytes.
 void refuse_pickle(const std::filesystem::path& path, std::ifstream& in) {
     std::array<char, 9> first{};
     in.read(first.data(), first.size());

@@ -48,7 +48,7 @@ int open_alone(const std::filesystem::path& path) {
     return -1;
 }
 
-// Whether all was written; errno says why not.
+// Returns true if all was written; otherwise errno says why not.
 bool append(int descriptor, const void* data, std::size_t bytes) {
     constexpr std::size_t kMost = std::size_t{1} << 20;
     // For tests that stop a job while it writes.

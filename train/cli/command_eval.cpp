@@ -114,7 +114,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
                 fmt::print(stderr, "gyre: {}: {}\n", options.weights, remark);
             }
         };
-        // What is stored beside the weights counts, unless the user says otherwise.
+        // The metadata of the weights count, unless the user says otherwise.
         const Stored stored(weights, options.weights);
         const std::string stored_model = stored.text("gyre.model");
         const ModelSpec model =

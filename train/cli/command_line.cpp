@@ -31,7 +31,7 @@ const CLI::App* subcommand(const CLI::App& app, const std::string& name) {
     return nullptr;
 }
 
-// That of a whole command line.
+// The subcommand of a whole command line.
 const CLI::App* subcommand(const CLI::App& app, const std::vector<std::string>& given) {
     for (const std::string& word : given) {
         if (const CLI::App* found = subcommand(app, word)) {

@@ -107,7 +107,7 @@ Run read_run(const std::string& path) {
     if (steps.empty()) {
         throw input_error(fmt::format("{}: no step and no epoch to draw", path));
     }
-    // Of a whole epoch; of the only one, as much as there is.
+    // Steps of a whole epoch; if there is only one, as many as it has.
     const double of_epoch = steps.begin()->second / steps.begin()->first;
     for (const Row& row : rows) {
         for (std::size_t i = 0; i < kCurves && row.contains("step"); ++i) {

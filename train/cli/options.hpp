@@ -1,4 +1,4 @@
-// What a user can ask of the subcommands, and the tables of their flags.
+// Options of the subcommands, and the tables of their flags.
 #pragma once
 
 #include <optional>
@@ -38,7 +38,7 @@ struct PlanOptions : RunSpec {
 };
 
 struct InfoOptions {
-    // What to show instead of this machine; empty: none. A checkpoint is checked to be one.
+    // A file to show instead of this machine; empty: none. A checkpoint is checked to be one.
     std::string model, weights, checkpoint;
     Shape image = {1, 28, 28};
     int classes = 10;

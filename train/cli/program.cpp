@@ -71,7 +71,7 @@ Program::Program(int argc, char** argv) : typed_(argv + 1, argv + argc) {
     }
 }
 
-// What is wrong is kept: it is said after the ranks have met, if the environment tells where and
+// Errors are kept and reported after the ranks have met, if the environment tells where and
 // they come soon.
 void Program::parse() {
     try {
@@ -106,7 +106,7 @@ void Program::meet() {
     }
 }
 
-// What all ranks must have been asked for alike.
+// The settings that all ranks must share.
 std::vector<ManifestEntry> Program::manifest() const {
     std::vector<ManifestEntry> entries = {
         {"the version of gyre", version_text()},
@@ -143,7 +143,7 @@ void Program::answer() {
     });
 }
 
-// Of `gyre launch FLAGS -- COMMAND`: what is behind the dashes is for the ranks.
+// Splits `gyre launch FLAGS -- COMMAND`; what is behind the dashes is for the ranks.
 std::vector<std::string> Program::split_launch() {
     const auto end = std::find(typed_.begin(), typed_.end(), "--");
     std::vector<std::string> command(end == typed_.end() ? end : end + 1, typed_.end());

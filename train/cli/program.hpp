@@ -3,7 +3,7 @@
 
 namespace gyre::train {
 
-// What main() is given; the exit code.
+// Runs the program with main()'s arguments, and returns its exit code.
 int run_program(int argc, char** argv);
 
 }  // namespace gyre::train

@@ -62,7 +62,7 @@ std::unique_ptr<Backend> make_backend(const RunSpec& run, const Communicator& co
                           : options.kernels == "cudnn" ? KernelSet::library
                                                        : KernelSet::automatic;
     gpu_options.deterministic = options.deterministic;
-    // What has 16 bits is exact in TF32.
+    // 16-bit values are exact in TF32.
     gpu_options.tf32 = run.net.precision != Precision::fp32;
     gpu_options.choices_file = options.kernels_cache;
     return gpu ? make_cuda_backend(gpu_options) : make_emulated_backend(gpu_options);

@@ -1,4 +1,4 @@
-// What the subcommands make of their flags alike.
+// Objects that several subcommands make from their flags.
 #pragma once
 
 #include <memory>
@@ -18,7 +18,7 @@ std::string with_flag_names(std::string_view message);
 // The backend for --device auto|cpu|cuda|emulated.
 std::unique_ptr<Backend> make_backend(const RunSpec& run, const Communicator& comm);
 
-// What loading a data set tells the user: rank 0 alone, on standard error, unless quiet.
+// Messages about loading a data set: on standard error, by rank 0 only, unless quiet.
 TellOfData tell_of_data(const Communicator& comm, bool quiet);
 
 // The user's mean and standard deviation, or those measured on the training set.

@@ -15,7 +15,7 @@
 namespace gyre::train {
 namespace {
 
-// Of numbers separated by commas; empty for anything else.
+// Parses numbers separated by commas; empty for anything else.
 std::vector<float> list(const std::string& text) {
     std::vector<float> values;
     std::istringstream in(text);

@@ -1,4 +1,4 @@
-// What gyre train stored beside weights, in their file's metadata.
+// The metadata that gyre train stores in a file of weights.
 #pragma once
 
 #include <optional>
@@ -24,7 +24,7 @@ class Stored {
     std::optional<Shape> shape() const;
     std::vector<std::string> class_names() const;
 
-    // What it takes to make the net again; throws where the metadata lack it.
+    // Everything needed to make the net again; throws if the metadata lack it.
     struct Trained {
         std::string model;  // source
         Shape shape;

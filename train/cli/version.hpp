@@ -1,4 +1,4 @@
-// What `gyre --version` says.
+// The output of `gyre --version`.
 #pragma once
 
 #include <string>
