@@ -287,7 +287,7 @@ DatasetFiles locate_name(const std::string& name) {
     if (wanted == "fashion-mnist") {
         advice = "install it with `apt-get install dataset-fashion-mnist`, or " + advice;
     } else if (wanted == "mnist") {
-        advice = "download it with `scripts/get-mnist.sh`, or " + advice;
+        advice = "download it with gyre-get-mnist (here scripts/get-mnist.sh), or " + advice;
     }
     throw input_error(
         fmt::format("data set \"{}\" not found; {}. Places looked at:{}", name, advice, looked_at));

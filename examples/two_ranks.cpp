@@ -1,6 +1,6 @@
 // Trains a small net on two ranks with gyre as a library, and saves it:
 //     mpirun -np 2 two_ranks fashion-mnist checkpoints
-// Each rank is a process; `gyre eval --weights checkpoints` reads what it saves.
+// Each rank is a process; `gyre eval --weights checkpoints/best.safetensors` reads what it saves.
 #include <cstdio>
 #include <exception>
 #include <utility>

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Downloads MNIST (four .gz files, 11 MB) and checks the published MD5 sums.
-# Usage: scripts/get-mnist.sh [DIR]    default DIR: data-cache/mnist in the repository
+# Usage: scripts/get-mnist.sh [DIR]    default DIR: data-cache/mnist in the repository, or if gyre is installed, here
 # GYRE_MNIST_MIRRORS: base URLs to use instead of the defaults, separated by spaces; file:// works.
 set -euo pipefail
 
@@ -10,6 +10,7 @@ if [ $# -gt 1 ] || [ "${1-}" = -h ] || [ "${1-}" = --help ]; then
 fi
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+[ -f "$root/CMakeLists.txt" ] || root=$PWD
 dir=${1:-$root/data-cache/mnist}
 default_mirrors="https://ossci-datasets.s3.amazonaws.com/mnist/ \
 https://storage.googleapis.com/cvdf-datasets/mnist/"

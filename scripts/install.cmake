@@ -1,0 +1,66 @@
+# What `cmake --install` puts where: the program with its pages; the library with its headers and a CMake package.
+#   cmake --install build --prefix DIR [--component program]
+# And packages: cpack --config build/CPackConfig.cmake -G DEB (or TGZ).
+# An installed tree may be moved, as nothing in it names its place.
+include(GNUInstallDirs)
+include(CMakePackageConfigHelpers)
+
+# Component `program`.
+install(TARGETS gyre RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+install(PROGRAMS scripts/get-mnist.sh RENAME gyre-get-mnist DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+install(FILES README.md CHANGELOG.md SECURITY.md LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
+install(DIRECTORY docs examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
+
+# Component `library`: find_package(gyre), and gyre::train with what it needs.
+foreach(library IN ITEMS options base train comm data model kernels choices emulated cuda)
+  if(TARGET gyre_${library})
+    set_target_properties(gyre_${library} PROPERTIES EXPORT_NAME ${library})
+    install(TARGETS gyre_${library} EXPORT gyre ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/gyre COMPONENT library)
+  endif()
+endforeach()
+if(GYRE_EMULATION)
+  install(TARGETS simt_emulator simt_options EXPORT gyre
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}/gyre COMPONENT library)
+endif()
+foreach(room IN ITEMS base comm data kernels model train)
+  install(DIRECTORY ${room} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/gyre COMPONENT library
+    FILES_MATCHING PATTERN "*.hpp" PATTERN cli EXCLUDE PATTERN example EXCLUDE PATTERN missing EXCLUDE)
+endforeach()
+set(package ${CMAKE_INSTALL_LIBDIR}/cmake/gyre)
+install(EXPORT gyre NAMESPACE gyre:: FILE gyre-targets.cmake DESTINATION ${package} COMPONENT library)
+configure_package_config_file(scripts/gyre-config.cmake.in ${PROJECT_BINARY_DIR}/gyre-config.cmake
+  INSTALL_DESTINATION ${package})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/gyre-config-version.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/gyre-config.cmake ${PROJECT_BINARY_DIR}/gyre-config-version.cmake
+  DESTINATION ${package} COMPONENT library)
+
+# Component `bundle`, in the archive only: the libraries whose versions differ from one system to another, where the
+# program looks first. RPATH is what these find each other by, which RUNPATH is not. Open MPI stays the system's, as its
+# parts and its mpirun belong together, and so do the libraries of C and C++.
+set_target_properties(gyre PROPERTIES INSTALL_RPATH "$ORIGIN/../lib/gyre" LINK_OPTIONS LINKER:--disable-new-dtags)
+install(CODE [[
+  file(GET_RUNTIME_DEPENDENCIES EXECUTABLES $<TARGET_FILE:gyre> RESOLVED_DEPENDENCIES_VAR libraries
+    PRE_INCLUDE_REGEXES "^lib(fmt|png16|jpeg|z|lzma|gloo|hiredis|boost_context)[.]so"
+    PRE_EXCLUDE_REGEXES ".")
+  file(INSTALL ${libraries} DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/gyre FOLLOW_SYMLINK_CHAIN)
+]] COMPONENT bundle EXCLUDE_FROM_ALL)
+
+string(TOLOWER ${CMAKE_SYSTEM_NAME} system)
+set(CPACK_PACKAGE_NAME gyre)
+set(CPACK_PACKAGE_VENDOR "The gyre authors")
+set(CPACK_PACKAGE_CONTACT "The gyre authors")
+set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "${PROJECT_DESCRIPTION}")
+set(CPACK_PACKAGE_FILE_NAME gyre-${PROJECT_VERSION}-${system}-${CMAKE_SYSTEM_PROCESSOR})
+set(CPACK_RESOURCE_FILE_LICENSE ${PROJECT_SOURCE_DIR}/LICENSE)
+set(CPACK_COMPONENTS_GROUPING ALL_COMPONENTS_IN_ONE)
+set(CPACK_STRIP_FILES ON)
+set(CPACK_ARCHIVE_COMPONENT_INSTALL ON)
+set(CPACK_DEB_COMPONENT_INSTALL ON)
+set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_PACKAGE_RECOMMENDS "openmpi-bin, dataset-fashion-mnist")
+set(CPACK_DEBIAN_PACKAGE_SUGGESTS gnuplot-nox)
+set(CPACK_DEBIAN_PACKAGE_SECTION science)
+set(CPACK_DEBIAN_FILE_NAME DEB-DEFAULT)
+set(CPACK_PROJECT_CONFIG_FILE ${PROJECT_SOURCE_DIR}/scripts/cpack.cmake)
+set(CPACK_COMPONENTS_ALL program)
+include(CPack)

@@ -1,0 +1,76 @@
+#!/usr/bin/env bash
+# gyre installed and moved, as a library of another project, and as an archive.
+#   tests/repository/install_test.sh BUILD_DIR
+set -euo pipefail
+build=$(cd "$1" && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+train=(train --data fashion-mnist --limit 200 --epochs 1 --threads 1 --no-eval -q)
+
+step() { echo "== $*"; }
+fail() {
+    echo "install: $*" >&2
+    exit 1
+}
+# Runs a command without its output, which is printed if it fails.
+quietly() {
+    "$@" >"$work/log" 2>&1 || {
+        cat "$work/log"
+        fail "$1 failed"
+    }
+}
+
+step "installed, and moved"
+quietly cmake --install "$build" --prefix "$work/first"
+mv "$work/first" "$work/moved"
+(cd / && "$work/moved/bin/gyre" --version && "$work/moved/bin/gyre" "${train[@]}")
+for file in share/doc/gyre/LICENSE share/doc/gyre/docs/hosts.md lib/cmake/gyre/gyre-config.cmake; do
+    [ -s "$work/moved/$file" ] || fail "no $file"
+done
+if grep -rlFe "$root" -e "$build" -e "$work" "$work/moved"; then
+    fail "these files name a folder of this machine"
+fi
+
+step "a project that uses the library"
+mkdir "$work/project"
+cp "$work/moved/share/doc/gyre/examples/two_ranks.cpp" "$work/project"
+cat >"$work/project/CMakeLists.txt" <<'END'
+cmake_minimum_required(VERSION 3.22)
+project(mine LANGUAGES CXX)
+find_package(gyre 0.9 REQUIRED)
+add_executable(two_ranks two_ranks.cpp)
+target_link_libraries(two_ranks PRIVATE gyre::train)
+END
+quietly cmake -S "$work/project" -B "$work/project/build" -DCMAKE_PREFIX_PATH="$work/moved"
+quietly cmake --build "$work/project/build"
+(cd "$work" && mpirun --oversubscribe --bind-to none -np 2 "$work/project/build/two_ranks" fashion-mnist "$work/saved")
+[ -s "$work/saved/best.safetensors" ] || fail "the project's training saved nothing"
+
+step "the archive"
+quietly cpack --config "$build/CPackConfig.cmake" -G TGZ -B "$work/packages"
+mkdir "$work/archive"
+tar -xzf "$work"/packages/gyre-*.tar.gz -C "$work/archive" --strip-components 1
+(cd / && "$work/archive/bin/gyre" "${train[@]}")
+files=("$work/archive/bin/gyre" "$work"/archive/lib/gyre/*)
+# It has what it needs but for the libraries of C and C++ and those that belong to Open MPI.
+for file in "${files[@]}"; do
+    for needed in $(objdump -p "$file" | awk '$1 == "NEEDED" { print $2 }'); do
+        case $needed in
+        libmpi.* | libibverbs.* | libstdc++.* | libgcc_s.* | libm.* | libc.* | ld-linux*) ;;
+        *)
+            found=$(ldd "${files[0]}" | awk -v name="$needed" '$1 == name { print $3 }')
+            [[ $found = "$work/archive/"* ]] || fail "$file needs $needed, which is not the archive's: $found"
+            ;;
+        esac
+    done
+done
+# The versions of symbols that Ubuntu 22.04 has, the oldest system that the archive is for.
+for bound in GLIBC_2.35 GLIBCXX_3.4.30; do
+    for file in "${files[@]}"; do
+        newest=$(objdump -T "$file" | grep -oE "\b${bound%%_*}_[0-9.]+" | sort -uV | tail -n 1 || true) # none: it needs none
+        [ "$(printf '%s\n' "$newest" "$bound" | sort -V | tail -n 1)" = "$bound" ] ||
+            fail "$file needs $newest, which is later than $bound"
+    done
+    echo "all files do with $bound"
+done
