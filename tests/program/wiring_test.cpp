@@ -404,7 +404,7 @@ TEST_CASE("the hash of a data set depends on all that training depends on") {
 TEST_CASE("--tune-buckets takes the buckets that were fastest") {
     const Training training;
     std::ofstream(training.file("wide")) << "linear 600\nrelu\nlinear classes\n";
-    // Every reduction takes 10 ms more, which no busy machine hides: the fewest are the fastest.
+    // Each reduction takes 10 ms more, as much as a step's noise on a busy machine: six take 60 ms.
     const auto result = training.run(
         2, "--epochs 1 --limit 20 --no-eval --tune-buckets -v --model " + training.file("wide"), {},
         [](const ThreadRanks::Sum&) {
