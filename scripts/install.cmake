@@ -11,6 +11,26 @@ install(PROGRAMS scripts/get-mnist.sh RENAME gyre-get-mnist DESTINATION ${CMAKE_
 install(FILES README.md CHANGELOG.md SECURITY.md LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
 install(DIRECTORY docs examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
 
+# The manual page and the shells' completions, which the program's own settings are the source of.
+find_package(Python3 COMPONENTS Interpreter QUIET)
+if(Python3_FOUND)
+  set(pages ${PROJECT_BINARY_DIR}/pages)
+  add_custom_command(OUTPUT ${pages}/gyre.1
+    COMMAND ${Python3_EXECUTABLE} scripts/reference.py $<TARGET_FILE:gyre> --pages ${pages}
+    DEPENDS gyre scripts/reference.py docs/running.md docs/install.md
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} VERBATIM)
+  add_custom_target(gyre_pages ALL DEPENDS ${pages}/gyre.1)
+  install(FILES ${pages}/gyre.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1 COMPONENT program)
+  install(FILES ${pages}/gyre.bash RENAME gyre COMPONENT program
+    DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+  foreach(folder IN ITEMS site-functions vendor-completions)  # elsewhere and Debian's
+    install(FILES ${pages}/_gyre DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/${folder} COMPONENT program)
+  endforeach()
+  install(FILES ${pages}/gyre.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT program)
+else()
+  message(STATUS "Python 3 was not found: the manual page and the shells' completions are not built (${GYRE_HINT})")
+endif()
+
 # Component `library`: find_package(gyre), and gyre::train with what it needs.
 foreach(library IN ITEMS options base train comm data model kernels choices emulated cuda)
   if(TARGET gyre_${library})
@@ -43,6 +63,17 @@ install(CODE [[
     PRE_INCLUDE_REGEXES "^lib(fmt|png16|jpeg|z|lzma|gloo|hiredis|boost_context)[.]so"
     PRE_EXCLUDE_REGEXES ".")
   file(INSTALL ${libraries} DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/gyre FOLLOW_SYMLINK_CHAIN)
+  # Their licences, by the Debian packages that they are from, and those of the headers that are compiled in.
+  set(packages libcli11-dev nlohmann-json3-dev)
+  foreach(library IN LISTS libraries)
+    get_filename_component(name ${library} NAME)
+    execute_process(COMMAND dpkg-query -S */${name} OUTPUT_VARIABLE owner COMMAND_ERROR_IS_FATAL ANY)
+    string(REGEX MATCH "^[^:]+" package ${owner})
+    list(APPEND packages ${package})
+  endforeach()
+  foreach(package IN LISTS packages)
+    file(INSTALL /usr/share/doc/${package}/copyright DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/gyre/licences RENAME ${package})
+  endforeach()
 ]] COMPONENT bundle EXCLUDE_FROM_ALL)
 
 string(TOLOWER ${CMAKE_SYSTEM_NAME} system)

@@ -2,8 +2,8 @@
 # Installs the missing Debian packages that gyre needs.
 #   scripts/setup.sh          for building, training and most tests
 #   scripts/setup.sh --all    also, if available, a compiler cache, and what some tests would otherwise be
-#                             skipped without: Arm's compiler and emulator, what makes packages and bare
-#                             systems to try them on, and a disassembler of GPU code (from PyPI)
+#                             skipped without: Arm's compiler and emulator, what makes packages, systems
+#                             and shells to try them in, and a disassembler of GPU code (from PyPI)
 # It works as root or with sudo on Debian 12 and later and Ubuntu 24.04; elsewhere it lists what is missing.
 set -euo pipefail
 
@@ -69,7 +69,7 @@ fi
 [ "${1-}" = --all ] || exit 0
 
 # Tests that need these are skipped without them, and report that; without ccache builds take longer.
-optional=(ccache mmdebstrap dpkg-dev file)
+optional=(ccache mmdebstrap dpkg-dev file zsh fish groff-base)
 if [ "$(uname -m)" = x86_64 ]; then
     optional+=(qemu-user g++-aarch64-linux-gnu)
 fi

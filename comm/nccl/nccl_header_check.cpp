@@ -31,49 +31,27 @@ static_assert(std::is_pointer_v<cudaStream_t> && std::is_pointer_v<ncclComm_t>);
 
 // Maps a function's type with nccl.h's types to the same type with ours.
 template <typename T>
-struct Ours {
-    using type = T;
-};
+struct Ours : std::type_identity<T> {};
 template <>
-struct Ours<ncclComm_t> {
-    using type = Handle;
-};
+struct Ours<ncclComm_t> : std::type_identity<Handle> {};
 template <>
-struct Ours<ncclComm_t*> {
-    using type = Handle*;
-};
+struct Ours<ncclComm_t*> : std::type_identity<Handle*> {};
 template <>
-struct Ours<ncclResult_t> {
-    using type = Result;
-};
+struct Ours<ncclResult_t> : std::type_identity<Result> {};
 template <>
-struct Ours<ncclResult_t*> {
-    using type = Result*;
-};
+struct Ours<ncclResult_t*> : std::type_identity<Result*> {};
 template <>
-struct Ours<ncclUniqueId> {
-    using type = UniqueId;
-};
+struct Ours<ncclUniqueId> : std::type_identity<UniqueId> {};
 template <>
-struct Ours<ncclUniqueId*> {
-    using type = UniqueId*;
-};
+struct Ours<ncclUniqueId*> : std::type_identity<UniqueId*> {};
 template <>
-struct Ours<ncclConfig_t*> {
-    using type = Config*;
-};
+struct Ours<ncclConfig_t*> : std::type_identity<Config*> {};
 template <>
-struct Ours<ncclDataType_t> {
-    using type = Type;
-};
+struct Ours<ncclDataType_t> : std::type_identity<Type> {};
 template <>
-struct Ours<ncclRedOp_t> {
-    using type = Operation;
-};
+struct Ours<ncclRedOp_t> : std::type_identity<Operation> {};
 template <>
-struct Ours<cudaStream_t> {
-    using type = Stream;
-};
+struct Ours<cudaStream_t> : std::type_identity<Stream> {};
 template <typename Value, typename... Arguments>
 struct Ours<Value(Arguments...)> {
     using type = typename Ours<Value>::type(typename Ours<Arguments>::type...);

@@ -104,16 +104,3 @@ TEST_CASE("a configuration that is none is refused, with its line") {
     CHECK(refusal({"train", "--config", value.dir.path().string()})
               .find("no file that can be read") != std::string::npos);
 }
-
-TEST_CASE("a file of an earlier version, with a flag to a line, is answered with its TOML") {
-    const auto answer = [](const std::string& line) {
-        const File file("# a recipe\n" + line + "\n");
-        const std::string said = refusal({"train", "--recipe", file.path});
-        CHECK(said.starts_with("config " + file.path + ", line 2: '" + line + "' is a flag"));
-        return said.substr(said.find("write ") + 6);
-    };
-    CHECK(answer("--lr 0.1") == "lr = 0.1");
-    CHECK(answer("--lr=0.1") == "lr = 0.1");
-    CHECK(answer("--no-dropout") == "no-dropout = true");
-    CHECK(answer("--data mnist") == "data = \"mnist\"");
-}

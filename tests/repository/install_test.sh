@@ -25,7 +25,8 @@ step "installed, and moved"
 quietly cmake --install "$build" --prefix "$work/first"
 mv "$work/first" "$work/moved"
 (cd / && "$work/moved/bin/gyre" --version && "$work/moved/bin/gyre" "${train[@]}")
-for file in share/doc/gyre/LICENSE share/doc/gyre/docs/hosts.md lib/cmake/gyre/gyre-config.cmake; do
+for file in share/doc/gyre/{LICENSE,docs/hosts.md} lib/cmake/gyre/gyre-config.cmake share/man/man1/gyre.1 \
+    share/{bash-completion/completions/gyre,zsh/site-functions/_gyre,fish/vendor_completions.d/gyre.fish}; do
     [ -s "$work/moved/$file" ] || fail "no $file"
 done
 if grep -rlFe "$root" -e "$build" -e "$work" "$work/moved"; then
@@ -52,7 +53,7 @@ quietly cpack --config "$build/CPackConfig.cmake" -G TGZ -B "$work/packages"
 mkdir "$work/archive"
 tar -xzf "$work"/packages/gyre-*.tar.gz -C "$work/archive" --strip-components 1
 (cd / && "$work/archive/bin/gyre" "${train[@]}")
-files=("$work/archive/bin/gyre" "$work"/archive/lib/gyre/*)
+files=("$work/archive/bin/gyre" "$work"/archive/lib/gyre/*.so*)
 # It has what it needs but for the libraries of C and C++ and those that belong to Open MPI.
 for file in "${files[@]}"; do
     for needed in $(objdump -p "$file" | awk '$1 == "NEEDED" { print $2 }'); do

@@ -15,6 +15,7 @@
 #include "model/spec.hpp"
 #include "train/checkpoint.hpp"
 #include "train/cli/commands.hpp"
+#include "train/cli/setup.hpp"
 #include "train/cli/version.hpp"
 
 namespace gyre::train {
@@ -128,6 +129,33 @@ void print_weights(const std::string& path) {
     fmt::print("{:<18} {} in {} tensors\n", "values", elems, file.tensors.size());
 }
 
+// What the manual page, the completions and docs/cli.md are made from (scripts/reference.py).
+void print_commands() {
+    Options options;  // with the defaults
+    nlohmann::ordered_json all;
+    for (const Command& command : commands(options)) {
+        nlohmann::ordered_json rows = nlohmann::ordered_json::array();
+        for (const Setting& row : command.flags) {
+            rows.push_back({{"name", row.name},
+                            {"letter", row.letter},
+                            {"type", row.type},
+                            {"default", row.type.empty() ? "" : row.value()},
+                            {"help", with_flag_names(row.help)},
+                            {"heading", row.heading},
+                            {"required", row.required},
+                            {"positional", row.positional},
+                            {"excludes", row.excludes},
+                            {"all_ranks", row.compared()},
+                            {"may_change_on_resume", !row.must_match_on_resume()}});
+        }
+        all.push_back({{"name", command.name},
+                       {"about", command.about},
+                       {"examples", command.examples},
+                       {"options", std::move(rows)}});
+    }
+    fmt::print("{}\n", all.dump(1));
+}
+
 }  // namespace
 
 ExitCode run_info(const InfoOptions& options) {
@@ -142,6 +170,10 @@ ExitCode run_info(const InfoOptions& options) {
     }
     if (!options.weights.empty()) {
         print_weights(options.weights);
+        return ExitCode::success;
+    }
+    if (options.commands) {
+        print_commands();
         return ExitCode::success;
     }
     fmt::print("{}\n", about_text());

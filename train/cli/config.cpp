@@ -77,31 +77,8 @@ std::string place_of(const std::string& key, const std::string& config, const st
     return fmt::format("config {}, {}", config, key);
 }
 
-// Files of earlier versions had one flag to a line.
-void refuse_flags(const std::string& config, const std::string& text) {
-    std::istringstream lines(text);
-    int number = 0;
-    for (std::string line; std::getline(lines, line);) {
-        ++number;
-        std::istringstream in(line);
-        std::string word, value;
-        in >> word >> value;
-        if (word.starts_with("--")) {
-            const std::size_t equals = std::min(word.find('='), word.size());
-            value = equals < word.size() ? word.substr(equals + 1) : value.empty() ? "true" : value;
-            double number_there = 0.0;
-            const bool plain = value == "true" || read_number(value, number_there, {}).empty();
-            throw usage_error(fmt::format(
-                "config {}, line {}: '{}' is a flag; such files are TOML now: write {} = {}{}{}",
-                config, number, line.substr(line.find("--")), word.substr(2, equals - 2),
-                plain ? "" : "\"", value, plain ? "" : "\""));
-        }
-    }
-}
-
 std::vector<FileFlag> flags_of(const std::string& config) {
     const std::string text = text_of(config);
-    refuse_flags(config, text);
     std::istringstream in(text);
     std::vector<FileFlag> flags;
     try {

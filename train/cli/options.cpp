@@ -148,13 +148,18 @@ std::vector<Setting> info_flags(InfoOptions& o) {
     return {
         path("model", o.model, "NAME|FILE",
              "Show this net layer by layer: a built-in one (net, wide, resnet) or a model file"),
-        image_setting(o.image), number("classes", o.classes, {.least = 2}, "Number of classes"),
+        image_setting(o.image),
+        number("classes", o.classes, {.least = 2}, "Number of classes"),
         path("weights", o.weights, "FILE", "Show what is in this safetensors file")
             .instead_of("model"),
         path("checkpoint", o.checkpoint, "FILE",
              "Check that a training can be resumed from this file, and show what is in it")
             .instead_of("model")
-            .instead_of("weights")};
+            .instead_of("weights"),
+        toggle("commands", o.commands, "Print all subcommands and their options as JSON")
+            .instead_of("model")
+            .instead_of("weights")
+            .instead_of("checkpoint")};
 }
 
 std::vector<Setting> predict_flags(PredictOptions& o) {

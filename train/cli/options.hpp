@@ -42,6 +42,7 @@ struct InfoOptions {
     std::string model, weights, checkpoint;
     Shape image = {1, 28, 28};
     int classes = 10;
+    bool commands = false;  // show the command line itself
 };
 
 struct ExportOptions {
