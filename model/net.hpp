@@ -39,7 +39,7 @@ struct BackwardHooks {
     FunctionRef<bool(std::size_t node, const Tensor& x, const Tensor& dy)> take = {};
     // Operations that can apply the update at once do so instead of writing gradients; updated()
     // says to which range of the flat parameters.
-    const PassUpdate* update = nullptr;
+    const UpdateArgs* update = nullptr;
     FunctionRef<void(std::int64_t begin, std::int64_t end)> updated = {};
 };
 

@@ -130,7 +130,7 @@ void Optimizer::begin_step(std::int32_t* not_finite, int index) {
     updated_.clear();
 }
 
-const PassUpdate* Optimizer::in_pass() {
+const UpdateArgs* Optimizer::in_pass() {
     if (waits()) {
         return nullptr;
     }

@@ -47,7 +47,7 @@ class Optimizer {
     // After begin_step(), for a pass that may update parameters itself: with what, good until the
     // next call; null where something else comes first. updated(): it has done so with these,
     // which arrived() then leaves alone; called from the end of the parameters on.
-    const PassUpdate* in_pass();
+    const UpdateArgs* in_pass();
     void updated(std::int64_t begin, std::int64_t end);
 
     // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
@@ -102,7 +102,7 @@ class Optimizer {
     SgdArgs sgd_;
     AdamArgs adam_;
     FiniteCheck clip_;
-    PassUpdate in_pass_;
+    UpdateArgs in_pass_;
     std::vector<Bucket> updated_;         // by the step's pass, ascending, apart from each other
     DeviceBuffer<float> first_, second_;  // velocity; or the moments m and v
 };

@@ -51,7 +51,7 @@ void Trainer::trace(Timeline* timeline) {
 }
 
 void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count,
-                       const PassUpdate* update) {
+                       const UpdateArgs* update) {
     StepProgram::Pass pass;
     pass.samples = samples_.get() + part.images.first;
     // A pass over all of the rank's share finds its images itself.
@@ -106,7 +106,7 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
     optimizer_.begin_step(queue_.nonfinite_word(sharding_.rank), index);
     // On one rank nothing comes between gradients and update.
     const bool alone = sharding_.ranks == 1 && sharding_.shards == 0 && passes == 1;
-    const PassUpdate* update = alone ? optimizer_.in_pass() : nullptr;
+    const UpdateArgs* update = alone ? optimizer_.in_pass() : nullptr;
     for (int part = 0; part < passes; ++part) {
         run_pass(micro_batches_.pass(global_count, part), global_count, update);
     }

@@ -85,7 +85,7 @@ class Trainer {
     // The gradients of the last pass become those of all passes and go to the reducer. update: for
     // parameters that the pass can update itself; may be null.
     void run_pass(const MicroBatches::Pass& part, std::int64_t global_count,
-                  const PassUpdate* update);
+                  const UpdateArgs* update);
     NextSamplesArgs next_samples(std::int64_t global_count) const;
     const Reducer::Captured* graph_from(std::int64_t step);
     // The step, or a graph's.

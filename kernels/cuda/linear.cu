@@ -143,7 +143,7 @@ class TensorLinearOp final : public Op {
         return kUpdates && batch.n > 0 && shape_.out_features > 64 && shape_.in_features >= 64 &&
                tensor_tiles_suffice<UpdateTile>(shape_.out_features, shape_.in_features + 1);
     }
-    void backward_update(const Batch& batch, const OpIo& io, const PassUpdate& rule,
+    void backward_update(const Batch& batch, const OpIo& io, const UpdateArgs& rule,
                          std::int64_t offset) override {
         if constexpr (kUpdates) {
             const int n = batch.n, in = shape_.in_features, out = shape_.out_features;

@@ -39,7 +39,7 @@ __global__ void update_kernel(std::int64_t elems, Update update, UpdateGap gap, 
         });
 }
 
-void start(const Context& context, const PassUpdate& rule, const UpdateGap& gap, std::int64_t elems,
+void start(const Context& context, const UpdateArgs& rule, const UpdateGap& gap, std::int64_t elems,
            float* p, const float* g) {
     with_update(rule, p, 0, [&](const auto& update) {
         using Update = std::remove_cvref_t<decltype(update)>;

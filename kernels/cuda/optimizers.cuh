@@ -136,7 +136,7 @@ struct UpdateAdam {
 
 // Calls use(the rule's Update of p), p beginning at element `offset` of the flat buffers.
 template <typename Use>
-void with_update(const PassUpdate& update, float* p, std::int64_t offset, Use use) {
+void with_update(const UpdateArgs& update, float* p, std::int64_t offset, Use use) {
     if (update.adam != nullptr) {
         UpdateAdam adam{adam_of(*update.adam), p, update.first + offset, update.second + offset};
         adam.a.finite.first_elem += offset;

@@ -227,6 +227,6 @@ struct ReduceArgs {
 };
 struct Context;
 void reduce_pass(const Context& context, const ReduceProgram& program, const ReduceArgs& args,
-                 float* params, const PassUpdate* update);
+                 float* params, const UpdateArgs* update);
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -174,7 +174,7 @@ void start(const Context& context, const ReduceProgram& program, const ReduceArg
 }  // namespace
 
 void reduce_pass(const Context& context, const ReduceProgram& program, const ReduceArgs& args,
-                 float* params, const PassUpdate* update) {
+                 float* params, const UpdateArgs* update) {
     if (update == nullptr) {
         return start(context, program, args, KeepParams{});
     }

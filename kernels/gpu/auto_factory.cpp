@@ -85,7 +85,7 @@ class AutoOp final : public Op {
     bool can_update(const Batch& batch) const override {
         return chosen(kBackwardParams, batch.n).can_update(batch);
     }
-    void backward_update(const Batch& batch, const OpIo& io, const PassUpdate& update,
+    void backward_update(const Batch& batch, const OpIo& io, const UpdateArgs& update,
                          std::int64_t offset) override {
         chosen(kBackwardParams, batch.n).backward_update(batch, io, update, offset);
     }

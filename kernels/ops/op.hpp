@@ -69,7 +69,7 @@ class Op {
     // Called after backward_input(), which reads the parameters before the update. Updates params
     // exactly as the optimizer would, bit for bit, and does not write grads. offset: the position
     // of params[0] in the flat buffers.
-    virtual void backward_update(const Batch&, const OpIo&, const PassUpdate&,
+    virtual void backward_update(const Batch&, const OpIo&, const UpdateArgs&,
                                  std::int64_t /*offset*/) {}
 };
 

@@ -98,7 +98,7 @@ struct AdamArgs {
 
 // The update of parameters by whoever computes their gradients, of one rule: sgd or adam, the other
 // null.
-struct PassUpdate {
+struct UpdateArgs {
     const SgdArgs* sgd = nullptr;
     const AdamArgs* adam = nullptr;
     // Flat, as the parameters. SGD: the velocity, null without momentum; Adam: the moments m and v.

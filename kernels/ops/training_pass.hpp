@@ -34,7 +34,7 @@ struct PassIo {
     float* params = nullptr;                // flat
     float* grads = nullptr;  // flat, overwritten except for the padding between parameters
     float* sums = nullptr;   // [2], overwritten: scale * sum of losses, number of correct images
-    const PassUpdate* update = nullptr;  // of all parameters; null: none is made
+    const UpdateArgs* update = nullptr;  // of all parameters; null: none is made
 };
 
 class TrainingPass {

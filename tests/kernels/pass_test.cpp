@@ -79,7 +79,7 @@ std::unique_ptr<TrainingPass> fused_pass(Backend& backend, const Net& net) {
 
 // Runs a training pass as one operation, or operation by operation.
 Result run_pass(Backend& backend, Net& net, const Images& images, int n, bool whole,
-                const PassUpdate* update = nullptr) {
+                const UpdateArgs* update = nullptr) {
     const DeviceBuffer<std::int32_t> samples(backend, std::max(n, 1));
     const auto indices = Images::samples(n);
     backend.upload(samples.get(), indices.data(), indices.size() * sizeof(std::int32_t));
@@ -232,7 +232,7 @@ TEST_CASE("a pass that updates gives the optimizer's results, bit for bit", "[pa
             net.initialise(3);
             const DeviceBuffer<float> first(*backend, net.flat_elems());
             const DeviceBuffer<float> second(*backend, net.flat_elems());
-            PassUpdate update{.first = rule == 0 ? nullptr : first.get(), .second = second.get()};
+            UpdateArgs update{.first = rule == 0 ? nullptr : first.get(), .second = second.get()};
             update.sgd = rule == 3 ? nullptr : of_sgd;
             update.adam = rule == 3 ? &adam : nullptr;
             for (int step = 0; step < 3; ++step) {
