@@ -25,13 +25,8 @@ struct Gpu {
     void cross_entropy(const CrossEntropyArgs& args, int n) const {
         own::cross_entropy(context, args, n);
     }
-    void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
-                  float* v) const {
-        own::sgd_step(context, args, elems, p, g, v);
-    }
-    void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
-                   float* v) const {
-        own::adam_step(context, args, elems, p, g, m, v);
+    void update(const UpdateArgs& args, std::int64_t elems, float* p, const float* g) const {
+        own::update(context, args, elems, p, g);
     }
     void fill(std::int64_t elems, float value, float* x) const {
         own::fill(context, elems, value, x);
@@ -63,13 +58,8 @@ struct Cpu {
     void cross_entropy(const CrossEntropyArgs& args, int n) const {
         backend.cross_entropy(args, n);
     }
-    void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
-                  float* v) const {
-        backend.sgd_step(args, elems, p, g, v);
-    }
-    void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
-                   float* v) const {
-        backend.adam_step(args, elems, p, g, m, v);
+    void update(const UpdateArgs& args, std::int64_t elems, float* p, const float* g) const {
+        backend.update(args, elems, p, g);
     }
     void fill(std::int64_t elems, float value, float* x) const { std::fill_n(x, elems, value); }
     void clip_norm(std::int64_t elems, float most, float* x) const {
@@ -319,16 +309,21 @@ class Operations {
         sgd.operands = {vector(Role::in_out, elems), vector(Role::in, elems),
                         vector(Role::in_out, elems), scalars};
         do_with(sgd, [=](const auto& k, const Args& a) {
-            k.sgd_step({.scalars = reinterpret_cast<const StepScalars*>(a.f(3)), .momentum = 0.5f},
-                       elems, a.f(0), a.f(1), a.f(2));
+            k.update({.formula = Formula::sgd_momentum,
+                      .scalars = reinterpret_cast<const StepScalars*>(a.f(3)),
+                      .momentum = 0.5f,
+                      .states = {a.f(2)}},
+                     elems, a.f(0), a.f(1));
         });
         Operation& adam = add("adam", 0, 28.0 * bytes);
         adam.operands = {vector(Role::in_out, elems), vector(Role::in, elems),
                          vector(Role::in_out, elems), vector(Role::in_out, elems, Values::positive),
                          scalars};
         do_with(adam, [=](const auto& k, const Args& a) {
-            k.adam_step({.scalars = reinterpret_cast<const StepScalars*>(a.f(4))}, elems, a.f(0),
-                        a.f(1), a.f(2), a.f(3));
+            k.update({.formula = Formula::adam,
+                      .scalars = reinterpret_cast<const StepScalars*>(a.f(4)),
+                      .states = {a.f(2), a.f(3)}},
+                     elems, a.f(0), a.f(1));
         });
         Operation& fill = add("fill", 0, 4.0 * bytes);
         fill.operands = {vector(Role::out, elems)};

@@ -185,14 +185,19 @@ class Suite {
         const StepScalars small = {.learning_rate = 1e-9f,
                                    .adam_step_size = 1e-9f,
                                    .adam_correction = 1.0f,
-                                   .adam_shrink = 1.0f};
+                                   .shrink = 1.0f};
         backend_.upload(scalars->get(), &small, sizeof small);
         add(layer + "/sgd", 0, 5 * bytes, [=] {
-            backend->sgd_step({.scalars = scalars->get(), .momentum = 0.5f}, elems, at(0), at(1),
-                              at(2));
+            backend->update({.formula = Formula::sgd_momentum,
+                             .scalars = scalars->get(),
+                             .momentum = 0.5f,
+                             .states = {at(2)}},
+                            elems, at(0), at(1));
         });
         add(layer + "/adam", 0, 7 * bytes, [=] {
-            backend->adam_step({.scalars = scalars->get()}, elems, at(0), at(1), at(2), at(3));
+            backend->update(
+                {.formula = Formula::adam, .scalars = scalars->get(), .states = {at(2), at(3)}},
+                elems, at(0), at(1));
         });
     }
 

@@ -41,7 +41,7 @@ struct Options {
     std::vector<std::string> models = {"net", "wide"};
     int batch_size = 64, steps = 20, threads = 0;
     std::optional<std::int64_t> bucket_kib;
-    std::string optimizer = "adam";
+    UpdateRule optimizer = UpdateRule::adam;
     FactorUse factors = FactorUse::automatic;
 };
 
@@ -61,8 +61,7 @@ double median(std::vector<double> values) {
 void measure(Communicator& comm, const std::string& model, const Options& options) {
     const auto alone = make_single_communicator();
     std::unique_ptr<Backend> backend;
-    const std::map<std::string, UpdateRule> rules(kUpdateRules.begin(), kUpdateRules.end());
-    RunSpec spec = {.optimizer = {.rule = rules.at(options.optimizer)},
+    RunSpec spec = {.optimizer = {.rule = options.optimizer},
                     .reduction = {.factors = options.factors}};
     TrainingTask task = {.classes = kClasses};
     agree(comm, [&] {
@@ -155,9 +154,13 @@ int run(Communicator& comm, int argc, char** argv) {
                    "Threads per rank; 0: the rank's share of the processors")
         ->check(CLI::Range(0, 1024))
         ->capture_default_str();
+    std::map<std::string, UpdateRule> rules;
+    for (const UpdateRuleFacts& rule : kUpdateRules) {
+        rules.emplace(rule.name, static_cast<UpdateRule>(rules.size()));
+    }
     app.add_option("--optimizer", options.optimizer, "sgd, adam or adamw")
-        ->check(CLI::IsMember({"sgd", "adam", "adamw"}))
-        ->capture_default_str();
+        ->default_str("adam")
+        ->transform(CLI::Transformer(rules));
     LaunchSpec launch;
     bench::add_launch_flags(app, launch);
     app.add_option("--factors", options.factors, "auto, on or off, as for gyre train")
@@ -168,7 +171,7 @@ int run(Communicator& comm, int argc, char** argv) {
     }
     if (comm.is_root()) {
         fmt::print("# {} ranks, {}; median of {} steps, slowest rank; {}\n", comm.size(),
-                   comm.description(), options.steps, options.optimizer);
+                   comm.description(), options.steps, facts(options.optimizer).name);
         fmt::print("{:<8} {:>6} {:>8} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10} {:>10}\n",
                    "net", "batch", "buckets", "step ms", "compute ms", "comm ms", "ideal ms",
                    "exposed ms", "hidden %", "overlap %", "ideal %");

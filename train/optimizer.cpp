@@ -15,9 +15,10 @@ namespace {
 
 OptimizerSpec complete(OptimizerSpec spec) {
     check(spec);
-    const bool sgd = spec.rule == UpdateRule::sgd;
-    spec.learning_rate = spec.learning_rate.value_or(sgd ? 0.01f : 0.001f);
-    spec.weight_decay = spec.weight_decay.value_or(spec.rule == UpdateRule::adamw ? 0.01f : 0.0f);
+    const UpdateRuleFacts& rule = facts(spec.rule);
+    spec.learning_rate = spec.learning_rate.value_or(rule.learning_rate);
+    spec.weight_decay = spec.weight_decay.value_or(rule.weight_decay);
+    spec.betas = spec.betas.value_or(rule.betas);
     return spec;
 }
 
@@ -59,21 +60,20 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
       scalars_(backend, most_steps) {
     written_.reserve(static_cast<std::size_t>(most_steps));
     const std::int64_t moment_elems = ranges_.back().moment + ranges_.back().elems();
-    if (spec_.rule == UpdateRule::sgd) {
-        sgd_ = {.momentum = spec_.momentum,
-                .weight_decay = *spec_.weight_decay,
-                .nesterov = spec_.nesterov};
-        if (sgd_.momentum != 0.0f) {
-            first_ = {backend, moment_elems};
+    const UpdateRuleFacts& rule = facts(spec_.rule);
+    const bool momentum = rule.formula == Formula::sgd && spec_.momentum != 0.0f;
+    update_ = {.formula = momentum ? Formula::sgd_momentum : rule.formula,
+               .momentum = spec_.momentum,
+               .nesterov = spec_.nesterov,
+               .beta1 = spec_.betas->at(0),
+               .beta2 = spec_.betas->at(1),
+               .epsilon = spec_.epsilon,
+               .weight_decay = rule.decoupled ? 0.0f : *spec_.weight_decay};
+    with_formula(update_.formula, [&]<typename Rule>(Rule) {
+        for (int k = 0; k < Rule::kStates; ++k) {
+            update_.states[k] = states_.emplace_back(backend, moment_elems).get();
         }
-    } else {
-        adam_ = {.beta1 = spec_.betas[0],
-                 .beta2 = spec_.betas[1],
-                 .epsilon = spec_.epsilon,
-                 .weight_decay = spec_.rule == UpdateRule::adam ? *spec_.weight_decay : 0.0f};
-        first_ = {backend, moment_elems};
-        second_ = {backend, moment_elems};
-    }
+    });
     if (spec_.loss_scaling) {
         scaling_ = {backend, 1};
         LossScale start;
@@ -81,11 +81,11 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
         backend.upload(scaling_.get(), &start, sizeof start);
         decision_ = {.rule = *spec_.loss_scaling,
                      .state = scaling_.get(),
-                     .beta1 = spec_.rule == UpdateRule::sgd ? 0.0f : adam_.beta1,
-                     .beta2 = adam_.beta2,
+                     .beta1 = rule.formula == Formula::adam ? update_.beta1 : 0.0f,
+                     .beta2 = update_.beta2,
                      .next_scale = &net.stats()->loss_scale,
                      .skips = &net.stats()->skipped};
-        sgd_.skip = adam_.skip = &scaling_.get()->skip;
+        update_.skip = &scaling_.get()->skip;
     }
 }
 
@@ -93,16 +93,16 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
 StepScalars Optimizer::scalars(std::int64_t step) const {
     const double rate = scheduled_rate(spec_.schedule, double{*spec_.learning_rate}, step - 1);
     StepScalars result = {.learning_rate = static_cast<float>(rate)};
-    if (spec_.rule == UpdateRule::sgd) {
-        return result;
+    const UpdateRuleFacts& rule = facts(spec_.rule);
+    if (rule.formula == Formula::adam) {
+        const auto remaining = [&](float beta) {
+            return 1.0 - std::pow(double{beta}, static_cast<double>(step));
+        };
+        result.adam_step_size = static_cast<float>(rate / remaining(update_.beta1));
+        result.adam_correction = static_cast<float>(1.0 / std::sqrt(remaining(update_.beta2)));
     }
-    const auto remaining = [&](float beta) {
-        return 1.0 - std::pow(double{beta}, static_cast<double>(step));
-    };
-    result.adam_step_size = static_cast<float>(rate / remaining(spec_.betas[0]));
-    result.adam_correction = static_cast<float>(1.0 / std::sqrt(remaining(spec_.betas[1])));
-    if (spec_.rule == UpdateRule::adamw) {
-        result.adam_shrink = static_cast<float>(1.0 - rate * double{*spec_.weight_decay});
+    if (rule.decoupled) {
+        result.shrink = static_cast<float>(1.0 - rate * double{*spec_.weight_decay});
     }
     return result;
 }
@@ -119,28 +119,19 @@ void Optimizer::next_steps(StepScalars* pinned, int steps) {
 }
 
 void Optimizer::begin_step(std::int32_t* not_finite, int index) {
-    sgd_.scalars = adam_.scalars = scalars_.get() + index;
-    sgd_.finite.word = adam_.finite.word = waits() ? nullptr : not_finite;
+    update_.scalars = scalars_.get() + index;
+    update_.finite.word = waits() ? nullptr : not_finite;
     clip_.word = spec_.loss_scaling ? nullptr : not_finite;
     if (spec_.loss_scaling) {
         decision_.scalars = scalars_.get() + index;
         decision_.not_finite = not_finite;
-        sgd_.scalars = adam_.scalars = &scaling_.get()->scalars;
+        update_.scalars = &scaling_.get()->scalars;
     }
     updated_.clear();
 }
 
 const UpdateArgs* Optimizer::in_pass() {
-    if (waits()) {
-        return nullptr;
-    }
-    sgd_.finite.first_elem = adam_.finite.first_elem = 0;
-    const bool sgd = spec_.rule == UpdateRule::sgd;
-    in_pass_ = {.sgd = sgd ? &sgd_ : nullptr,
-                .adam = sgd ? nullptr : &adam_,
-                .first = first_.get(),
-                .second = second_.get()};
-    return &in_pass_;
+    return waits() ? nullptr : &update_;
 }
 
 void Optimizer::updated(std::int64_t begin, std::int64_t end) {
@@ -170,20 +161,10 @@ void Optimizer::end_step() {
     }
 }
 
-std::vector<Optimizer::Moment> Optimizer::moments() const {
-    if (spec_.rule != UpdateRule::sgd) {
-        return {{"exp_avg", first_.get()}, {"exp_avg_sq", second_.get()}};
-    }
-    if (first_.get() != nullptr) {
-        return {{"momentum_buffer", first_.get()}};
-    }
-    return {};
-}
-
-std::vector<float> Optimizer::download(const Moment& moment) const {
+std::vector<float> Optimizer::download(const float* state) const {
     std::vector<float> flat(static_cast<std::size_t>(net_.flat_elems()));
     for (const Range& range : ranges_) {
-        backend_.download(flat.data() + range.begin, moment.values + range.moment,
+        backend_.download(flat.data() + range.begin, state + range.moment,
                           static_cast<std::size_t>(range.elems()) * sizeof(float));
     }
     for (const Bucket& bucket : shared_) {
@@ -208,8 +189,8 @@ std::vector<HostTensor> Optimizer::export_state() const {
         tensors.push_back({"scaler.skipped", {}, {static_cast<float>(now.skipped)}});
     }
     std::vector<std::pair<const char*, std::vector<float>>> kept;
-    for (const Moment& moment : moments()) {
-        kept.emplace_back(moment.name, download(moment));
+    for (std::size_t k = 0; k < states_.size(); ++k) {
+        kept.emplace_back(facts(spec_.rule).states[k], download(states_[k].get()));
     }
     for (const Parameter& parameter : net_.parameters()) {
         for (const auto& [name, flat] : kept) {
@@ -255,17 +236,15 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
     }
     // All are looked at before any is taken.
     std::vector<std::pair<float*, std::vector<float>>> copies;
-    for (const Moment& moment : moments()) {
-        auto& flat =
-            copies
-                .emplace_back(moment.values,
-                              std::vector<float>(static_cast<std::size_t>(net_.flat_elems())))
-                .second;
+    for (std::size_t k = 0; k < states_.size(); ++k) {
+        std::vector<float> flat(static_cast<std::size_t>(net_.flat_elems()));
         for (const Parameter& parameter : net_.parameters()) {
-            const std::vector<float>& values =
-                *take(fmt::format("{}.{}", parameter.name, moment.name), parameter.shape);
+            const std::string name =
+                fmt::format("{}.{}", parameter.name, facts(spec_.rule).states[k]);
+            const std::vector<float>& values = *take(name, parameter.shape);
             std::copy(values.begin(), values.end(), flat.begin() + parameter.offset_elems);
         }
+        copies.emplace_back(states_[k].get(), std::move(flat));
     }
     if (!given.empty()) {
         throw input_error(fmt::format(
@@ -320,18 +299,13 @@ void Optimizer::update_around(const Range& range, std::int64_t begin, std::int64
 
 void Optimizer::update_range(std::int64_t begin, std::int64_t end, std::int64_t moment,
                              const UpdateGap& gap) {
-    float* p = net_.parameter_data() + begin;
-    const float* g = net_.gradient_data() + begin;
-    if (spec_.rule == UpdateRule::sgd) {
-        sgd_.finite.first_elem = begin;
-        sgd_.gap = gap;
-        backend_.sgd_step(sgd_, end - begin, p, g,
-                          first_.get() == nullptr ? nullptr : first_.get() + moment);
-    } else {
-        adam_.finite.first_elem = begin;
-        adam_.gap = gap;
-        backend_.adam_step(adam_, end - begin, p, g, first_.get() + moment, second_.get() + moment);
+    UpdateArgs args = update_;
+    args.finite.first_elem = begin;
+    args.gap = gap;
+    for (std::size_t k = 0; k < states_.size(); ++k) {
+        args.states[k] += moment;
     }
+    backend_.update(args, end - begin, net_.parameter_data() + begin, net_.gradient_data() + begin);
 }
 
 }  // namespace gyre::train

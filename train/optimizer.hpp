@@ -1,4 +1,4 @@
-// SGD, Adam and AdamW with PyTorch's update rules, over the flat parameter buffer of a net.
+// The update rules of kUpdateRules over the flat parameter buffer of a net.
 #pragma once
 
 #include <array>
@@ -53,32 +53,25 @@ class Optimizer {
     // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
     // steps done so far, rounded to float32 as PyTorch's, with `step_rest`, what the rounding left
     // (states without it have 0), and for each parameter, in its shape,
-    // what PyTorch calls NAME.momentum_buffer (sgd with momentum) or NAME.exp_avg and
-    // NAME.exp_avg_sq (adam and adamw); of a scaled loss, scalars by the names of GradScaler's
-    // state, `scaler.scale` and `scaler._growth_tracker`, and `scaler.skipped`. Collective where
-    // updates are shared out: all ranks get all.
+    // the rule's states by PyTorch's names, such as NAME.exp_avg; of a scaled loss, scalars by the
+    // names of GradScaler's state, `scaler.scale` and `scaler._growth_tracker`, and
+    // `scaler.skipped`. Collective where updates are shared out: all ranks get all.
     std::vector<HostTensor> export_state() const;
     bool shared_out() const { return !shared_.empty(); }
     // Elements of each moment that this rank has memory for.
-    std::int64_t moment_elems() const { return first_.elems(); }
+    std::int64_t moment_elems() const { return states_.empty() ? 0 : states_.front().elems(); }
     // Goes on from such a state, which all ranks must be given alike. Throws Error(bad_input)
     // unless it has these tensors, in these shapes, and no others; `source` says where they come
     // from.
     void import_state(const std::vector<HostTensor>& tensors, const std::string& source);
 
  private:
-    // Values for each parameter that this rank updates, range after range.
-    struct Moment {
-        const char* name;
-        float* values;
-    };
     struct Range {
         std::int64_t begin, end, moment;  // where its moments begin
         std::int64_t elems() const { return end - begin; }
     };
-    std::vector<Moment> moments() const;
-    // Over the flat buffer, from all ranks.
-    std::vector<float> download(const Moment& moment) const;
+    // A state over the flat buffer, from all ranks.
+    std::vector<float> download(const float* state) const;
     void update(std::int64_t begin, std::int64_t end);
     // True if all gradients must be known before any parameter is updated.
     bool waits() const { return spec_.max_grad_norm || spec_.loss_scaling; }
@@ -99,12 +92,10 @@ class Optimizer {
     std::int64_t steps_ = 0;             // begun
     DeviceBuffer<LossScale> scaling_;    // [1], where the loss is scaled
     LossScaleArgs decision_;             // likewise
-    SgdArgs sgd_;
-    AdamArgs adam_;
+    UpdateArgs update_;                  // with the states of the first element
     FiniteCheck clip_;
-    UpdateArgs in_pass_;
-    std::vector<Bucket> updated_;         // by the step's pass, ascending, apart from each other
-    DeviceBuffer<float> first_, second_;  // velocity; or the moments m and v
+    std::vector<Bucket> updated_;  // by the step's pass, ascending, apart from each other
+    std::vector<DeviceBuffer<float>> states_;  // as many as the formula has
 };
 
 }  // namespace gyre::train

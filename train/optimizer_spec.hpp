@@ -4,26 +4,60 @@
 #include <array>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "kernels/ops/loss_scale.hpp"
+#include "kernels/ops/update_rules.hpp"
 #include "train/schedule.hpp"
 
 namespace gyre::train {
 
 enum class UpdateRule { sgd, adam, adamw };
-inline const std::vector<std::pair<std::string, UpdateRule>> kUpdateRules = {
-    {"sgd", UpdateRule::sgd}, {"adam", UpdateRule::adam}, {"adamw", UpdateRule::adamw}};
 
-// The arguments of torch.optim.SGD, Adam and AdamW.
+// What is known of a rule beside its formula.
+struct UpdateRuleFacts {
+    std::string name;                        // of --optimizer
+    Formula formula;                         // sgd's with momentum is sgd_momentum
+    std::array<const char*, 2> states;       // by torch.optim's names, as far as there are any
+    std::vector<std::string_view> settings;  // that only some rules have
+    // Defaults.
+    float learning_rate = 0.01f, weight_decay = 0.0f;
+    std::array<float, 2> betas = {0.9f, 0.999f};
+    bool decoupled = false;  // the decay shrinks parameters, and is no part of the gradient
+};
+// In the order of UpdateRule.
+inline const std::vector<UpdateRuleFacts> kUpdateRules = {
+    {.name = "sgd",
+     .formula = Formula::sgd,
+     .states = {"momentum_buffer"},
+     .settings = {"momentum"}},
+    {.name = "adam",
+     .formula = Formula::adam,
+     .states = {"exp_avg", "exp_avg_sq"},
+     .settings = {"betas", "eps"},
+     .learning_rate = 0.001f},
+    {.name = "adamw",
+     .formula = Formula::adam,
+     .states = {"exp_avg", "exp_avg_sq"},
+     .settings = {"betas", "eps"},
+     .learning_rate = 0.001f,
+     .weight_decay = 0.01f,
+     .decoupled = true},
+};
+inline const UpdateRuleFacts& facts(UpdateRule rule) {
+    return kUpdateRules[static_cast<std::size_t>(rule)];
+}
+
+// The arguments of torch.optim's classes.
 struct OptimizerSpec {
     UpdateRule rule = UpdateRule::sgd;
-    std::optional<float> learning_rate = {};  // sgd 0.01, adam and adamw 0.001
-    std::optional<float> weight_decay = {};   // sgd and adam 0, adamw 0.01
-    float momentum = 0.5f;                    // sgd's, in [0, 1)
-    bool nesterov = false;                    // sgd's
-    std::array<float, 2> betas = {0.9f, 0.999f};
+    std::optional<float> learning_rate = {};  // if empty, the rule's default, as the next ones
+    std::optional<float> weight_decay = {};
+    float momentum = 0.5f;  // sgd's, in [0, 1)
+    bool nesterov = false;  // sgd's
+    std::optional<std::array<float, 2>> betas = {};
     float epsilon = 1e-8f;
     std::optional<float> max_grad_norm = {};       // empty: gradients are not clipped
     ScheduleSpec schedule = {};                    // of the learning rate

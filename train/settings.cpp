@@ -76,21 +76,25 @@ Setting no_cuda_setting(string& device) {
         .standing_for("device");
 }
 
-Setting betas_setting(std::array<float, 2>& field) {
+Setting betas_setting(OptimizerSpec& spec) {
+    std::optional<std::array<float, 2>>& field = spec.betas;
     Setting row = custom(
-        "betas", "B1,B2", "Coefficients of adam and adamw",
+        "betas", "B1,B2", "Coefficients of the moments [adam and adamw 0.9,0.999]",
         [&field](const string& text) {
             std::vector<float> values;
             string problem = read_numbers(text, values, {0.0f, kBelowOne});
-            if (problem.empty() && values.size() != field.size()) {
+            if (problem.empty() && values.size() != 2) {
                 problem = fmt::format("'{}' must be two numbers, such as 0.9,0.999", text);
             }
             if (problem.empty()) {
-                std::copy(values.begin(), values.end(), field.begin());
+                field = {values[0], values[1]};
             }
             return problem;
         },
-        [&field] { return fmt::format("{},{}", field[0], field[1]); });
+        [&spec] {
+            const auto [first, second] = spec.betas.value_or(facts(spec.rule).betas);
+            return fmt::format("{},{}", first, second);
+        });
     row.max_words = 2;
     return row;
 }
@@ -227,9 +231,9 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
             .instead_of("warmup-steps"),
         number("momentum", optimizer.momentum, {.least = 0.0f}, "Momentum of sgd"),
         number("weight-decay", optimizer.weight_decay, {.least = 0.0f},
-               "Weight decay [sgd and adam 0, adamw 0.01]"),
+               "Weight decay [adamw 0.01, others 0]"),
         toggle("nesterov", optimizer.nesterov, "Nesterov momentum (sgd)"),
-        betas_setting(optimizer.betas),
+        betas_setting(optimizer),
         number("eps", optimizer.epsilon, {.least = 0.0f}, "Epsilon of adam and adamw"),
         number("max-grad-norm", optimizer.max_grad_norm, {.least = 0.0f},
                "Scale the gradients down to this norm where theirs is larger"),
@@ -342,7 +346,11 @@ Setting device_setting(RunSpec& run, string help) {
 }
 
 Setting optimizer_setting(RunSpec& run, string help) {
-    return choice("optimizer", run.optimizer.rule, kUpdateRules, std::move(help));
+    Words<UpdateRule> words;
+    for (const UpdateRuleFacts& rule : kUpdateRules) {
+        words.emplace_back(rule.name, static_cast<UpdateRule>(words.size()));
+    }
+    return choice("optimizer", run.optimizer.rule, words, std::move(help));
 }
 
 Setting bucket_setting(RunSpec& run) {

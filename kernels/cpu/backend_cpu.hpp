@@ -64,10 +64,7 @@ class CpuBackend final : public Backend {
                 const float* factor) override;
     void widen(DataType type, std::int64_t elems, const std::uint16_t* x, float* y) override;
     void round_to(DataType type, std::int64_t elems, const float* x, float* y) override;
-    void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
-                  float* velocity) override;
-    void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
-                   float* v) override;
+    void update(const UpdateArgs& args, std::int64_t elems, float* p, const float* g) override;
 
  private:
     static constexpr std::chrono::nanoseconds kEventUnit{1};

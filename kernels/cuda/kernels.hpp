@@ -89,10 +89,8 @@ std::unique_ptr<TrainingPass> make_training_pass(const Context& context,
                                                  const TrainingPassSpec& spec);
 
 // optimizers.cu
-void sgd_step(const Context& context, const SgdArgs& args, std::int64_t elems, float* p,
-              const float* g, float* velocity);
-void adam_step(const Context& context, const AdamArgs& args, std::int64_t elems, float* p,
-               const float* g, float* m, float* v);
+void update(const Context& context, const UpdateArgs& args, std::int64_t elems, float* p,
+            const float* g);
 
 // loss_scale.cu
 void unscale(const Context& context, std::int64_t elems, LossScale* state, float* g);

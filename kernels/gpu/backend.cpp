@@ -214,13 +214,8 @@ class GpuBackend final : public Backend {
     void round_to(DataType type, std::int64_t elems, const float* x, float* y) override {
         own::round_to(context_, type, elems, x, y);
     }
-    void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
-                  float* velocity) override {
-        own::sgd_step(context_, args, elems, p, g, velocity);
-    }
-    void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g, float* m,
-                   float* v) override {
-        own::adam_step(context_, args, elems, p, g, m, v);
+    void update(const UpdateArgs& args, std::int64_t elems, float* p, const float* g) override {
+        own::update(context_, args, elems, p, g);
     }
 
  private:

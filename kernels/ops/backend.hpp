@@ -22,6 +22,7 @@
 #include "kernels/ops/shapes.hpp"
 #include "kernels/ops/step.hpp"
 #include "kernels/ops/training_pass.hpp"
+#include "kernels/ops/update_rules.hpp"
 
 namespace gyre {
 
@@ -69,11 +70,7 @@ class Backend : public Device, public OpFactory {
     // found_inf and set to 0.
     virtual void unscale(std::int64_t elems, LossScale* state, float* g) = 0;
     virtual void decide_step(const LossScaleArgs& args) = 0;
-    // velocity may be null if momentum is 0; it is initialised to zeros.
-    virtual void sgd_step(const SgdArgs& args, std::int64_t elems, float* p, const float* g,
-                          float* velocity) = 0;
-    virtual void adam_step(const AdamArgs& args, std::int64_t elems, float* p, const float* g,
-                           float* m, float* v) = 0;
+    virtual void update(const UpdateArgs& args, std::int64_t elems, float* p, const float* g) = 0;
 };
 
 }  // namespace gyre

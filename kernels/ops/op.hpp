@@ -15,7 +15,7 @@
 #include "base/data_type.hpp"
 #include "kernels/ops/batch.hpp"
 #include "kernels/ops/specs.hpp"
-#include "kernels/ops/step.hpp"
+#include "kernels/ops/update_rules.hpp"
 
 namespace gyre {
 

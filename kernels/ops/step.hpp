@@ -62,10 +62,10 @@ struct FiniteCheck {
 // What an update reads that changes from step to step. It lies on the device, so that a step that
 // was captured once reads it anew in every launch. Step t counts from 1.
 struct StepScalars {
-    float learning_rate = 0.0f;    // SGD's
+    float learning_rate = 0.0f;
     float adam_step_size = 0.0f;   // learning rate / (1 - beta1^t)
     float adam_correction = 0.0f;  // 1 / sqrt(1 - beta2^t)
-    float adam_shrink = 1.0f;      // AdamW: 1 - learning rate * weight decay
+    float shrink = 1.0f;           // 1 - learning rate * weight decay, if it is decoupled
     bool operator==(const StepScalars&) const = default;
 };
 
@@ -73,37 +73,6 @@ struct StepScalars {
 // FiniteCheck::kGrain.
 struct UpdateGap {
     std::int64_t begin = 0, elems = 0;
-};
-
-// p, g, m, v: [elems] of the flat buffers. Formulas: torch.optim.SGD and torch.optim.Adam(W).
-struct SgdArgs {
-    const StepScalars* scalars = nullptr;  // on the device
-    float momentum = 0.0f;
-    float weight_decay = 0.0f;
-    bool nesterov = false;
-    FiniteCheck finite = {};
-    const std::int32_t* skip = nullptr;  // on the device: not 0: nothing is updated; null: 0
-    UpdateGap gap = {};
-};
-struct AdamArgs {
-    const StepScalars* scalars = nullptr;  // on the device
-    float beta1 = 0.9f;
-    float beta2 = 0.999f;
-    float epsilon = 1e-8f;
-    float weight_decay = 0.0f;  // added to the gradient; AdamW's is in the scalars
-    FiniteCheck finite = {};
-    const std::int32_t* skip = nullptr;  // as SGD's
-    UpdateGap gap = {};
-};
-
-// The update of parameters by whoever computes their gradients, of one rule: sgd or adam, the other
-// null.
-struct UpdateArgs {
-    const SgdArgs* sgd = nullptr;
-    const AdamArgs* adam = nullptr;
-    // Flat, as the parameters. SGD: the velocity, null without momentum; Adam: the moments m and v.
-    float* first = nullptr;
-    float* second = nullptr;
 };
 
 }  // namespace gyre

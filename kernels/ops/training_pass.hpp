@@ -10,7 +10,7 @@
 
 #include "kernels/ops/batch.hpp"
 #include "kernels/ops/specs.hpp"
-#include "kernels/ops/step.hpp"
+#include "kernels/ops/update_rules.hpp"
 
 namespace gyre {
 

@@ -210,21 +210,20 @@ TEST_CASE("a pass that updates gives the optimizer's results, bit for bit", "[pa
     const auto backend = make_emulated_backend({});
     const Images images(*backend, c.input, c.classes);
     const auto scalars = [&] {
-        const StepScalars values{.learning_rate = 0.3f,
-                                 .adam_step_size = 0.1f,
-                                 .adam_correction = 1.5f,
-                                 .adam_shrink = 0.9f};
+        const StepScalars values{
+            .learning_rate = 0.3f, .adam_step_size = 0.1f, .adam_correction = 1.5f, .shrink = 0.9f};
         DeviceBuffer<StepScalars> device(*backend, 1);
         backend->upload(device.get(), &values, sizeof values);
         return device;
     }();
-    SgdArgs sgd{.scalars = scalars.get(), .weight_decay = 0.1f};
-    SgdArgs momentum{.scalars = scalars.get(), .momentum = 0.7f, .weight_decay = 0.1f};
-    SgdArgs nesterov{.scalars = scalars.get(), .momentum = 0.7f, .nesterov = true};
-    AdamArgs adam{.scalars = scalars.get(), .weight_decay = 0.1f};
-    for (int rule = 0; rule < 4; ++rule) {
-        INFO("rule " << rule);
-        const SgdArgs* of_sgd = rule == 0 ? &sgd : rule == 1 ? &momentum : &nesterov;
+    const UpdateArgs rules[] = {
+        {.formula = Formula::sgd, .weight_decay = 0.1f},
+        {.formula = Formula::sgd_momentum, .momentum = 0.7f, .weight_decay = 0.1f},
+        {.formula = Formula::sgd_momentum, .momentum = 0.7f, .nesterov = true},
+        {.formula = Formula::adam, .weight_decay = 0.1f}};
+    for (UpdateArgs rule : rules) {
+        INFO("formula " << static_cast<int>(rule.formula));
+        rule.scalars = scalars.get();
         std::vector<std::vector<float>> results[2];
         for (const bool in_pass : {false, true}) {
             Net net(*backend, parse_model(c.model, "mine"), c.input, c.classes,
@@ -232,20 +231,13 @@ TEST_CASE("a pass that updates gives the optimizer's results, bit for bit", "[pa
             net.initialise(3);
             const DeviceBuffer<float> first(*backend, net.flat_elems());
             const DeviceBuffer<float> second(*backend, net.flat_elems());
-            UpdateArgs update{.first = rule == 0 ? nullptr : first.get(), .second = second.get()};
-            update.sgd = rule == 3 ? nullptr : of_sgd;
-            update.adam = rule == 3 ? &adam : nullptr;
+            rule.states[0] = first.get();
+            rule.states[1] = second.get();
             for (int step = 0; step < 3; ++step) {
-                run_pass(*backend, net, images, 9, true, in_pass ? &update : nullptr);
-                if (in_pass) {
-                    continue;
-                }
-                if (rule == 3) {
-                    backend->adam_step(adam, net.flat_elems(), net.parameter_data(),
-                                       net.gradient_data(), first.get(), second.get());
-                } else {
-                    backend->sgd_step(*of_sgd, net.flat_elems(), net.parameter_data(),
-                                      net.gradient_data(), update.first);
+                run_pass(*backend, net, images, 9, true, in_pass ? &rule : nullptr);
+                if (!in_pass) {
+                    backend->update(rule, net.flat_elems(), net.parameter_data(),
+                                    net.gradient_data());
                 }
             }
             results[in_pass] = {

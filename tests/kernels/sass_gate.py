@@ -166,10 +166,12 @@ class Budget:
         self.allowed: list[tuple[re.Pattern[str], list[str]]] = []
         self.bounds: dict[tuple[str, str], dict[str, float]] = {}
         self.kept: list[str] = []  # lines that --write-budget keeps
+        self.lines: dict[tuple[str, str], str] = {}  # of the bounds
         for number, line in enumerate(text.splitlines(), 1):
             word, _, rest = line.partition(" ")
             if word.startswith("sm_"):
                 name, _, bounds = rest.rpartition(": ")
+                self.lines[word, name] = line
                 self.bounds[word, name] = dict(
                     self.parse_bound(bound, number) for bound in bounds.split())
                 continue
@@ -217,18 +219,21 @@ class Budget:
 
 
 def write_budget(budget: Budget, kernels: Kernels, compiler: str) -> None:
+    """Replaces the bounds of the architectures that were built."""
     lines = [*budget.kept]
     while lines and not lines[-1]:
         lines.pop()
     lines += ["", f"compiler {compiler}"]
+    built = {arch for arch, _ in kernels}
+    all_bounds = {key: line for key, line in budget.lines.items() if key[0] not in built}
     for (arch, name), analysis in kernels.items():
         bounds = []
         for figure, value in analysis.figures().items():
             if figure in BOUNDS and value is not None and (value or figure not in {"fences", *RULES}):
                 sign, rounded = BOUNDS[figure]
                 bounds.append(f"{figure}{sign}{rounded(value):g}")
-        lines.append(f"{arch} {name}: {' '.join(bounds)}")
-    BUDGET.write_text("\n".join(lines) + "\n")
+        all_bounds[arch, name] = f"{arch} {name}: {' '.join(bounds)}"
+    BUDGET.write_text("\n".join([*lines, *(all_bounds[key] for key in sorted(all_bounds))]) + "\n")
 
 
 def by_width(counts: dict) -> str:

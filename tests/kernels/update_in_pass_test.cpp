@@ -25,16 +25,16 @@ std::unique_ptr<Backend> tensor_backend() {
 
 struct Rule {
     const char* name;
-    bool adam;
+    Formula formula;
     float momentum = 0.0f, weight_decay = 0.0f;
     bool nesterov = false;
-    float shrink = 1.0f;  // AdamW's
+    float shrink = 1.0f;
 };
-const Rule kRules[] = {{"sgd", false, 0.0f, 0.1f},
-                       {"sgd, momentum", false, 0.9f, 0.1f},
-                       {"sgd, nesterov", false, 0.9f, 0.0f, true},
-                       {"adam", true, 0.0f, 0.1f},
-                       {"adamw", true, 0.0f, 0.0f, false, 0.97f}};
+const Rule kRules[] = {{"sgd", Formula::sgd, 0.0f, 0.1f},
+                       {"sgd, momentum", Formula::sgd_momentum, 0.9f, 0.1f},
+                       {"sgd, nesterov", Formula::sgd_momentum, 0.9f, 0.0f, true},
+                       {"adam", Formula::adam, 0.0f, 0.1f},
+                       {"adamw", Formula::adam, 0.0f, 0.0f, false, 0.97f}};
 
 // At least 129 tiles. The bias's column is in the last tile of weights, or in a tile of its own;
 // the last rows do not fill a tile.
@@ -89,17 +89,15 @@ Outcome update(Bench& bench, const LinearShape& shape, const Rule& rule, int ste
     const StepScalars values{.learning_rate = 0.3f,
                              .adam_step_size = 0.1f,
                              .adam_correction = 1.5f,
-                             .adam_shrink = rule.shrink};
+                             .shrink = rule.shrink};
     const auto scalars = bench.array(std::vector<StepScalars>{values});
-    const FiniteCheck finite{buffers.word.get(), 0};
-    const SgdArgs sgd{.scalars = scalars.get(),
-                      .momentum = rule.momentum,
-                      .weight_decay = rule.weight_decay,
-                      .nesterov = rule.nesterov,
-                      .finite = finite};
-    const AdamArgs adam{
-        .scalars = scalars.get(), .weight_decay = rule.weight_decay, .finite = finite};
-    float* const first = rule.adam || rule.momentum != 0.0f ? buffers.first.get() : nullptr;
+    UpdateArgs args{.formula = rule.formula,
+                    .scalars = scalars.get(),
+                    .momentum = rule.momentum,
+                    .nesterov = rule.nesterov,
+                    .weight_decay = rule.weight_decay,
+                    .states = {buffers.first.get(), buffers.second.get()},
+                    .finite = {buffers.word.get(), 0}};
     RunOp op(bench.backend, LinearSpec{.in = {shape.in_features, 1, 1}, .shape = shape}, n, type);
     for (int step = 0; step < steps; ++step) {
         const std::uint32_t stream = 10 + static_cast<std::uint32_t>(step);
@@ -111,28 +109,17 @@ Outcome update(Bench& bench, const LinearShape& shape, const Rule& rule, int ste
         const OpIo io = buffers.io(dev_x, dy);
         if (at_once) {
             REQUIRE(op.op().can_update(op.batch));
-            op.op().backward_update(op.batch, io,
-                                    {.sgd = rule.adam ? nullptr : &sgd,
-                                     .adam = rule.adam ? &adam : nullptr,
-                                     .first = first,
-                                     .second = buffers.second.get()},
-                                    Buffers::kOffset);
+            op.op().backward_update(op.batch, io, args, Buffers::kOffset);
             continue;
         }
         op.backward(io);
         const auto at = [](const Guarded& buffer) { return buffer.get() + Buffers::kOffset; };
         const std::int64_t elems = buffers.elems - Buffers::kOffset;
-        if (rule.adam) {
-            AdamArgs args = adam;
-            args.finite.first_elem = Buffers::kOffset;
-            bench.backend.adam_step(args, elems, at(buffers.params), at(buffers.grads),
-                                    at(buffers.first), at(buffers.second));
-        } else {
-            SgdArgs args = sgd;
-            args.finite.first_elem = Buffers::kOffset;
-            bench.backend.sgd_step(args, elems, at(buffers.params), at(buffers.grads),
-                                   first == nullptr ? nullptr : at(buffers.first));
-        }
+        UpdateArgs behind = args;
+        behind.finite.first_elem = Buffers::kOffset;
+        behind.states[0] += Buffers::kOffset;
+        behind.states[1] += Buffers::kOffset;
+        bench.backend.update(behind, elems, at(buffers.params), at(buffers.grads));
     }
     if (at_once) {  // gradients are not stored, and padding is not touched
         const Floats grads = buffers.grads.download();
@@ -157,18 +144,22 @@ TEST_CASE("a large linear layer updates its weights as the optimizer would, bit 
           "[update][gpu][emulated]") {
     const auto test = [](Bench& bench) {
         int schedule = 0;
-        for (const LinearShape& shape : kShapes) {
-            for (const Rule& rule : kRules) {
-                INFO(rule.name << ", " << shape.in_features << " -> " << shape.out_features);
-                // Two slices of images, the second incomplete; for the other shape one slice.
-                const int n = shape.in_features == kShapes[0].in_features ? 37 : 3;
-                const Outcome parts = update(bench, shape, rule, 3, n, false);
-                simt::emulator::set_schedule(static_cast<std::uint64_t>(schedule++));
-                CHECK(update(bench, shape, rule, 3, n, true) == parts);
-                simt::emulator::set_schedule(0);
-                CHECK(parts.word == 0);
-            }
+        const auto check = [&](const LinearShape& shape, const Rule& rule) {
+            INFO(rule.name << ", " << shape.in_features << " -> " << shape.out_features);
+            // Two slices of images, the second incomplete; for the other shape one slice.
+            const int n = shape.in_features == kShapes[0].in_features ? 37 : 3;
+            const Outcome parts = update(bench, shape, rule, 3, n, false);
+            simt::emulator::set_schedule(static_cast<std::uint64_t>(schedule++));
+            CHECK(update(bench, shape, rule, 3, n, true) == parts);
+            simt::emulator::set_schedule(0);
+            CHECK(parts.word == 0);
+        };
+        // The shapes in turn, as their tiles and a rule's formula do not depend on each other.
+        for (const Rule& rule : kRules) {
+            check(kShapes[schedule % 2], rule);
         }
+        check(kShapes[1], kRules[0]);
+        check(kShapes[0], kRules[1]);
     };
     on_tensor_cores(test, {0});
 }
@@ -237,25 +228,21 @@ TEST_CASE("updates do not change a gap", "[update][gpu]") {
         const StepScalars values{.learning_rate = 0.3f, .adam_step_size = 0.1f};
         const auto scalars = bench.array(std::vector<StepScalars>{values});
         for (const UpdateGap gap : {UpdateGap{0, 16}, {320, 480}, {992, 0}, {16, 976}}) {
-            for (int kernel = 0; kernel < 3; ++kernel) {
-                INFO("kernel " << kernel << ", gap at " << gap.begin << " of " << gap.elems);
+            for (const Formula formula : {Formula::sgd, Formula::sgd_momentum, Formula::adam}) {
+                INFO("formula " << static_cast<int>(formula) << ", gap at " << gap.begin << " of "
+                                << gap.elems);
                 const auto run = [&](const UpdateGap& left_out, Floats gradients) {
                     const Guarded p = bench.vector(start), m = bench.vector(moments),
                                   v = bench.vector(moments), dev_g = bench.vector(gradients);
                     const auto word = bench.array(std::vector<std::int32_t>(1));
                     const FiniteCheck finite{word.get(), 32};
-                    if (kernel == 2) {
-                        bench.backend.adam_step(
-                            {.scalars = scalars.get(), .finite = finite, .gap = left_out}, kElems,
-                            p.get(), dev_g.get(), m.get(), v.get());
-                    } else {
-                        bench.backend.sgd_step({.scalars = scalars.get(),
-                                                .momentum = kernel == 1 ? 0.9f : 0.0f,
-                                                .finite = finite,
-                                                .gap = left_out},
-                                               kElems, p.get(), dev_g.get(),
-                                               kernel == 1 ? m.get() : nullptr);
-                    }
+                    bench.backend.update({.formula = formula,
+                                          .scalars = scalars.get(),
+                                          .momentum = 0.9f,
+                                          .states = {m.get(), v.get()},
+                                          .finite = finite,
+                                          .gap = left_out},
+                                         kElems, p.get(), dev_g.get());
                     std::int32_t found = -1;
                     bench.backend.download(&found, word.get(), sizeof found);
                     return Outcome{p.download(), m.download(), v.download(), found};

@@ -16,38 +16,41 @@ namespace {
 struct Case {
     const char* name;
     float rate;
-    bool adam;
-    SgdArgs sgd;
-    AdamArgs adam_args;
+    UpdateArgs args;
     float decoupled_decay = 0.0f;
 };
 
-// A case's parameters and moments, in double precision.
+// A case's parameters and states, in double precision.
 struct Reference {
     std::vector<double> p, m, v;
 
     // step: counted from 1.
     void update(const Case& c, const Floats& g, int step) {
-        const AdamArgs& adam = c.adam_args;
-        const double lr{c.rate}, b1{adam.beta1}, b2{adam.beta2};
+        const UpdateArgs& a = c.args;
+        const double lr{c.rate}, b1{a.beta1}, b2{a.beta2};
         for (std::size_t i = 0; i < p.size(); ++i) {
-            if (!c.adam) {
-                const double d = double{g[i]} + double{c.sgd.weight_decay} * p[i];
-                m[i] = double{c.sgd.momentum} * m[i] + d;
-                const double move = c.sgd.nesterov ? d + double{c.sgd.momentum} * m[i] : m[i];
-                p[i] -= lr * move;
-                continue;
-            }
+            const double d = double{g[i]} + double{a.weight_decay} * p[i];
             p[i] *= 1.0 - lr * double{c.decoupled_decay};
-            const double d = double{g[i]} + double{adam.weight_decay} * p[i];
-            m[i] = b1 * m[i] + (1 - b1) * d;
-            v[i] = b2 * v[i] + (1 - b2) * d * d;
-            const double denominator =
-                std::sqrt(v[i] / (1 - std::pow(b2, step))) + double{adam.epsilon};
-            p[i] -= lr / (1 - std::pow(b1, step)) * m[i] / denominator;
+            switch (a.formula) {
+                case Formula::sgd:
+                case Formula::sgd_momentum:
+                    m[i] = double{a.momentum} * m[i] + d;
+                    p[i] -= lr * (a.nesterov ? d + double{a.momentum} * m[i] : m[i]);
+                    break;
+                case Formula::adam: {
+                    m[i] = b1 * m[i] + (1 - b1) * d;
+                    v[i] = b2 * v[i] + (1 - b2) * d * d;
+                    const double denominator =
+                        std::sqrt(v[i] / (1 - std::pow(b2, step))) + double{a.epsilon};
+                    p[i] -= lr / (1 - std::pow(b1, step)) * m[i] / denominator;
+                    break;
+                }
+            }
         }
     }
 };
+
+constexpr Formula kFormulas[] = {Formula::sgd, Formula::sgd_momentum, Formula::adam};
 
 }  // namespace
 
@@ -87,21 +90,19 @@ TEST_CASE("a gradient that is not finite is reported, or the last of several", "
             const Guarded dev_g = bench.vector(g);
             const Guarded p = bench.vector(Floats(kElems)), m = bench.vector(Floats(kElems)),
                           v = bench.vector(Floats(kElems));
-            for (int kernel = 0; kernel < 4; ++kernel) {
+            for (int kernel = 0; kernel <= static_cast<int>(std::size(kFormulas)); ++kernel) {
                 INFO("kernel " << kernel);
                 const auto word = bench.array(std::vector<std::int32_t>(1));
                 const FiniteCheck finite{word.get(), 160};
                 const DeviceBuffer<StepScalars> scalars(bench.backend, 1);
-                const SgdArgs sgd = {.scalars = scalars.get(), .finite = finite};
-                const AdamArgs adam = {.scalars = scalars.get(), .finite = finite};
-                if (kernel == 0) {
-                    bench.backend.sgd_step(sgd, kElems, p.get(), dev_g.get(), nullptr);
-                } else if (kernel == 1) {
-                    bench.backend.sgd_step(sgd, kElems, p.get(), dev_g.get(), m.get());
-                } else if (kernel == 2) {
-                    bench.backend.adam_step(adam, kElems, p.get(), dev_g.get(), m.get(), v.get());
-                } else {
+                if (kernel == static_cast<int>(std::size(kFormulas))) {
                     bench.backend.clip_norm(kElems, 1.0f, dev_g.get(), finite);
+                } else {
+                    bench.backend.update({.formula = kFormulas[kernel],
+                                          .scalars = scalars.get(),
+                                          .states = {m.get(), v.get()},
+                                          .finite = finite},
+                                         kElems, p.get(), dev_g.get());
                 }
                 std::int32_t found = -1;
                 bench.backend.download(&found, word.get(), sizeof found);
@@ -123,27 +124,23 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps", "[gpu]") {
         const std::int64_t elems = 100'003;  // more than one range of the thread pool
         const Floats start = random_floats(elems, 17);
         const auto scalars = bench.array(std::vector<StepScalars>(1));
-        const StepScalars* const at = scalars.get();
+        using enum Formula;
         const Case cases[] = {
-            {"sgd", 0.1f, false, {.scalars = at}, {}},
-            {"sgd, weight decay", 0.1f, false, {.scalars = at, .weight_decay = 0.1f}, {}},
-            {"sgd, momentum", 0.1f, false, {.scalars = at, .momentum = 0.9f}, {}},
+            {"sgd", 0.1f, {.formula = sgd}},
+            {"sgd, weight decay", 0.1f, {.formula = sgd, .weight_decay = 0.1f}},
+            {"sgd, momentum", 0.1f, {.formula = sgd_momentum, .momentum = 0.9f}},
             {"sgd, nesterov, weight decay",
              0.1f,
-             false,
-             {.scalars = at, .momentum = 0.9f, .weight_decay = 0.01f, .nesterov = true},
-             {}},
-            {"adam", 0.01f, true, {}, {.scalars = at}},
+             {.formula = sgd_momentum, .momentum = 0.9f, .nesterov = true, .weight_decay = 0.01f}},
+            {"adam", 0.01f, {.formula = adam}},
             {"adam, weight decay",
              0.01f,
-             true,
-             {},
-             {.scalars = at,
+             {.formula = adam,
               .beta1 = 0.8f,
               .beta2 = 0.99f,
               .epsilon = 1e-6f,
               .weight_decay = 0.1f}},
-            {"adamw", 0.01f, true, {}, {.scalars = at}, 0.1f},
+            {"adamw", 0.01f, {.formula = adam}, 0.1f},
         };
         for (const Case& c : cases) {
             INFO(c.name);
@@ -153,8 +150,11 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps", "[gpu]") {
             const Guarded dev_p = bench.vector(start);
             const Guarded dev_m = bench.vector(Floats(start.size())),
                           dev_v = bench.vector(Floats(start.size()));
-            const AdamArgs& adam = c.adam_args;
-            const double lr{c.rate}, b1{adam.beta1}, b2{adam.beta2};
+            UpdateArgs args = c.args;
+            args.scalars = scalars.get();
+            args.states[0] = dev_m.get();
+            args.states[1] = dev_v.get();
+            const double lr{c.rate}, b1{args.beta1}, b2{args.beta2};
             const int steps = 4;
             for (int step = 1; step <= steps; ++step) {
                 const Floats g = random_floats(elems, 100 + static_cast<std::uint32_t>(step));
@@ -163,15 +163,9 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps", "[gpu]") {
                     .learning_rate = c.rate,
                     .adam_step_size = static_cast<float>(lr / (1 - std::pow(b1, step))),
                     .adam_correction = static_cast<float>(1 / std::sqrt(1 - std::pow(b2, step))),
-                    .adam_shrink = static_cast<float>(1 - lr * double{c.decoupled_decay})};
+                    .shrink = static_cast<float>(1 - lr * double{c.decoupled_decay})};
                 bench.backend.upload(scalars.get(), &now, sizeof now);
-                if (c.adam) {
-                    bench.backend.adam_step(adam, elems, dev_p.get(), dev_g.get(), dev_m.get(),
-                                            dev_v.get());
-                } else {
-                    bench.backend.sgd_step(c.sgd, elems, dev_p.get(), dev_g.get(),
-                                           c.sgd.momentum > 0 ? dev_m.get() : nullptr);
-                }
+                bench.backend.update(args, elems, dev_p.get(), dev_g.get());
                 reference.update(c, g, step);
             }
             const Floats found = dev_p.download();

@@ -336,8 +336,8 @@ TEST_CASE("a step on a GPU allocates nothing") {
         net.forward(pass);
         net.loss(pass, 1.0f, net.gradient_data() + net.stats_offset());
         net.backward(pass);
-        backend->sgd_step({.scalars = scalars.get()}, net.flat_elems(), net.parameter_data(),
-                          net.gradient_data(), nullptr);
+        backend->update({.scalars = scalars.get()}, net.flat_elems(), net.parameter_data(),
+                        net.gradient_data());
         backend->clip_norm(net.flat_elems(), 1.0f, net.gradient_data(), {});
     }
     Batch evaluation;

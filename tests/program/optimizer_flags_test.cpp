@@ -23,7 +23,8 @@ struct Rule {
     double lr = 0.01, momentum = 0.5, weight_decay = 0.0;
     bool nesterov = false;
     std::optional<double> max_norm = {};
-    bool adam = false, decoupled = false;
+    Formula formula = Formula::sgd;
+    bool decoupled = false;
     double beta1 = 0.9, beta2 = 0.999, epsilon = 1e-8;
 };
 
@@ -37,7 +38,7 @@ Rule sgd(Change change) {
 template <class Change>
 Rule adam(Change change) {
     Rule rule;
-    rule.adam = true;
+    rule.formula = Formula::adam;
     rule.lr = 0.001;
     change(rule);
     return rule;
@@ -99,7 +100,7 @@ struct Reference {
         const double scale = rule.max_norm ? *rule.max_norm / (norm + 1e-6) : 1.0;
         for (std::size_t i = 0; i < p.size(); ++i) {
             const double g = scale * double{gradients[i]};
-            if (!rule.adam) {
+            if (rule.formula == Formula::sgd) {
                 const double d = g + rule.weight_decay * p[i];
                 m[i] = rule.momentum * m[i] + d;
                 p[i] -= rule.lr * (rule.nesterov ? d + rule.momentum * m[i] : m[i]);

@@ -172,10 +172,12 @@ TEST_CASE("what a step calls beside operations allocates in the first at most") 
                                    kMost);
             backend->add(kElems, buffers.at(0), buffers.at(1));
             backend->clip_norm(kElems, 1.0f, buffers.at(1), {});
-            backend->sgd_step({.scalars = scalars.get()}, kElems, buffers.at(0), buffers.at(1),
-                              buffers.at(2));
-            backend->adam_step({.scalars = scalars.get()}, kElems, buffers.at(0), buffers.at(1),
-                               buffers.at(2), buffers.at(3));
+            for (const Formula formula : {Formula::sgd_momentum, Formula::adam}) {
+                backend->update({.formula = formula,
+                                 .scalars = scalars.get(),
+                                 .states = {buffers.at(2), buffers.at(3)}},
+                                kElems, buffers.at(0), buffers.at(1));
+            }
         };
         step();
         CHECK(allocations_of(step) == 0);

@@ -201,9 +201,9 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options) {
     std::string source;
     if (measured) {
         compute = measure_compute(comm, *session);
-        source = fmt::format(
-            "measured here, {} rank{}, {}, on {}", comm.size(), comm.size() == 1 ? "" : "s at once",
-            word_for(options.optimizer.rule, kUpdateRules), backend->description());
+        source = fmt::format("measured here, {} rank{}, {}, on {}", comm.size(),
+                             comm.size() == 1 ? "" : "s at once",
+                             facts(options.optimizer.rule).name, backend->description());
     } else {
         const std::vector<double>& given = options.compute_ms;
         compute = {given[0] / 1e3, given[1] / 1e3, given.size() > 2 ? given[2] / 1e3 : 0.0, {}};

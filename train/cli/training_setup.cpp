@@ -1,9 +1,11 @@
 #include "train/cli/training_setup.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdio>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
@@ -33,12 +35,23 @@ void check_together(const RunSpec& options) {
 }
 
 void tell_of_ignored(const RunSpec& options) {
-    const bool sgd = options.optimizer.rule == UpdateRule::sgd;
-    const OptimizerSpec &given = options.optimizer, none;
+    // Settings that only some rules have, with these.
+    std::map<std::string, std::vector<std::string>> users;
+    for (const UpdateRuleFacts& rule : kUpdateRules) {
+        for (const std::string_view name : rule.settings) {
+            users[std::string(name)].push_back(rule.name);
+        }
+    }
+    RunSpec given = options, defaults;
+    const std::vector<Setting> rows = settings(given), untouched = settings(defaults);
+    for (const auto& [name, rules] : users) {
+        if (std::ranges::count(rules, facts(options.optimizer.rule).name) == 0 &&
+            find(rows, name)->value() != find(untouched, name)->value()) {
+            fmt::print(stderr, "gyre: --{} is for --optimizer {}, which is not given: ignored\n",
+                       name, fmt::join(rules, ", "));
+        }
+    }
     const std::tuple<bool, const char*, const char*> ignored[] = {
-        {sgd && given.betas != none.betas, "--betas", "--optimizer adam and adamw"},
-        {sgd && given.epsilon != none.epsilon, "--eps", "--optimizer adam and adamw"},
-        {!sgd && given.momentum != none.momentum, "--momentum", "--optimizer sgd"},
         {options.checkpoints.overwrite && options.checkpoints.save.empty(), "--overwrite",
          "--save"},
         {options.reports.trace_steps != TraceSteps{} && options.reports.trace.empty(),

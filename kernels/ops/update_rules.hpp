@@ -1,0 +1,82 @@
+// Update rules: the formula of each for one element, which the kernels of CPUs and GPUs share, and
+// what it reads. To add a rule, add its formula here and its row to kUpdateRules
+// (train/optimizer_spec.hpp).
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "base/data_type.hpp"
+#include "kernels/ops/step.hpp"
+
+namespace gyre {
+
+enum class Formula { sgd, sgd_momentum, adam };
+
+// An update of parameters p by gradients g, both [elems] of the flat buffers.
+struct UpdateArgs {
+    Formula formula = Formula::sgd;
+    const StepScalars* scalars = nullptr;  // on the device
+    float momentum = 0.0f;                 // sgd_momentum
+    bool nesterov = false;                 // sgd_momentum
+    float beta1 = 0.9f;                    // adam
+    float beta2 = 0.999f;                  // adam
+    float epsilon = 1e-8f;                 // adam
+    float weight_decay = 0.0f;             // added to the gradient; else it is in the scalars
+    float* states[2] = {};                 // on the device, as p; as many as the formula has
+    FiniteCheck finite = {};
+    const std::int32_t* skip = nullptr;  // on the device: not 0: nothing is updated; null: 0
+    UpdateGap gap = {};
+};
+
+// Each formula updates one parameter p and its states, which begin as zeros, from its gradient g.
+
+// torch.optim.SGD without momentum.
+struct Sgd {
+    static constexpr const char* kName = "sgd";
+    static constexpr int kStates = 0;
+    GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
+                                        float g) {
+        p -= s.learning_rate * (g + a.weight_decay * p);
+    }
+};
+
+// torch.optim.SGD
+struct SgdMomentum {
+    static constexpr const char* kName = "sgd_momentum";
+    static constexpr int kStates = 1;
+    GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
+                                        float g, float& velocity) {
+        const float d = g + a.weight_decay * p;
+        velocity = a.momentum * velocity + d;
+        p -= s.learning_rate * (a.nesterov ? d + a.momentum * velocity : velocity);
+    }
+};
+
+// torch.optim.Adam and, with a decay in the scalars, torch.optim.AdamW
+struct Adam {
+    static constexpr const char* kName = "adam";
+    static constexpr int kStates = 2;
+    GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
+                                        float g, float& m, float& v) {
+        const float d = g + a.weight_decay * p;
+        m = a.beta1 * m + (1.0f - a.beta1) * d;
+        v = a.beta2 * v + (1.0f - a.beta2) * d * d;
+        p = p * s.shrink - s.adam_step_size * m / (sqrtf(v) * s.adam_correction + a.epsilon);
+    }
+};
+
+// Calls use(the formula).
+template <typename Use>
+void with_formula(Formula formula, Use use) {
+    switch (formula) {
+        case Formula::sgd:
+            return use(Sgd{});
+        case Formula::sgd_momentum:
+            return use(SgdMomentum{});
+        case Formula::adam:
+            return use(Adam{});
+    }
+}
+
+}  // namespace gyre
