@@ -14,7 +14,7 @@
 
 namespace gyre::train {
 
-enum class UpdateRule { sgd, adam, adamw };
+enum class UpdateRule { sgd, adam, adamw, lion };
 
 // What is known of a rule beside its formula.
 struct UpdateRuleFacts {
@@ -45,12 +45,19 @@ inline const std::vector<UpdateRuleFacts> kUpdateRules = {
      .learning_rate = 0.001f,
      .weight_decay = 0.01f,
      .decoupled = true},
+    {.name = "lion",
+     .formula = Formula::lion,
+     .states = {"exp_avg"},
+     .settings = {"betas"},
+     .learning_rate = 0.0001f,
+     .betas = {0.9f, 0.99f},
+     .decoupled = true},
 };
 inline const UpdateRuleFacts& facts(UpdateRule rule) {
     return kUpdateRules[static_cast<std::size_t>(rule)];
 }
 
-// The arguments of torch.optim's classes.
+// The arguments of torch.optim's classes, and of Lion.
 struct OptimizerSpec {
     UpdateRule rule = UpdateRule::sgd;
     std::optional<float> learning_rate = {};  // if empty, the rule's default, as the next ones

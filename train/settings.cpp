@@ -79,7 +79,7 @@ Setting no_cuda_setting(string& device) {
 Setting betas_setting(OptimizerSpec& spec) {
     std::optional<std::array<float, 2>>& field = spec.betas;
     Setting row = custom(
-        "betas", "B1,B2", "Coefficients of the moments [adam and adamw 0.9,0.999]",
+        "betas", "B1,B2", "Coefficients of the moments [adam and adamw 0.9,0.999; lion 0.9,0.99]",
         [&field](const string& text) {
             std::vector<float> values;
             string problem = read_numbers(text, values, {0.0f, kBelowOne});
@@ -215,7 +215,7 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
     return {
         optimizer_setting(run, "How weights follow gradients"),
         number("lr", optimizer.learning_rate, {.least = 0.0f},
-               "Learning rate [sgd 0.01, adam and adamw 0.001]"),
+               "Learning rate [sgd 0.01, adam and adamw 0.001, lion 0.0001]"),
         choice("lr-schedule", schedule.kind, kScheduleKinds,
                "How the learning rate changes, with every step of the training: step (by "
                "`lr-gamma` every `lr-step-size` epochs), cosine (down to `lr-min` at the end), "

@@ -11,7 +11,7 @@
 
 namespace gyre {
 
-enum class Formula { sgd, sgd_momentum, adam };
+enum class Formula { sgd, sgd_momentum, adam, lion };
 
 // An update of parameters p by gradients g, both [elems] of the flat buffers.
 struct UpdateArgs {
@@ -19,8 +19,8 @@ struct UpdateArgs {
     const StepScalars* scalars = nullptr;  // on the device
     float momentum = 0.0f;                 // sgd_momentum
     bool nesterov = false;                 // sgd_momentum
-    float beta1 = 0.9f;                    // adam
-    float beta2 = 0.999f;                  // adam
+    float beta1 = 0.9f;                    // adam, lion
+    float beta2 = 0.999f;                  // adam, lion
     float epsilon = 1e-8f;                 // adam
     float weight_decay = 0.0f;             // added to the gradient; else it is in the scalars
     float* states[2] = {};                 // on the device, as p; as many as the formula has
@@ -66,6 +66,18 @@ struct Adam {
     }
 };
 
+// Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, algorithm 2
+struct Lion {
+    static constexpr const char* kName = "lion";
+    static constexpr int kStates = 1;
+    GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
+                                        float g, float& m) {
+        const float c = a.beta1 * m + (1.0f - a.beta1) * g;
+        p = p * s.shrink - s.learning_rate * (c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f);
+        m = a.beta2 * m + (1.0f - a.beta2) * g;
+    }
+};
+
 // Calls use(the formula).
 template <typename Use>
 void with_formula(Formula formula, Use use) {
@@ -76,6 +88,8 @@ void with_formula(Formula formula, Use use) {
             return use(SgdMomentum{});
         case Formula::adam:
             return use(Adam{});
+        case Formula::lion:
+            return use(Lion{});
     }
 }
 

@@ -220,7 +220,8 @@ TEST_CASE("a pass that updates gives the optimizer's results, bit for bit", "[pa
         {.formula = Formula::sgd, .weight_decay = 0.1f},
         {.formula = Formula::sgd_momentum, .momentum = 0.7f, .weight_decay = 0.1f},
         {.formula = Formula::sgd_momentum, .momentum = 0.7f, .nesterov = true},
-        {.formula = Formula::adam, .weight_decay = 0.1f}};
+        {.formula = Formula::adam, .weight_decay = 0.1f},
+        {.formula = Formula::lion}};
     for (UpdateArgs rule : rules) {
         INFO("formula " << static_cast<int>(rule.formula));
         rule.scalars = scalars.get();

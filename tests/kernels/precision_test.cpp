@@ -331,6 +331,7 @@ TEST_CASE("a skipped update leaves parameters and moments as they are", "[gpu]")
                 check(Formula::sgd, false, false);
                 check(Formula::sgd_momentum, true, false);
                 check(Formula::adam, true, true);
+                check(Formula::lion, true, false);
             }
         }
     });

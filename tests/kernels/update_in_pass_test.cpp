@@ -34,7 +34,8 @@ const Rule kRules[] = {{"sgd", Formula::sgd, 0.0f, 0.1f},
                        {"sgd, momentum", Formula::sgd_momentum, 0.9f, 0.1f},
                        {"sgd, nesterov", Formula::sgd_momentum, 0.9f, 0.0f, true},
                        {"adam", Formula::adam, 0.0f, 0.1f},
-                       {"adamw", Formula::adam, 0.0f, 0.0f, false, 0.97f}};
+                       {"adamw", Formula::adam, 0.0f, 0.0f, false, 0.97f},
+                       {"lion", Formula::lion, 0.0f, 0.0f, false, 0.97f}};
 
 // At least 129 tiles. The bias's column is in the last tile of weights, or in a tile of its own;
 // the last rows do not fill a tile.
@@ -228,7 +229,8 @@ TEST_CASE("updates do not change a gap", "[update][gpu]") {
         const StepScalars values{.learning_rate = 0.3f, .adam_step_size = 0.1f};
         const auto scalars = bench.array(std::vector<StepScalars>{values});
         for (const UpdateGap gap : {UpdateGap{0, 16}, {320, 480}, {992, 0}, {16, 976}}) {
-            for (const Formula formula : {Formula::sgd, Formula::sgd_momentum, Formula::adam}) {
+            for (const Formula formula :
+                 {Formula::sgd, Formula::sgd_momentum, Formula::adam, Formula::lion}) {
                 INFO("formula " << static_cast<int>(formula) << ", gap at " << gap.begin << " of "
                                 << gap.elems);
                 const auto run = [&](const UpdateGap& left_out, Floats gradients) {

@@ -45,12 +45,18 @@ struct Reference {
                     p[i] -= lr / (1 - std::pow(b1, step)) * m[i] / denominator;
                     break;
                 }
+                case Formula::lion: {
+                    const double c_i = b1 * m[i] + (1 - b1) * d;
+                    p[i] -= lr * (c_i > 0 ? 1 : c_i < 0 ? -1 : 0);
+                    m[i] = b2 * m[i] + (1 - b2) * d;
+                    break;
+                }
             }
         }
     }
 };
 
-constexpr Formula kFormulas[] = {Formula::sgd, Formula::sgd_momentum, Formula::adam};
+constexpr Formula kFormulas[] = {Formula::sgd, Formula::sgd_momentum, Formula::adam, Formula::lion};
 
 }  // namespace
 
@@ -141,6 +147,8 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps", "[gpu]") {
               .epsilon = 1e-6f,
               .weight_decay = 0.1f}},
             {"adamw", 0.01f, {.formula = adam}, 0.1f},
+            {"lion", 0.01f, {.formula = lion, .beta2 = 0.99f}},
+            {"lion, weight decay", 0.01f, {.formula = lion, .beta1 = 0.5f, .beta2 = 0.75f}, 0.1f},
         };
         for (const Case& c : cases) {
             INFO(c.name);

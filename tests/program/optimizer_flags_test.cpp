@@ -53,6 +53,13 @@ Rule adamw(Change change) {
     return rule;
 }
 
+template <class Change>
+Rule lion(Change change) {
+    Rule rule = {.lr = 0.0001, .formula = Formula::lion, .decoupled = true, .beta2 = 0.99};
+    change(rule);
+    return rule;
+}
+
 const std::vector<std::pair<std::string, Rule>> kRules = {
     {"", sgd([](Rule&) {})},
     {"--lr 0.25", sgd([](Rule& r) { r.lr = 0.25; })},
@@ -82,6 +89,12 @@ const std::vector<std::pair<std::string, Rule>> kRules = {
      adamw([](Rule& r) { r.beta1 = 0.5, r.beta2 = 0.75, r.epsilon = 0.5; })},
     {"--optimizer adamw --max-grad-norm 0.5 --eps 1",
      adamw([](Rule& r) { r.max_norm = 0.5, r.epsilon = 1; })},
+    {"--optimizer lion", lion([](Rule&) {})},
+    {"--optimizer lion --lr 0.25", lion([](Rule& r) { r.lr = 0.25; })},
+    {"--optimizer lion --betas 0.5,0.75 --lr 0.25",
+     lion([](Rule& r) { r.beta1 = 0.5, r.beta2 = 0.75, r.lr = 0.25; })},
+    {"--optimizer lion --weight-decay 0.5 --lr 0.25",
+     lion([](Rule& r) { r.weight_decay = 0.5, r.lr = 0.25; })},
 };
 
 constexpr int kSteps = 3;
@@ -110,6 +123,12 @@ struct Reference {
                 p[i] *= 1.0 - rule.lr * rule.weight_decay;
             }
             const double d = g + (rule.decoupled ? 0.0 : rule.weight_decay * p[i]);
+            if (rule.formula == Formula::lion) {
+                const double c = rule.beta1 * m[i] + (1 - rule.beta1) * d;
+                p[i] -= c > 0 ? rule.lr : c < 0 ? -rule.lr : 0.0;
+                m[i] = rule.beta2 * m[i] + (1 - rule.beta2) * d;
+                continue;
+            }
             m[i] = rule.beta1 * m[i] + (1 - rule.beta1) * d;
             v[i] = rule.beta2 * v[i] + (1 - rule.beta2) * d * d;
             p[i] -= rule.lr / (1 - std::pow(rule.beta1, step)) * m[i] /
