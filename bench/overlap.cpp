@@ -158,7 +158,7 @@ int run(Communicator& comm, int argc, char** argv) {
     for (const UpdateRuleFacts& rule : kUpdateRules) {
         rules.emplace(rule.name, static_cast<UpdateRule>(rules.size()));
     }
-    app.add_option("--optimizer", options.optimizer, "sgd, adam, adamw or lion")
+    app.add_option("--optimizer", options.optimizer, "sgd, adam, adamw, lion or rmsprop")
         ->default_str("adam")
         ->transform(CLI::Transformer(rules));
     LaunchSpec launch;

@@ -66,7 +66,7 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
                .momentum = spec_.momentum,
                .nesterov = spec_.nesterov,
                .beta1 = spec_.betas->at(0),
-               .beta2 = spec_.betas->at(1),
+               .beta2 = rule.formula == Formula::rmsprop ? spec_.alpha : spec_.betas->at(1),
                .epsilon = spec_.epsilon,
                .weight_decay = rule.decoupled ? 0.0f : *spec_.weight_decay};
     with_formula(update_.formula, [&]<typename Rule>(Rule) {

@@ -14,7 +14,7 @@
 
 namespace gyre::train {
 
-enum class UpdateRule { sgd, adam, adamw, lion };
+enum class UpdateRule { sgd, adam, adamw, lion, rmsprop };
 
 // What is known of a rule beside its formula.
 struct UpdateRuleFacts {
@@ -52,6 +52,10 @@ inline const std::vector<UpdateRuleFacts> kUpdateRules = {
      .learning_rate = 0.0001f,
      .betas = {0.9f, 0.99f},
      .decoupled = true},
+    {.name = "rmsprop",
+     .formula = Formula::rmsprop,
+     .states = {"square_avg"},
+     .settings = {"alpha", "eps"}},
 };
 inline const UpdateRuleFacts& facts(UpdateRule rule) {
     return kUpdateRules[static_cast<std::size_t>(rule)];
@@ -65,6 +69,7 @@ struct OptimizerSpec {
     float momentum = 0.5f;  // sgd's, in [0, 1)
     bool nesterov = false;  // sgd's
     std::optional<std::array<float, 2>> betas = {};
+    float alpha = 0.99f;  // rmsprop's
     float epsilon = 1e-8f;
     std::optional<float> max_grad_norm = {};       // empty: gradients are not clipped
     ScheduleSpec schedule = {};                    // of the learning rate

@@ -215,7 +215,7 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
     return {
         optimizer_setting(run, "How weights follow gradients"),
         number("lr", optimizer.learning_rate, {.least = 0.0f},
-               "Learning rate [sgd 0.01, adam and adamw 0.001, lion 0.0001]"),
+               "Learning rate [sgd and rmsprop 0.01, adam and adamw 0.001, lion 0.0001]"),
         choice("lr-schedule", schedule.kind, kScheduleKinds,
                "How the learning rate changes, with every step of the training: step (by "
                "`lr-gamma` every `lr-step-size` epochs), cosine (down to `lr-min` at the end), "
@@ -234,7 +234,8 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
                "Weight decay [adamw 0.01, others 0]"),
         toggle("nesterov", optimizer.nesterov, "Nesterov momentum (sgd)"),
         betas_setting(optimizer),
-        number("eps", optimizer.epsilon, {.least = 0.0f}, "Epsilon of adam and adamw"),
+        number("alpha", optimizer.alpha, {0.0f, kBelowOne}, "Coefficient of rmsprop's squares"),
+        number("eps", optimizer.epsilon, {.least = 0.0f}, "Epsilon of adam, adamw and rmsprop"),
         number("max-grad-norm", optimizer.max_grad_norm, {.least = 0.0f},
                "Scale the gradients down to this norm where theirs is larger"),
         number("label-smoothing", run.loss.label_smoothing, {0.0f, kBelowOne},

@@ -11,7 +11,7 @@
 
 namespace gyre {
 
-enum class Formula { sgd, sgd_momentum, adam, lion };
+enum class Formula { sgd, sgd_momentum, adam, lion, rmsprop };
 
 // An update of parameters p by gradients g, both [elems] of the flat buffers.
 struct UpdateArgs {
@@ -20,8 +20,8 @@ struct UpdateArgs {
     float momentum = 0.0f;                 // sgd_momentum
     bool nesterov = false;                 // sgd_momentum
     float beta1 = 0.9f;                    // adam, lion
-    float beta2 = 0.999f;                  // adam, lion
-    float epsilon = 1e-8f;                 // adam
+    float beta2 = 0.999f;                  // adam, lion; rmsprop's alpha
+    float epsilon = 1e-8f;                 // adam, rmsprop
     float weight_decay = 0.0f;             // added to the gradient; else it is in the scalars
     float* states[2] = {};                 // on the device, as p; as many as the formula has
     FiniteCheck finite = {};
@@ -78,6 +78,18 @@ struct Lion {
     }
 };
 
+// torch.optim.RMSprop without momentum, not centered.
+struct RmsProp {
+    static constexpr const char* kName = "rmsprop";
+    static constexpr int kStates = 1;
+    GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
+                                        float g, float& v) {
+        const float d = g + a.weight_decay * p;
+        v = a.beta2 * v + (1.0f - a.beta2) * d * d;
+        p -= s.learning_rate * d / (sqrtf(v) + a.epsilon);
+    }
+};
+
 // Calls use(the formula).
 template <typename Use>
 void with_formula(Formula formula, Use use) {
@@ -90,6 +102,8 @@ void with_formula(Formula formula, Use use) {
             return use(Adam{});
         case Formula::lion:
             return use(Lion{});
+        case Formula::rmsprop:
+            return use(RmsProp{});
     }
 }
 

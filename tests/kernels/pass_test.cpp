@@ -221,7 +221,8 @@ TEST_CASE("a pass that updates gives the optimizer's results, bit for bit", "[pa
         {.formula = Formula::sgd_momentum, .momentum = 0.7f, .weight_decay = 0.1f},
         {.formula = Formula::sgd_momentum, .momentum = 0.7f, .nesterov = true},
         {.formula = Formula::adam, .weight_decay = 0.1f},
-        {.formula = Formula::lion}};
+        {.formula = Formula::lion},
+        {.formula = Formula::rmsprop, .weight_decay = 0.1f}};
     for (UpdateArgs rule : rules) {
         INFO("formula " << static_cast<int>(rule.formula));
         rule.scalars = scalars.get();

@@ -35,7 +35,8 @@ const Rule kRules[] = {{"sgd", Formula::sgd, 0.0f, 0.1f},
                        {"sgd, nesterov", Formula::sgd_momentum, 0.9f, 0.0f, true},
                        {"adam", Formula::adam, 0.0f, 0.1f},
                        {"adamw", Formula::adam, 0.0f, 0.0f, false, 0.97f},
-                       {"lion", Formula::lion, 0.0f, 0.0f, false, 0.97f}};
+                       {"lion", Formula::lion, 0.0f, 0.0f, false, 0.97f},
+                       {"rmsprop", Formula::rmsprop, 0.0f, 0.1f}};
 
 // At least 129 tiles. The bias's column is in the last tile of weights, or in a tile of its own;
 // the last rows do not fill a tile.

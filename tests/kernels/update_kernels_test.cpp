@@ -51,12 +51,17 @@ struct Reference {
                     m[i] = b2 * m[i] + (1 - b2) * d;
                     break;
                 }
+                case Formula::rmsprop:
+                    v[i] = b2 * v[i] + (1 - b2) * d * d;
+                    p[i] -= lr * d / (std::sqrt(v[i]) + double{a.epsilon});
+                    break;
             }
         }
     }
 };
 
-constexpr Formula kFormulas[] = {Formula::sgd, Formula::sgd_momentum, Formula::adam, Formula::lion};
+constexpr Formula kFormulas[] = {Formula::sgd, Formula::sgd_momentum, Formula::adam, Formula::lion,
+                                 Formula::rmsprop};
 
 }  // namespace
 
@@ -149,6 +154,10 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps", "[gpu]") {
             {"adamw", 0.01f, {.formula = adam}, 0.1f},
             {"lion", 0.01f, {.formula = lion, .beta2 = 0.99f}},
             {"lion, weight decay", 0.01f, {.formula = lion, .beta1 = 0.5f, .beta2 = 0.75f}, 0.1f},
+            {"rmsprop", 0.01f, {.formula = rmsprop, .beta2 = 0.99f}},
+            {"rmsprop, weight decay",
+             0.01f,
+             {.formula = rmsprop, .beta2 = 0.5f, .epsilon = 1e-3f, .weight_decay = 0.1f}},
         };
         for (const Case& c : cases) {
             INFO(c.name);
@@ -160,7 +169,7 @@ TEST_CASE("optimisers follow PyTorch's formulas over several steps", "[gpu]") {
                           dev_v = bench.vector(Floats(start.size()));
             UpdateArgs args = c.args;
             args.scalars = scalars.get();
-            args.states[0] = dev_m.get();
+            args.states[0] = c.args.formula == rmsprop ? dev_v.get() : dev_m.get();
             args.states[1] = dev_v.get();
             const double lr{c.rate}, b1{args.beta1}, b2{args.beta2};
             const int steps = 4;

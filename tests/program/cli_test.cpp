@@ -270,7 +270,8 @@ TEST_CASE("flags that change nothing beside the others are named, by rank 0") {
     CHECK(ignored(0, "--optimizer adamw --betas 0.5,0.75 --eps 1e-6 --trace-steps 1 --trace " +
                          set.file("trace") + " --overwrite --save " + set.file("run")) == "");
     CHECK(ignored(0, "--momentum 0.5 --device auto --no-cuda") == "");
-    CHECK(ignored(0, "--optimizer lion --eps 0.5 --betas 0.5,0.75") == "--eps ");
+    CHECK(ignored(0, "--optimizer lion --alpha 0.5 --betas 0.5,0.75") == "--alpha ");
+    CHECK(ignored(0, "--optimizer rmsprop --alpha 0.5 --betas 0.5,0.75") == "--betas ");
 }
 
 TEST_CASE("a GPU that is not there is refused with a hint") {

@@ -60,6 +60,14 @@ Rule lion(Change change) {
     return rule;
 }
 
+// beta2: alpha
+template <class Change>
+Rule rmsprop(Change change) {
+    Rule rule = {.formula = Formula::rmsprop, .beta2 = 0.99};
+    change(rule);
+    return rule;
+}
+
 const std::vector<std::pair<std::string, Rule>> kRules = {
     {"", sgd([](Rule&) {})},
     {"--lr 0.25", sgd([](Rule& r) { r.lr = 0.25; })},
@@ -95,6 +103,11 @@ const std::vector<std::pair<std::string, Rule>> kRules = {
      lion([](Rule& r) { r.beta1 = 0.5, r.beta2 = 0.75, r.lr = 0.25; })},
     {"--optimizer lion --weight-decay 0.5 --lr 0.25",
      lion([](Rule& r) { r.weight_decay = 0.5, r.lr = 0.25; })},
+    {"--optimizer rmsprop", rmsprop([](Rule&) {})},
+    {"--optimizer rmsprop --lr 0.0625", rmsprop([](Rule& r) { r.lr = 0.0625; })},
+    {"--optimizer rmsprop --alpha 0.5", rmsprop([](Rule& r) { r.beta2 = 0.5; })},
+    {"--optimizer rmsprop --eps 0.5", rmsprop([](Rule& r) { r.epsilon = 0.5; })},
+    {"--optimizer rmsprop --weight-decay 0.5", rmsprop([](Rule& r) { r.weight_decay = 0.5; })},
 };
 
 constexpr int kSteps = 3;
@@ -127,6 +140,11 @@ struct Reference {
                 const double c = rule.beta1 * m[i] + (1 - rule.beta1) * d;
                 p[i] -= c > 0 ? rule.lr : c < 0 ? -rule.lr : 0.0;
                 m[i] = rule.beta2 * m[i] + (1 - rule.beta2) * d;
+                continue;
+            }
+            if (rule.formula == Formula::rmsprop) {
+                v[i] = rule.beta2 * v[i] + (1 - rule.beta2) * d * d;
+                p[i] -= rule.lr * d / (std::sqrt(v[i]) + rule.epsilon);
                 continue;
             }
             m[i] = rule.beta1 * m[i] + (1 - rule.beta1) * d;

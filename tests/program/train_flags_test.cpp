@@ -89,6 +89,7 @@ const std::vector<Row> kRows = {
          return o.optimizer.betas == std::array{0.25f, 0.5f};
      },
      true},
+    {"--alpha", "0.25", [](O o) { return o.optimizer.alpha == 0.25f; }, true},
     {"--eps", "0.25", [](O o) { return o.optimizer.epsilon == 0.25f; }, true},
     {"--max-grad-norm", "0.25", [](O o) { return o.optimizer.max_grad_norm == 0.25f; }, true},
     {"--no-shuffle", "", [](O o) { return !o.batch.shuffle; }, true},

@@ -78,6 +78,7 @@ const std::vector<OptimizerSpec> kRules = {
     {.rule = UpdateRule::adam},
     {.rule = UpdateRule::adamw, .weight_decay = 0.1f, .max_grad_norm = 0.5f},
     {.rule = UpdateRule::lion, .weight_decay = 0.1f},
+    {.rule = UpdateRule::rmsprop},
     {.schedule = {.kind = ScheduleKind::one_cycle, .total_steps = kSteps}},
 };
 
@@ -130,6 +131,7 @@ TEST_CASE("an optimiser's state has PyTorch's names, and no other is taken") {
     CHECK(names_of(adam).count("fc1.bias.exp_avg_sq") == 1);
     CHECK(adam.size() == 10);
     CHECK(names_of(state({.rule = UpdateRule::lion})).count("fc1.bias.exp_avg") == 1);
+    CHECK(names_of(state({.rule = UpdateRule::rmsprop})).count("fc1.bias.square_avg") == 1);
     CHECK(adam.front().shape.empty());
     CHECK(adam.front().values == std::vector<float>{3.0f});
     for (const HostTensor& tensor : adam) {

@@ -67,6 +67,7 @@ CASES = [
     ("adam", "--optimizer adam --lr 1e-3", "Adam", {"lr": 1e-3}, 1e-4),
     ("adamw", "--optimizer adamw --lr 1e-3 --weight-decay 1e-2", "AdamW",
      {"lr": 1e-3, "weight_decay": 1e-2}, 1e-4),
+    ("rmsprop", "--optimizer rmsprop --lr 1e-3 --alpha 0.9", "RMSprop", {"lr": 1e-3, "alpha": 0.9}, 1e-4),
 ]  # fmt: skip
 
 # Of the golden series: gyre's options, optimiser and options of torch, greatest gradient norm.
