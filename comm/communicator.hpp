@@ -89,13 +89,12 @@ class Communicator {
 std::unique_ptr<Communicator> make_communicator();
 
 std::unique_ptr<Communicator> make_single_communicator();
-// Initialises MPI; MPI is finalised when the communicator is destroyed.
+// Loads and initialises MPI; MPI is finalised when the communicator is destroyed. Throws
+// Error(communication) if it is not there.
 std::unique_ptr<Communicator> make_mpi_communicator();
 
-// The versions of the library found at run time and of the one compiled in, for `gyre info`; usable
-// without starting it.
+// The version and the file of the library found, for `gyre info`; usable without starting it.
 std::string mpi_library_version();
-std::string mpi_compiled_version();
 
 // The text of rank `root`, on every rank.
 std::string broadcast_string(Communicator& comm, std::string text, int root);

@@ -7,6 +7,13 @@ include(CMakePackageConfigHelpers)
 
 # Component `program`.
 install(TARGETS gyre RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
+# The same RPATH in both places: CMake would pad one of them with empty entries, which stand for the current folder.
+set_target_properties(gyre PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH_USE_LINK_PATH ON
+  INSTALL_RPATH "$ORIGIN/comm;$ORIGIN/../lib/gyre")
+if(GYRE_HAVE_MPI)
+  install(TARGETS gyre_mpi LIBRARY DESTINATION lib/gyre COMPONENT program)
+  set_target_properties(gyre_mpi PROPERTIES INSTALL_RPATH "$ORIGIN")
+endif()
 install(PROGRAMS scripts/get-mnist.sh RENAME gyre-get-mnist DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
 install(FILES README.md CHANGELOG.md SECURITY.md LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
 install(DIRECTORY docs examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
@@ -55,12 +62,11 @@ install(FILES ${PROJECT_BINARY_DIR}/gyre-config.cmake ${PROJECT_BINARY_DIR}/gyre
   DESTINATION ${package} COMPONENT library)
 
 # Component `bundle`, in the archive only: the libraries whose versions differ from one system to another, where the
-# program looks first. RPATH is what these find each other by, which RUNPATH is not. Open MPI stays the system's, as its
-# parts and its mpirun belong together, and so do the libraries of C and C++.
-set_target_properties(gyre PROPERTIES INSTALL_RPATH "$ORIGIN/../lib/gyre" LINK_OPTIONS LINKER:--disable-new-dtags)
+# program looks first. Open MPI stays the system's, as its parts and its mpirun belong together, and so do the
+# libraries of C and C++.
 install(CODE [[
   file(GET_RUNTIME_DEPENDENCIES EXECUTABLES $<TARGET_FILE:gyre> RESOLVED_DEPENDENCIES_VAR libraries
-    PRE_INCLUDE_REGEXES "^lib(fmt|png16|jpeg|z|lzma|gloo|hiredis|boost_context)[.]so"
+    PRE_INCLUDE_REGEXES "^lib(fmt|png16|jpeg|z|lzma|gloo|hiredis|ibverbs|nl-3|nl-route-3|boost_context)[.]so"
     PRE_EXCLUDE_REGEXES ".")
   file(INSTALL ${libraries} DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/gyre FOLLOW_SYMLINK_CHAIN)
   # Their licences, by the Debian packages that they are from, and those of the headers that are compiled in.

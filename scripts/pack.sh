@@ -17,8 +17,8 @@ most_kib=${GYRE_PACK_MOST_KIB:-20480}
 
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
-mkdir "$folder/lib" "$folder/kernels"
-for program in "${programs[@]}"; do
+mkdir "$folder/lib" "$folder/kernels" "$folder/comm"
+for program in "${programs[@]}" comm/libgyre_mpi.so; do
     if [ ! -x "$build/$program" ]; then
         echo "pack: $build/$program is missing; build it first" >&2
         exit 1

@@ -1,4 +1,5 @@
-// The communicator over MPI (Open MPI 4 or later).
+// The communicator over MPI (Open MPI 4 or later): a module that is linked with MPI's library, and
+// that mpi_module.cpp loads.
 //
 // Gradient reductions are non-blocking and run on a separate communicator. They are cut into
 // pieces, and only a few pieces are under way at a time: MPI's temporary copies then stay small,
@@ -7,6 +8,7 @@
 // computes: each new reduction advances the earlier ones, and a helper thread does so every 100 us
 // while much is left. Small reductions are not worth waking a thread. One mutex guards every call,
 // so MPI_THREAD_SERIALIZED is enough. docs/design.md has the measurements behind these choices.
+#include <dlfcn.h>
 #include <fmt/format.h>
 #include <mpi.h>
 #include <unistd.h>
@@ -78,14 +80,20 @@ void configure_open_mpi() {
     }
 }
 
+std::string library_version() {
+    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+    int length = 0;
+    MPI_Get_library_version(text.data(), &length);
+    const std::string version(text.data(), static_cast<std::size_t>(length));
+    return version.substr(0, version.find(','));
+}
+
 class MpiCommunicator final : public Communicator {
  public:
     MpiCommunicator();
     ~MpiCommunicator() override;
 
-    std::string description() const override {
-        return fmt::format("MPI ({})", mpi_library_version());
-    }
+    std::string description() const override { return fmt::format("MPI ({})", library_version()); }
     int rank() const override { return rank_; }
     int size() const override { return size_; }
     int local_rank() const override { return local_rank_; }
@@ -412,25 +420,14 @@ void MpiCommunicator::abort(int exit_code) noexcept {
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_mpi_communicator() {
-    return std::make_unique<MpiCommunicator>();
+// What the module is loaded for; mpi_module.cpp has the declarations.
+extern "C" Communicator* gyre_make_mpi_communicator() {
+    return new MpiCommunicator;
 }
-
-std::string mpi_library_version() {
-    std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
-    int length = 0;
-    MPI_Get_library_version(text.data(), &length);
-    const std::string version(text.data(), static_cast<std::size_t>(length));
-    return version.substr(0, version.find(','));
-}
-
-std::string mpi_compiled_version() {
-#if defined(OMPI_MAJOR_VERSION)
-    return fmt::format("Open MPI v{}.{}.{}", OMPI_MAJOR_VERSION, OMPI_MINOR_VERSION,
-                       OMPI_RELEASE_VERSION);
-#else
-    return fmt::format("an MPI of standard {}.{}", MPI_VERSION, MPI_SUBVERSION);
-#endif
+extern "C" void gyre_mpi_version(std::string& version) {
+    Dl_info library = {};
+    dladdr(reinterpret_cast<void*>(&MPI_Init), &library);
+    version = fmt::format("{} ({})", library_version(), library.dli_fname);
 }
 
 }  // namespace gyre::comm

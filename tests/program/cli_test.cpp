@@ -330,6 +330,13 @@ TEST_CASE("a launcher whose ranks cannot find each other is refused with a hint"
     };
     // MPI knows nothing of them.
     refuse("PMI_SIZE=4", "", {"MPICH", "4 ranks", "Open MPI"});
+    // A program that does not find the module of MPI.
+    const std::string alone = set.file("gyre");
+    std::filesystem::copy_file(gyre_binary(), alone);
+    const std::string ranks = "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0 ";
+    expect_exit(run_shell(ranks + alone + " " + set.base), 4,
+                {"MPI could not be loaded", "openmpi-bin", "gyre launch"});
+    expect_exit(run_shell(alone + " info"), 0, {"MPI                not found"});
     refuse("SLURM_STEP_NUM_TASKS=4 SLURM_PROCID=0 PMIX_RANK=0", "",
            {"srun", "4 ranks", "--mpi=pmix"});
     refuse("WORLD_SIZE=4 RANK=0", "--comm mpi", {"WORLD_SIZE=4", "4 ranks", "mpirun"});

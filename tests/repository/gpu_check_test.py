@@ -86,7 +86,7 @@ class Planted(unittest.TestCase):
             'Step("good", 5, [sh("echo fine")], lambda ran: (PASS, ran.text.split()[-1])),'
             'Step("bad", 5, [sh("true"), sh("echo reason; exit 7"), sh("echo still done")]),'
             # It ignores SIGTERM, and its child outlives it.
-            f'Step("hangs", 1, [sh("trap : TERM; sleep 600 & echo $! >{child}; while :; do wait; done")]),'
+            f'Step("hangs", 3, [sh("trap : TERM; sleep 600 & echo $! >{child}; while :; do wait; done")]),'
             'Step("unreadable", 5, [sh("true")], lambda ran: (PASS, {}["key"])),'
             'Step("not there", 5, [Command(["/no/such/program"])]),'
             'Step("left out", 5, [sh("true")], skip="no GPU")')
@@ -107,7 +107,7 @@ class Planted(unittest.TestCase):
         for number in (signal.SIGTERM, signal.SIGINT):
             child = self.folder / f"child-{number}"
             process = self.start('Step("good", 5, [sh("echo fine")]),'
-                                 f'Step("long", 60, [sh("echo begun; sleep 600 & echo $! >{child}; wait")]),'
+                                 f'Step("long", 60, [sh("echo begun; sleep 600 & echo $! >{child}.part; mv {child}.part {child}; wait")]),'
                                  'Step("later", 5, [sh("true")])')
             self.wait_for(child)
             process.send_signal(number)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# gyre installed and moved, as a library of another project, and as an archive.
+# gyre installed and moved, as a library of another project, as an archive, and as a wheel.
 #   tests/repository/install_test.sh BUILD_DIR
 set -euo pipefail
 build=$(cd "$1" && pwd)
@@ -54,13 +54,16 @@ mkdir "$work/archive"
 tar -xzf "$work"/packages/gyre-*.tar.gz -C "$work/archive" --strip-components 1
 (cd / && "$work/archive/bin/gyre" "${train[@]}")
 files=("$work/archive/bin/gyre" "$work"/archive/lib/gyre/*.so*)
-# It has what it needs but for the libraries of C and C++ and those that belong to Open MPI.
+module=$work/archive/lib/gyre/libgyre_mpi.so
+[[ " ${files[*]} " = *" $module "* ]] || fail "no $module"
+# It has what it needs but for the libraries of C and C++. Only the module of MPI needs MPI.
 for file in "${files[@]}"; do
     for needed in $(objdump -p "$file" | awk '$1 == "NEEDED" { print $2 }'); do
         case $needed in
-        libmpi.* | libibverbs.* | libstdc++.* | libgcc_s.* | libm.* | libc.* | ld-linux*) ;;
+        libmpi.*) [ "$file" = "$module" ] || fail "$file needs $needed" ;;
+        libstdc++.* | libgcc_s.* | libm.* | libc.* | ld-linux*) ;;
         *)
-            found=$(ldd "${files[0]}" | awk -v name="$needed" '$1 == name { print $3 }')
+            found=$(ldd "$([ "$file" = "$module" ] && echo "$file" || echo "${files[0]}")" | awk -v name="$needed" '$1 == name { print $3 }')
             [[ $found = "$work/archive/"* ]] || fail "$file needs $needed, which is not the archive's: $found"
             ;;
         esac
@@ -75,3 +78,17 @@ for bound in GLIBC_2.35 GLIBCXX_3.4.30; do
     done
     echo "all files do with $bound"
 done
+
+step "the wheel"
+if ! python3 -m venv "$work/venv" >"$work/log" 2>&1; then
+    echo "left out: no python3-venv"
+    exit
+fi
+wheel=$("$root/scripts/wheel.py" "$build" "$work")
+quietly "$work/venv/bin/pip" install --no-index "$wheel"
+(cd / && "$work/venv/bin/gyre" "${train[@]}" && "$work/venv/bin/python" -m gyre "${train[@]}")
+quietly "$work/venv/bin/pip" uninstall -y gyre
+if find "$work/venv" -iname '*gyre*' | grep .; then
+    fail "pip uninstall leaves these files"
+fi
+basename "$wheel"

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The packages on bare systems made for the test: the .deb on Debian 12, from the installation by its administrator to a
-# net that a user has trained and back to a system without a trace; the archive on Debian 12 and 13.
+# net that a user has trained and back to a system without a trace; the archive and the wheel on Debian 12 and 13.
 #   tests/repository/packages_test.sh BUILD_DIR
 # It needs root, mmdebstrap and a mirror of each system; what it lacks it says, and returns 77 if a system was left out.
 set -euo pipefail
@@ -29,7 +29,8 @@ make_system() {
     system=$work/$1
     timeout 150 mmdebstrap --variant=apt --include=passwd --skip=cleanup/apt --components="$3" "$1" "$system" "$2" \
         >"$work/log" 2>&1 || {
-        cat "$work/log"
+        tail -n 5 "$work/log" | cut -c -300
+        rm -rf --one-file-system "$system"
         echo "packages: $1 is left out, as it could not be made from $2 (see above)"
         status=77
         return 1
@@ -76,13 +77,26 @@ for kind in DEB TGZ; do
 done
 deb=$(basename "$work"/packages/*.deb)
 archive=$(basename "$work"/packages/*.tar.gz)
+wheel=$(basename "$("$(dirname "${BASH_SOURCE[0]}")/../../scripts/wheel.py" "$build" "$work/packages")")
 
+# run_wheel NAME
+run_wheel() {
+    echo "== $1, wheel"
+    install python3-venv || return 0
+    cp "$work/packages/$wheel" "$system/home/user"
+    as_user "python3 -m venv env && env/bin/pip install -q $wheel"
+    as_user "env/bin/gyre launch -n 2 -- $train --save wheel"
+}
+
+# run_archive NAME: before and after Open MPI is there.
 run_archive() {
     echo "== $1, archive"
+    local program=${archive%.tar.gz}/bin/gyre
     cp "$work/packages/$archive" "$system/home/user"
     as_user "tar -xzf $archive"
-    as_user "${archive%.tar.gz}/bin/gyre launch -n 2 -- $train --save run"
-    as_user "mpirun --oversubscribe -np 2 ${archive%.tar.gz}/bin/gyre eval --weights run/best.safetensors --data fashion-mnist"
+    as_user "$program launch -n 2 -- $train --save run"
+    install openmpi-bin || return 0
+    as_user "mpirun --oversubscribe -np 2 $program eval --weights run/best.safetensors --data fashion-mnist"
 }
 
 debian_12() {
@@ -105,17 +119,19 @@ debian_12() {
         fail "these files of others went"
     fi
     echo "removed without a trace"
-    run_archive "Debian 12"
+    rm -rf --one-file-system "$system"
 }
 
-# other_system NAME SUITE MIRROR COMPONENTS
-other_system() {
+# archive_on NAME SUITE MIRROR COMPONENTS
+archive_on() {
     make_system "${@:2}" || return 0
-    install openmpi-bin dataset-fashion-mnist || return 0
+    install dataset-fashion-mnist || return 0
+    run_wheel "$1"
     run_archive "$1"
     rm -rf --one-file-system "$system"
 }
 
 debian_12
-other_system "Debian 13" trixie http://deb.debian.org/debian main
+archive_on "Debian 12" bookworm http://deb.debian.org/debian main
+archive_on "Debian 13" trixie http://deb.debian.org/debian main
 exit "$status"

@@ -41,7 +41,7 @@ BATCH = 64
 # resnet has batch normalisation and residual connections, and is slow in double precision. With Adam
 # net is soon where single roundings decide: of 100 steps, no seed of 6 went without a flip, since
 # gyre's convolutions have the rounding of Winograd's filtering, which is greater than the formula's.
-MOST_STEPS = {("resnet", "sgd"): 10, ("net", "adam"): 20, ("net", "adamw"): 20}
+MOST_STEPS = {("resnet", "sgd"): 10, ("net", "adam"): 20, ("net", "adamw"): 20, ("net", "rmsprop"): 20}
 WEIGHT_BOUND = 1e-3  # of the weights after SGD: absolute, against max(1, greatest weight)
 
 # Stride 2, padding, and a pooling that leaves out the last row and column (7 x 7 to 3 x 3).

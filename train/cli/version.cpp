@@ -18,8 +18,7 @@ std::string version_text() {
 
 std::string about_text() {
     std::vector<InfoLine> lines = device_info();
-    lines.push_back({"MPI", fmt::format("compiled in: {}, found: {}", comm::mpi_compiled_version(),
-                                        comm::mpi_library_version())});
+    lines.push_back({"MPI", comm::mpi_library_version()});
     lines.push_back({"NCCL", comm::nccl::library_version()});
     lines.push_back({"Gloo", comm::gloo_available() ? "compiled in" : "none in this build"});
     std::string text = version_text();
