@@ -420,7 +420,7 @@ void MpiCommunicator::abort(int exit_code) noexcept {
 
 }  // namespace
 
-// What the module is loaded for; mpi_module.cpp has the declarations.
+// mpi_module.cpp looks up these two functions by their names.
 extern "C" Communicator* gyre_make_mpi_communicator() {
     return new MpiCommunicator;
 }

@@ -72,7 +72,9 @@ done
 # The versions of symbols that Ubuntu 22.04 has, the oldest system that the archive is for.
 for bound in GLIBC_2.35 GLIBCXX_3.4.30; do
     for file in "${files[@]}"; do
-        newest=$(objdump -T "$file" | grep -oE "\b${bound%%_*}_[0-9.]+" | sort -uV | tail -n 1 || true) # none: it needs none
+        symbols=$(objdump -T "$file") # on its own, so that a failure of it is one of the test
+        newest=$(grep -oE "\b${bound%%_*}_[0-9.]+" <<<"$symbols" | sort -uV | tail -n 1 || true)
+        [ -n "$newest" ] || [ "$file" != "${files[0]}" ] || fail "$file needs no version of $bound's library"
         [ "$(printf '%s\n' "$newest" "$bound" | sort -V | tail -n 1)" = "$bound" ] ||
             fail "$file needs $newest, which is later than $bound"
     done

@@ -49,6 +49,7 @@ zpty -n -w z "$2"$'\\t'
 while [[ ! -e finished ]] { zselect -t 5 }
 zpty -d z; cat offered"""
 
+
 def run(command: list[str], cwd: pathlib.Path) -> str:
     done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=60)
     if done.returncode != 0:
