@@ -1,6 +1,6 @@
 // The NCCL functions that gyre uses, as nccl.h declares them, in a library loaded with dlopen. So
-// the program is built without CUDA's headers and starts without NCCL. If nccl.h is found when gyre
-// is built, nccl_header_check.cpp compares the two.
+// the program is built without CUDA's headers and starts without NCCL. If nccl.h is found when the
+// tests are built, tests/comm/nccl_header_check.cpp compares the two.
 #pragma once
 
 #include <cstddef>
