@@ -19,8 +19,9 @@ constexpr const char* kHash = "gyre.hash";
 constexpr int kSchema = 2;  // of kSettingsKey
 
 nlohmann::ordered_json to_json(const Cursor& p) {
-    return {{"epoch", p.epoch},   {"step", p.step},       {"loss_sum", p.loss_sum},
-            {"images", p.images}, {"correct", p.correct}, {"best_accuracy", p.best_accuracy}};
+    return {{"epoch", p.epoch},          {"step", p.step},       {"loss_sum", p.loss_sum},
+            {"images", p.images},        {"correct", p.correct}, {"best_accuracy", p.best_accuracy},
+            {"best_epoch", p.best_epoch}};
 }
 
 Cursor to_cursor(const nlohmann::json& json) {
@@ -31,6 +32,8 @@ Cursor to_cursor(const nlohmann::json& json) {
     json.at("images").get_to(p.images);
     json.at("correct").get_to(p.correct);
     json.at("best_accuracy").get_to(p.best_accuracy);
+    // Before 0.10 it was not written: at the latest it was the last epoch.
+    p.best_epoch = json.value("best_epoch", p.best_accuracy >= 0.0 ? p.epoch - 1 : 0);
     if (p.epoch < 1 || p.step < 0 || p.images < 0) {
         throw input_error("a negative count");
     }

@@ -24,6 +24,7 @@ struct Cursor {
     double loss_sum = 0.0;  // over the epoch's images so far
     std::int64_t images = 0, correct = 0;
     double best_accuracy = -1.0;  // of the test set; < 0: none yet
+    int best_epoch = 0;           // that had it, the first of several; 0: none yet
 };
 
 // Everything that must be the same when a training is resumed: the settings that must match, by

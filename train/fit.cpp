@@ -88,9 +88,10 @@ class Fit {
         epoch.stopped = stopped_;
         if (!stopped_) {
             epoch.best = !evaluates || epoch.test.accuracy > cursor_.best_accuracy;
+            const bool better = evaluates && epoch.best;
             cursor_ = {.epoch = epoch.epoch + 1,
-                       .best_accuracy =
-                           evaluates && epoch.best ? epoch.test.accuracy : cursor_.best_accuracy};
+                       .best_accuracy = better ? epoch.test.accuracy : cursor_.best_accuracy,
+                       .best_epoch = better ? epoch.epoch : cursor_.best_epoch};
         }
         for (FitObserver* observer : observers_) {
             observer->on_epoch(training_, epoch);

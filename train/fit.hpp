@@ -51,9 +51,6 @@ struct EpochFacts {
     double images_per_second() const { return static_cast<double>(images) / train_seconds; }
 };
 
-// Why a training ended.
-enum class Ending { complete, interrupted, time, target };
-
 // An observer is told of a training's progress. All ranks call the same functions in the same
 // order, so each may be collective; if only some ranks may fail in one, it uses agree().
 class FitObserver {

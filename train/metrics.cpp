@@ -237,13 +237,11 @@ void MetricsFiles::on_epoch(const Training& training, const EpochFacts& epoch) {
 }
 
 void MetricsFiles::on_end(const Training& training, Ending ending) {
-    constexpr const char* kEndings[] = {"complete", "interrupted", "max-seconds",
-                                        "target-accuracy"};
     nlohmann::ordered_json json = {
         {"event", "end"},
         {"seconds", seconds_since(training.begin)},
-        {"interrupted", ending == Ending::interrupted || ending == Ending::time},
-        {"ending", kEndings[static_cast<std::size_t>(ending)]},
+        {"interrupted", facts(ending).within_epoch},
+        {"ending", facts(ending).name},
         {"peak_memory_bytes", peak_memory_bytes(training.session.communicator())}};
     if (training.cursor.best_accuracy >= 0.0) {
         json["best_test_accuracy"] = training.cursor.best_accuracy;

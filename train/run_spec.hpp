@@ -72,6 +72,22 @@ struct StopSpec {
     std::optional<double> max_seconds = {};      // of rank 0's clock
 };
 
+// Why a training ended.
+enum class Ending { complete, interrupted, time, target };
+struct EndingFacts {
+    const char* name;     // in files of metrics
+    const char* setting;  // that asked for it; empty: none
+    bool within_epoch;    // steps are missing, from which it can resume
+};
+// In the order of Ending. A setting whose ending is not within an epoch needs an evaluation.
+inline constexpr EndingFacts kEndings[] = {{"complete", "", false},
+                                           {"interrupted", "", true},
+                                           {"max-seconds", "max-seconds", true},
+                                           {"target-accuracy", "target-accuracy", false}};
+inline const EndingFacts& facts(Ending ending) {
+    return kEndings[static_cast<std::size_t>(ending)];
+}
+
 // Epochs or steps between two checkpoints.
 struct SaveEvery {
     std::int64_t count = 1;

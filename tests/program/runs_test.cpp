@@ -113,7 +113,7 @@ TEST_CASE("--max-seconds ends a training like an interrupt, but with success") {
     const Outcome at_once = run_gyre(2, set.base + "--max-seconds 0");
     INFO(at_once.output);
     CHECK(at_once.exit_code == 0);
-    CHECK(count_of(at_once.output, "--max-seconds 0 are over: all ranks stopped") == 1);
+    CHECK(count_of(at_once.output, "--max-seconds 0: all ranks stopped") == 1);
 }
 
 TEST_CASE("smoothed labels change the training's loss alike on all devices, not the evaluation") {

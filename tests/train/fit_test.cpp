@@ -125,6 +125,7 @@ TEST_CASE("an epoch's facts are those of its steps", "[fit]") {
     const Recorder& seen = fixture.seen;
     REQUIRE(seen.epochs.size() == 3);
     double best = -1.0;
+    int best_epoch = 0;
     for (std::size_t i = 0; i < 3; ++i) {
         const EpochFacts& epoch = seen.epochs[i];
         double sum = 0.0;
@@ -135,11 +136,13 @@ TEST_CASE("an epoch's facts are those of its steps", "[fit]") {
         CHECK(epoch.images == kSteps * kBatch - 3);
         CHECK(epoch.test.images == 20);
         CHECK(epoch.best == (epoch.test.accuracy > best));
+        best_epoch = epoch.best ? epoch.epoch : best_epoch;
         best = std::max(best, epoch.test.accuracy);
         CHECK(seen.cursors[i].epoch == static_cast<int>(i) + 2);
         CHECK(seen.cursors[i].step == 0);
         CHECK(seen.cursors[i].images == 0);
         CHECK(seen.cursors[i].best_accuracy == best);
+        CHECK(seen.cursors[i].best_epoch == best_epoch);
     }
     CHECK(seen.mean_loss == seen.epochs[2].train_loss);
 

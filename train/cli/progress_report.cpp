@@ -5,6 +5,7 @@
 #include <cstdio>
 
 #include "train/cli/terminal.hpp"
+#include "train/settings.hpp"
 
 namespace gyre::train {
 namespace {
@@ -155,15 +156,17 @@ void ProgressReport::on_end(const Training& training, Ending ending) {
     if (!is_root_) {
         return;
     }
-    const StopSpec& stop = run_.stop;
-    if (ending == Ending::target) {
-        say({fmt::format("--target-accuracy {}: reached", *stop.target_accuracy)});
+    const EndingFacts& why = facts(ending);
+    RunSpec run = run_;
+    const std::vector<Setting> rows = settings(run);
+    const Setting* const asked = find(rows, why.setting);
+    const std::string setting =
+        asked == nullptr ? "interrupted" : fmt::format("--{} {}", asked->name, asked->value());
+    if (asked != nullptr && !why.within_epoch) {
+        say({setting + ": reached"});
     }
-    if (ending == Ending::interrupted || ending == Ending::time) {
-        std::vector<std::string> items = {fmt::format(
-            "{}: all ranks stopped after the same step",
-            ending == Ending::time ? fmt::format("--max-seconds {} are over", *stop.max_seconds)
-                                   : "interrupted")};
+    if (why.within_epoch) {
+        std::vector<std::string> items = {setting + ": all ranks stopped after the same step"};
         if (!run_.checkpoints.save.empty()) {
             items.push_back(fmt::format("--resume {} goes on from here", run_.checkpoints.save));
         }

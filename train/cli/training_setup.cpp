@@ -21,8 +21,15 @@ namespace gyre::train {
 
 void check_together(const RunSpec& options) {
     const CheckpointSpec& checkpoints = options.checkpoints;
-    if (options.stop.target_accuracy && !options.evaluation.enabled) {
-        throw usage_error("--target-accuracy needs the evaluation that --no-eval leaves out");
+    RunSpec run = options;
+    const std::vector<Setting> rows = settings(run);
+    for (const EndingFacts& ending : kEndings) {
+        const Setting* const row = find(rows, ending.setting);
+        if (row != nullptr && !ending.within_epoch && !row->value().empty() &&
+            !options.evaluation.enabled) {
+            throw usage_error(
+                fmt::format("--{} needs the evaluation that --no-eval leaves out", row->name));
+        }
     }
     if (checkpoints.save.empty() && (checkpoints.keep > 0 || checkpoints.every != SaveEvery{})) {
         throw usage_error("--keep and --save-every say how --save does it: give that, too");
