@@ -45,7 +45,8 @@ class Fit {
         for (FitObserver* observer : observers_) {
             observer->on_start(training_);
         }
-        while (!stopped_ && cursor_.epoch <= stop_.epochs && !target_reached()) {
+        while (!stopped_ && cursor_.epoch <= stop_.epochs && !target_reached() &&
+               !out_of_patience()) {
             train_epoch();
         }
         const Ending ending = why();
@@ -60,6 +61,10 @@ class Fit {
     bool target_reached() const {
         return stop_.target_accuracy && 100.0 * cursor_.best_accuracy >= *stop_.target_accuracy;
     }
+    bool out_of_patience() const {
+        return stop_.patience && training_.run.evaluation.enabled &&
+               cursor_.epoch - 1 - cursor_.best_epoch >= *stop_.patience;
+    }
     // Rank 0's clock counts; the others hear of it with the step's sums.
     bool time_is_up() const {
         return session_.communicator().is_root() && stop_.max_seconds &&
@@ -67,7 +72,9 @@ class Fit {
     }
     Ending why() const {
         if (!stopped_) {
-            return target_reached() ? Ending::target : Ending::complete;
+            return target_reached()    ? Ending::target
+                   : out_of_patience() ? Ending::patience
+                                       : Ending::complete;
         }
         double interrupts = interrupt_requested() ? 1.0 : 0.0;
         session_.communicator().allreduce_sum({&interrupts, 1});

@@ -69,11 +69,12 @@ struct EvaluationSpec {
 struct StopSpec {
     int epochs = 10;
     std::optional<double> target_accuracy = {};  // in percent, of the test images
+    std::optional<int> patience = {};            // epochs in a row that are not the best
     std::optional<double> max_seconds = {};      // of rank 0's clock
 };
 
 // Why a training ended.
-enum class Ending { complete, interrupted, time, target };
+enum class Ending { complete, interrupted, time, target, patience };
 struct EndingFacts {
     const char* name;     // in files of metrics
     const char* setting;  // that asked for it; empty: none
@@ -83,7 +84,8 @@ struct EndingFacts {
 inline constexpr EndingFacts kEndings[] = {{"complete", "", false},
                                            {"interrupted", "", true},
                                            {"max-seconds", "max-seconds", true},
-                                           {"target-accuracy", "target-accuracy", false}};
+                                           {"target-accuracy", "target-accuracy", false},
+                                           {"patience", "patience", false}};
 inline const EndingFacts& facts(Ending ending) {
     return kEndings[static_cast<std::size_t>(ending)];
 }

@@ -180,6 +180,9 @@ std::vector<Setting> length_settings(RunSpec& run) {
                "Stop after the epoch that reaches this percentage of the test images")
             .shown_as("PERCENT")
             .may_change(),
+        number("patience", stop.patience, {.least = 1},
+               "Stop after so many epochs in a row without a better accuracy on the test images")
+            .may_change(),
         number("max-seconds", stop.max_seconds, {.least = 0.0},
                "Stop after the step in which the run, with its set-up, gets this old by rank 0's "
                "clock")

@@ -96,6 +96,20 @@ TEST_CASE("a training ends after the epoch that reaches --target-accuracy") {
     set.refuse("--target-accuracy 0.9", 2, "'0.9' must be a number from 1 to 100");
 }
 
+TEST_CASE("a training ends after --patience epochs that are not better") {
+    const Set set;
+    const std::string json = set.file("log.jsonl");
+    // No epoch can be better than the first.
+    const Outcome outcome =
+        run_gyre(2, set.base + "--epochs 40 --lr 0 --patience 3 --metrics " + json);
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(read_events(json, "epoch").size() == 4);
+    CHECK(read_events(json, "end").at(0).at("ending") == "patience");
+    CHECK(count_of(outcome.output, "--patience 3: reached") == 1);
+    set.refuse("--patience 3 --no-eval", 2, "--patience needs the evaluation");
+}
+
 TEST_CASE("--max-seconds ends a training like an interrupt, but with success") {
     const Set set;
     for (const int ranks : {0, 2}) {

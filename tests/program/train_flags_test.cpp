@@ -59,6 +59,7 @@ const std::vector<Row> kRows = {
     {"--model", "x", [](O o) { return o.net.model == "x"; }, true},
     {"--label-smoothing", "0.25", [](O o) { return o.loss.label_smoothing == 0.25f; }, true},
     {"--target-accuracy", "90", [](O o) { return o.stop.target_accuracy == 90.0; }, true},
+    {"--patience", "7", [](O o) { return o.stop.patience == 7; }, true},
     {"--max-seconds", "7", [](O o) { return o.stop.max_seconds == 7.0; }, true},
     {"--metrics", "x.csv", [](O o) { return o.reports.metrics == "x.csv"; }, false},
     {"--tensorboard", "x", [](O o) { return o.reports.tensorboard == "x"; }, false},

@@ -164,6 +164,17 @@ TEST_CASE("a training ends at its target, at its time, and when it diverges", "[
     CHECK(reached.fit() == Ending::target);
     CHECK(reached.seen.epochs.size() == 1);
 
+    RunSpec patient = small_run(50);
+    patient.optimizer.learning_rate = 0.0f;  // so no epoch is better than the first
+    patient.stop.patience = 3;
+    Fixture over(patient);
+    CHECK(over.fit() == Ending::patience);
+    CHECK(over.seen.epochs.size() == 4);
+    CHECK(over.training.cursor.best_epoch == 1);
+    patient.evaluation.enabled = false;
+    patient.stop.epochs = 6;
+    CHECK(Fixture(patient).fit() == Ending::complete);
+
     RunSpec time = small_run(50);
     time.stop.max_seconds = 0.0;
     Fixture late(time);
