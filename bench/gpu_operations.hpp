@@ -31,8 +31,9 @@ struct Gpu {
     void fill(std::int64_t elems, float value, float* x) const {
         own::fill(context, elems, value, x);
     }
-    void clip_norm(std::int64_t elems, float most, float* x) const {
-        own::clip_norm(context, elems, most, x, {});
+    void clip_norm(std::int64_t elems, float most, GradientFacts* facts, float* x) const {
+        own::sum_of_squares(context, elems, x, {}, false, &facts->sum_of_squares);
+        own::scale_to_norm(context, elems, most, facts, 1, x);
     }
     // Writes d_log_probabilities of a loss: -scale at the label, 0 elsewhere.
     void one_hot(int n, int classes, float scale, const std::int32_t* labels, float* to) const {
@@ -62,8 +63,9 @@ struct Cpu {
         backend.update(args, elems, p, g);
     }
     void fill(std::int64_t elems, float value, float* x) const { std::fill_n(x, elems, value); }
-    void clip_norm(std::int64_t elems, float most, float* x) const {
-        backend.clip_norm(elems, most, x, {});
+    void clip_norm(std::int64_t elems, float most, GradientFacts* facts, float* x) const {
+        backend.sum_of_squares(elems, x, {}, false, &facts->sum_of_squares);
+        backend.scale_to_norm(elems, most, facts, 1, x);
     }
     void one_hot(int, int, float, const std::int32_t*, float*) const {}
 };
@@ -330,9 +332,11 @@ class Operations {
         do_with(fill, [=](const auto& k, const Args& a) { k.fill(elems, 0.5f, a.f(0)); });
         // The values are read for the norm, then read and written.
         Operation& clip = add("clip_norm", 0, 12.0 * bytes);
-        clip.operands = {vector(Role::in_out, elems)};
+        clip.operands = {vector(Role::in_out, elems),
+                         vector(Role::scratch, sizeof(GradientFacts) / sizeof(float))};
         do_with(clip, [=](const auto& k, const Args& a) {
-            k.clip_norm(elems, a.timed ? 1e30f : 1.0f, a.f(0));
+            k.clip_norm(elems, a.timed ? 1e30f : 1.0f, reinterpret_cast<GradientFacts*>(a.f(1)),
+                        a.f(0));
         });
     }
 

@@ -86,15 +86,15 @@ std::vector<Bucket> updated_by(int rank, std::vector<Bucket> buckets, std::int64
               [](const Bucket& a, const Bucket& b) { return a.begin < b.begin; });
     std::vector<Bucket> ranges;
     std::int64_t at = 0;
-    const auto add = [&](std::int64_t begin, std::int64_t end) {
+    const auto add = [&](std::int64_t begin, std::int64_t end, std::int64_t share_elems = 0) {
         if (begin < end) {
-            ranges.push_back({begin, end});
+            ranges.push_back({begin, end, share_elems});
         }
     };
     for (const Bucket& bucket : buckets) {
         if (bucket.shared()) {
             add(at, bucket.begin);
-            add(bucket.share(rank).begin, bucket.share(rank).end);
+            add(bucket.share(rank).begin, bucket.share(rank).end, bucket.share_elems);
             at = bucket.end;
         }
     }

@@ -39,7 +39,8 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
 // what does not divide goes to the next bucket, or has one of its own.
 std::vector<Bucket> share_out(const std::vector<Bucket>& buckets, int ranks,
                               std::int64_t least_bytes);
-// The ranges of [0, elems) that a rank updates, ascending: all but the others' shares.
+// The ranges of [0, elems) that a rank updates, ascending: all but the others' shares. Its own
+// shares alone are shared().
 std::vector<Bucket> updated_by(int rank, std::vector<Bucket> buckets, std::int64_t elems);
 // bucket_bytes for --bucket-kib auto: a sixteenth of the gradients, between 16 KiB (below which a
 // message costs its latency, whatever its size) and 4 MiB (beyond which a bucket gains nothing).

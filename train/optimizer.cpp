@@ -41,17 +41,17 @@ void check(const OptimizerSpec& spec) {
 }
 
 Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int most_steps,
-                     Communicator* comm, const std::vector<Bucket>& shares)
+                     Reducer* reducer)
     : backend_(backend),
       net_(net),
-      comm_(comm),
-      shared_(only_shared(shares)),
+      reducer_(reducer),
+      shared_(reducer == nullptr ? std::vector<Bucket>{} : only_shared(reducer->buckets())),
       ranges_([&] {
           std::vector<Range> ranges;
           std::int64_t moment = 0;
-          for (const Bucket& range :
-               updated_by(comm == nullptr ? 0 : comm->rank(), shared_, net.flat_elems())) {
-              ranges.push_back({range.begin, range.end, moment});
+          for (const Bucket& range : updated_by(rank(), shared_, net.flat_elems())) {
+              // What all ranks have, rank 0 counts.
+              ranges.push_back({range.begin, range.end, moment, range.shared() || rank() == 0});
               moment += range.elems();
           }
           return ranges;
@@ -74,6 +74,9 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
             update_.states[k] = states_.emplace_back(backend, moment_elems).get();
         }
     });
+    if (waits()) {
+        facts_ = {backend, ranks()};
+    }
     if (spec_.loss_scaling) {
         scaling_ = {backend, 1};
         LossScale start;
@@ -81,6 +84,8 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
         backend.upload(scaling_.get(), &start, sizeof start);
         decision_ = {.rule = *spec_.loss_scaling,
                      .state = scaling_.get(),
+                     .of_ranks = facts_.get(),
+                     .ranks = ranks(),
                      .beta1 = rule.formula == Formula::adam ? update_.beta1 : 0.0f,
                      .beta2 = update_.beta2,
                      .next_scale = &net.stats()->loss_scale,
@@ -121,7 +126,7 @@ void Optimizer::next_steps(StepScalars* pinned, int steps) {
 void Optimizer::begin_step(std::int32_t* not_finite, int index) {
     update_.scalars = scalars_.get() + index;
     update_.finite.word = waits() ? nullptr : not_finite;
-    clip_.word = spec_.loss_scaling ? nullptr : not_finite;
+    clip_word_ = spec_.loss_scaling ? nullptr : not_finite;
     if (spec_.loss_scaling) {
         decision_.scalars = scalars_.get() + index;
         decision_.not_finite = not_finite;
@@ -142,22 +147,56 @@ void Optimizer::updated(std::int64_t begin, std::int64_t end) {
     }
 }
 
-void Optimizer::arrived(std::int64_t begin, std::int64_t end) {
+void Optimizer::arrived(const Bucket& bucket) {
     if (!waits()) {
-        update(begin, std::min(end, net_.flat_elems()));
+        update(bucket.begin, std::min(bucket.end, net_.flat_elems()));
+        gather(bucket);
+    }
+}
+
+void Optimizer::gather(const Bucket& bucket) {
+    if (bucket.shared()) {
+        reducer_->gather_updates(net_.parameter_data() + bucket.begin, bucket.share_elems);
+    }
+}
+
+void Optimizer::finish_gradients() {
+    GradientFacts* const own = facts_.get() + rank();
+    bool add = false;
+    for (const Range& range : ranges_) {
+        float* const gradients = net_.gradient_data() + range.begin;
+        if (spec_.loss_scaling) {
+            backend_.unscale(range.elems(), scaling_.get(), {&own->not_finite, range.begin},
+                             gradients);
+        }
+        if (spec_.max_grad_norm && range.counted) {
+            backend_.sum_of_squares(range.elems(), gradients, {clip_word_, range.begin}, add,
+                                    &own->sum_of_squares);
+            add = true;
+        }
+    }
+    if (shared_out()) {
+        reducer_->run({.kind = Collective::Kind::all_gather,
+                       .data = facts_.get(),
+                       .count = sizeof(GradientFacts) / sizeof(float)},
+                      "norm");
+    }
+    if (spec_.loss_scaling) {
+        backend_.decide_step(decision_);
+    }
+    if (spec_.max_grad_norm) {
+        for (const Range& range : ranges_) {
+            backend_.scale_to_norm(range.elems(), *spec_.max_grad_norm, facts_.get(), ranks(),
+                                   net_.gradient_data() + range.begin);
+        }
     }
 }
 
 void Optimizer::end_step() {
-    if (spec_.loss_scaling) {
-        backend_.unscale(net_.flat_elems(), scaling_.get(), net_.gradient_data());
-        backend_.decide_step(decision_);
-    }
-    if (spec_.max_grad_norm) {
-        backend_.clip_norm(net_.flat_elems(), *spec_.max_grad_norm, net_.gradient_data(), clip_);
-    }
     if (waits()) {
+        finish_gradients();
         update(0, net_.flat_elems());
+        std::for_each(shared_.begin(), shared_.end(), [&](const Bucket& b) { gather(b); });
     }
 }
 
@@ -168,10 +207,10 @@ std::vector<float> Optimizer::download(const float* state) const {
                           static_cast<std::size_t>(range.elems()) * sizeof(float));
     }
     for (const Bucket& bucket : shared_) {
-        for (int rank = 0; rank < comm_->size(); ++rank) {
+        for (int rank = 0; rank < ranks(); ++rank) {
             const Bucket share = bucket.share(rank);
-            comm_->broadcast(flat.data() + share.begin, static_cast<std::size_t>(share.bytes()),
-                             rank);
+            reducer_->communicator().broadcast(flat.data() + share.begin,
+                                               static_cast<std::size_t>(share.bytes()), rank);
         }
     }
     return flat;

@@ -8,8 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "comm/bucket_plan.hpp"
-#include "comm/communicator.hpp"
+#include "comm/reducer.hpp"
 #include "model/net.hpp"
 #include "train/optimizer_spec.hpp"
 #include "train/rooms.hpp"
@@ -23,22 +22,24 @@ class Optimizer {
  public:
     static constexpr const char* kStepRest = "step_rest";
 
-    // Throws as check() does. most_steps: of a call to next_steps(). shares: the parameters'
-    // buckets, where ranks may share updates out (ZeRO stage 1,
+    // Throws as check() does. most_steps: of a call to next_steps(). reducer: of the gradients;
+    // null: they are all here. Of its buckets, ranks may share updates out (ZeRO stage 1,
     // torch.distributed.optim.ZeroRedundancyOptimizer): of a bucket that is shared out this rank
-    // updates its own share, and has moments for no other. comm then outlives the optimiser.
+    // updates its own share, has moments for no other, and gathers the parameters of the others.
+    // The reducer then outlives the optimiser.
     Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int most_steps = 1,
-              Communicator* comm = nullptr, const std::vector<Bucket>& shares = {});
+              Reducer* reducer = nullptr);
 
     // Counts steps and writes what their updates read to the device, which is asked for it before
     // the steps themselves, captured or not. pinned: [steps], on the way there, so it must stay as
     // it is until the device has done them.
     void next_steps(StepScalars* pinned, int steps);
     // Step `index` of them: updates each parameter from its reduced gradient, as soon as that has
-    // arrived, or at the end where gradients are clipped. not_finite: FiniteCheck's word, on the
-    // device.
+    // arrived, or at the end if something must be known of all gradients first. not_finite:
+    // FiniteCheck's word, on the device.
     void begin_step(std::int32_t* not_finite, int index = 0);
-    void arrived(std::int64_t begin, std::int64_t end);  // elements of the gradient buffer
+    // Within Reducer::finish_step(), if there is a reducer.
+    void arrived(const Bucket& bucket);
     void end_step();
     // The factor of the loss's gradient, on the device; null: 1.
     const float* loss_scale() const {
@@ -68,11 +69,18 @@ class Optimizer {
  private:
     struct Range {
         std::int64_t begin, end, moment;  // where its moments begin
+        bool counted;                     // by this rank, in the norm of all gradients
         std::int64_t elems() const { return end - begin; }
     };
+    int rank() const { return shared_out() ? reducer_->communicator().rank() : 0; }
+    int ranks() const { return shared_out() ? reducer_->communicator().size() : 1; }
+    // Scales what has arrived, and decides whether it leads to an update.
+    void finish_gradients();
     // A state over the flat buffer, from all ranks.
     std::vector<float> download(const float* state) const;
     void update(std::int64_t begin, std::int64_t end);
+    // The updated parameters of a bucket that is shared out, from all ranks.
+    void gather(const Bucket& bucket);
     // True if all gradients must be known before any parameter is updated.
     bool waits() const { return spec_.max_grad_norm || spec_.loss_scaling; }
     void update_around(const Range& range, std::int64_t begin, std::int64_t end);
@@ -83,7 +91,7 @@ class Optimizer {
 
     Backend& backend_;
     Net& net_;
-    Communicator* const comm_;           // where updates are shared out
+    Reducer* const reducer_;
     const std::vector<Bucket> shared_;   // buckets
     const std::vector<Range> ranges_;    // that this rank updates, ascending
     const OptimizerSpec spec_;           // with no optional value empty that has a default
@@ -92,9 +100,10 @@ class Optimizer {
     std::int64_t steps_ = 0;             // begun
     DeviceBuffer<LossScale> scaling_;    // [1], where the loss is scaled
     LossScaleArgs decision_;             // likewise
+    DeviceBuffer<GradientFacts> facts_;  // [ranks()], if waits()
     UpdateArgs update_;                  // with the states of the first element
-    FiniteCheck clip_;
-    std::vector<Bucket> updated_;  // by the step's pass, ascending, apart from each other
+    std::int32_t* clip_word_ = nullptr;  // FiniteCheck's
+    std::vector<Bucket> updated_;        // by the step's pass, ascending, apart from each other
     std::vector<DeviceBuffer<float>> states_;  // as many as the formula has
 };
 

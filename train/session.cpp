@@ -157,18 +157,6 @@ bool Session::choose_shares(bool direct) const {
     if (run_.reduction.shard_optimizer != ShardUse::on || comm_.size() == 1) {
         return false;
     }
-    if (optimizer_spec_.max_grad_norm) {
-        throw AgreedError(ExitCode::usage,
-                          "`max-grad-norm` needs the norm of all gradients, which no rank has with "
-                          "`shard-optimizer` on; leave one of them out");
-    }
-    if (optimizer_spec_.loss_scaling) {
-        throw AgreedError(
-            ExitCode::usage,
-            "`precision` fp16 skips an update where any gradient is not finite, which "
-            "no rank knows with `shard-optimizer` on; use bf16, or leave "
-            "`shard-optimizer` at auto");
-    }
     if (!direct) {
         throw AgreedError(ExitCode::usage,
                           "`shard-optimizer` on needs ranks that reduce in their devices' memory: "
@@ -207,15 +195,15 @@ bool Session::choose_graph() const {
 void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
     trainer_ = nullptr;  // with the graphs of its steps
     factors_ = nullptr;
-    reducer_ = nullptr;
     optimizer_ = nullptr;
-    agree(comm_, [&] {
-        optimizer_ = std::make_unique<Optimizer>(backend_, *net_, optimizer_spec_, graph_steps,
-                                                 &comm_, buckets);
-    });
+    reducer_ = nullptr;
     reducer_ = std::make_unique<Reducer>(
         comm_, backend_, std::move(buckets), net_->gradient_data(), run_.reduction.type,
         net_->stats_offset(), run_.batch.shards > 0 ? SumOrder::tree : SumOrder::library);
+    agree(comm_, [&] {
+        optimizer_ = std::make_unique<Optimizer>(backend_, *net_, optimizer_spec_, graph_steps,
+                                                 reducer_.get());
+    });
     factors_ =
         std::make_unique<Factors>(backend_, *net_, comm_, *reducer_, factored_, train_batch_);
     trainer_ = std::make_unique<Trainer>(StepParts{.backend = backend_,

@@ -97,8 +97,8 @@ class Session {
     std::vector<FactoredLayer> factored_;
     std::unique_ptr<DeviceImages> images_;
     std::unique_ptr<StepProgram> program_;
-    std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Reducer> reducer_;
+    std::unique_ptr<Optimizer> optimizer_;
     std::unique_ptr<Factors> factors_;
     std::unique_ptr<Trainer> trainer_;
 };

@@ -112,13 +112,8 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
     }
     reducer_.finish_step(
         [&](const Bucket& bucket) {
-            {
-                const TimelineSpan of_bucket(timeline_, "update");
-                optimizer_.arrived(bucket.begin, bucket.end);
-            }
-            if (bucket.shared()) {
-                reducer_.gather_updates(net_.parameter_data() + bucket.begin, bucket.share_elems);
-            }
+            const TimelineSpan of_bucket(timeline_, "update");
+            optimizer_.arrived(bucket);
         },
         [&] {
             optimizer_.end_step();

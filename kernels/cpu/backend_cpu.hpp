@@ -56,8 +56,12 @@ class CpuBackend final : public Backend {
     void gather(const GatherArgs& args, int n, const Tensor& x, std::int32_t* y) override;
 
     void cross_entropy(const CrossEntropyArgs& args, int n) override;
-    void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) override;
-    void unscale(std::int64_t elems, LossScale* state, float* g) override;
+    void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& check, bool add,
+                        double* sum_of_squares) override;
+    void scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks, int ranks,
+                       float* x) override;
+    void unscale(std::int64_t elems, const LossScale* state, const FiniteCheck& check,
+                 float* g) override;
     void decide_step(const LossScaleArgs& args) override { gyre::decide_step(args); }
     void add(std::int64_t elems, const float* x, float* y) override;
     void narrow(DataType type, std::int64_t elems, const float* x, std::uint16_t* y,
@@ -72,7 +76,7 @@ class CpuBackend final : public Backend {
     ThreadPool pool_;
     Workspace workspace_;
     const Context context_{pool_, workspace_};
-    std::vector<double> sums_;  // of clip_norm(); a member to reuse its memory
+    std::vector<double> sums_;  // of sum_of_squares(); a member to reuse its memory
 };
 
 }  // namespace gyre::cpu

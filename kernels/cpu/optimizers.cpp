@@ -45,7 +45,8 @@ void CpuBackend::update(const UpdateArgs& args, std::int64_t elems, float* p, co
     });
 }
 
-void CpuBackend::unscale(std::int64_t elems, LossScale* state, float* g) {
+void CpuBackend::unscale(std::int64_t elems, const LossScale* state, const FiniteCheck& check,
+                         float* g) {
     const float factor = 1.0f / state->scale;
     context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
         int all_finite = 1;
@@ -53,7 +54,7 @@ void CpuBackend::unscale(std::int64_t elems, LossScale* state, float* g) {
             all_finite &= finite(g[i]);
         }
         if (all_finite == 0) {
-            report_not_finite({.word = &state->found_inf}, g, begin, end);
+            report_not_finite(check, g, begin, end);
         }
         for (std::int64_t i = begin; i < end; ++i) {
             g[i] = finite(g[i]) ? g[i] * factor : 0.0f;

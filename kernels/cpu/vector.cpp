@@ -8,7 +8,8 @@
 
 namespace gyre::cpu {
 
-void CpuBackend::clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& check) {
+void CpuBackend::sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& check,
+                                bool add, double* sum_of_squares) {
     // One sum per range, added in order, so the result is the same for any number of threads.
     sums_.assign(static_cast<std::size_t>((elems + Context::kRange - 1) / Context::kRange), 0.0);
     context_.for_ranges(elems, [&](std::int64_t begin, std::int64_t end) {
@@ -24,6 +25,15 @@ void CpuBackend::clip_norm(std::int64_t elems, float most, float* x, const Finit
     double total = 0.0;
     for (const double sum : sums_) {
         total += sum;
+    }
+    *sum_of_squares = add ? *sum_of_squares + total : total;
+}
+
+void CpuBackend::scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks,
+                               int ranks, float* x) {
+    double total = 0.0;
+    for (int rank = 0; rank < ranks; ++rank) {
+        total += of_ranks[rank].sum_of_squares;
     }
     const double ratio = double{most} / (std::sqrt(total) + 1e-6);
     if (ratio < 1.0 || std::isnan(ratio)) {

@@ -93,7 +93,8 @@ void update(const Context& context, const UpdateArgs& args, std::int64_t elems, 
             const float* g);
 
 // loss_scale.cu
-void unscale(const Context& context, std::int64_t elems, LossScale* state, float* g);
+void unscale(const Context& context, std::int64_t elems, const LossScale* state,
+             const FiniteCheck& finite, float* g);
 void decide_step(const Context& context, const LossScaleArgs& args);
 
 // relu.cu: dy = 0 where y <= 0, else factor * dy
@@ -113,7 +114,9 @@ void narrow(const Context& context, DataType type, std::int64_t elems, const flo
 void widen(const Context& context, DataType type, std::int64_t elems, const std::uint16_t* x,
            float* y);
 void round_to(const Context& context, DataType type, std::int64_t elems, const float* x, float* y);
-void clip_norm(const Context& context, std::int64_t elems, float most, float* x,
-               const FiniteCheck& finite);
+void sum_of_squares(const Context& context, std::int64_t elems, const float* x,
+                    const FiniteCheck& finite, bool add, double* sum);
+void scale_to_norm(const Context& context, std::int64_t elems, float most,
+                   const GradientFacts* of_ranks, int ranks, float* x);
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -12,9 +12,9 @@
 namespace gyre::SIMT_NAMESPACE {
 namespace {
 
-__global__ void unscale_kernel(std::int64_t elems, LossScale* state, float* g) {
+__global__ void unscale_kernel(std::int64_t elems, const LossScale* state, FiniteCheck finite,
+                               float* g) {
     const float factor = 1.0f / state->scale;
-    const FiniteCheck finite{&state->found_inf};
     const auto unscaled = [=](float v) { return fabsf(v) <= 3.402823466e38f ? v * factor : 0.0f; };
     for_my_quad(
         elems,
@@ -37,8 +37,9 @@ __global__ void decide_step_kernel(LossScaleArgs args) {
 
 }  // namespace
 
-void unscale(const Context& context, std::int64_t elems, LossScale* state, float* g) {
-    launch_elementwise("unscale", unscale_kernel, context, elems, state, g);
+void unscale(const Context& context, std::int64_t elems, const LossScale* state,
+             const FiniteCheck& finite, float* g) {
+    launch_elementwise("unscale", unscale_kernel, context, elems, state, finite, g);
 }
 
 void decide_step(const Context& context, const LossScaleArgs& args) {

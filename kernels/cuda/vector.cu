@@ -1,6 +1,6 @@
 // Functions on vectors: x = value; floats to 16 bits, back, and both at once; ||x||^2 in double
-// precision; x *= min(1, most / (||x|| + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with
-// the norm read on the device.
+// precision; x *= min(1, most / (norm + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with
+// the norm read on the device, where each rank has left the square of its part.
 //
 // Memory-bound: 4, 6, 6, 8, 4 and 8 bytes per element. One thread per 4 elements (16-byte
 // accesses). Sums have a fixed order: the elements of a thread, the threads of a block, then one
@@ -65,9 +65,13 @@ __global__ void round_kernel(std::int64_t elems, const float* x, float* y) {
         [=](std::int64_t i) { y[i] = round(x[i]); });
 }
 
-__global__ void clip_norm_kernel(std::int64_t elems, float most, const double* sum_of_squares,
-                                 float* x) {
-    const double ratio = static_cast<double>(most) / (sqrt(*sum_of_squares) + 1e-6);
+__global__ void scale_to_norm_kernel(std::int64_t elems, float most, const GradientFacts* of_ranks,
+                                     int ranks, float* x) {
+    double sum = 0.0;
+    for (int rank = 0; rank < ranks; ++rank) {
+        sum += of_ranks[rank].sum_of_squares;
+    }
+    const double ratio = static_cast<double>(most) / (sqrt(sum) + 1e-6);
     const float factor = ratio >= 1.0 ? 1.0f : static_cast<float>(ratio);  // NaN stays NaN
     for_my_quad(
         elems,
@@ -104,7 +108,7 @@ __global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, Finite
 }
 
 // Launched with one block.
-__global__ void sum_kernel(int elems, const double* x, double* result) {
+__global__ void sum_kernel(int elems, const double* x, bool add, double* result) {
     double sum = 0.0;
     for (int i = static_cast<int>(threadIdx.x); i < elems;
          i += static_cast<int>(kElementwiseBlock)) {
@@ -112,7 +116,7 @@ __global__ void sum_kernel(int elems, const double* x, double* result) {
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) {
-        *result = sum;
+        *result = add ? *result + sum : sum;
     }
 }
 
@@ -145,18 +149,22 @@ void round_to(const Context& context, DataType type, std::int64_t elems, const f
                        context, elems, x, y);
 }
 
-void clip_norm(const Context& context, std::int64_t elems, float most, float* x,
-               const FiniteCheck& finite) {
+void sum_of_squares(const Context& context, std::int64_t elems, const float* x,
+                    const FiniteCheck& finite, bool add, double* sum) {
     const unsigned blocks = elementwise_blocks(elems);
     auto* sums =
-        static_cast<double*>(context.workspace.bytes(sizeof(double) * (std::size_t{blocks} + 1)));
+        static_cast<double*>(context.workspace.bytes(sizeof(double) * std::size_t{blocks}));
     const dim3 block(kElementwiseBlock);
     launch("sum_of_squares", sum_of_squares_kernel, dim3(blocks), block, context.stream, elems, x,
-           finite, sums + 1);
-    launch("sum", sum_kernel, dim3(1), block, context.stream, static_cast<int>(blocks), sums + 1,
-           sums);
-    launch_elementwise("clip_norm", clip_norm_kernel, context, elems, most,
-                       static_cast<const double*>(sums), x);
+           finite, sums);
+    launch("sum", sum_kernel, dim3(1), block, context.stream, static_cast<int>(blocks),
+           static_cast<const double*>(sums), add, sum);
+}
+
+void scale_to_norm(const Context& context, std::int64_t elems, float most,
+                   const GradientFacts* of_ranks, int ranks, float* x) {
+    launch_elementwise("scale_to_norm", scale_to_norm_kernel, context, elems, most, of_ranks, ranks,
+                       x);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -192,11 +192,17 @@ class GpuBackend final : public Backend {
             own::fill(context_, 2, 0.0f, args.sums);
         }
     }
-    void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) override {
-        own::clip_norm(context_, elems, most, x, finite);
+    void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& finite, bool add,
+                        double* sum) override {
+        own::sum_of_squares(context_, elems, x, finite, add, sum);
     }
-    void unscale(std::int64_t elems, LossScale* state, float* g) override {
-        own::unscale(context_, elems, state, g);
+    void scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks, int ranks,
+                       float* x) override {
+        own::scale_to_norm(context_, elems, most, of_ranks, ranks, x);
+    }
+    void unscale(std::int64_t elems, const LossScale* state, const FiniteCheck& finite,
+                 float* g) override {
+        own::unscale(context_, elems, state, finite, g);
     }
     void decide_step(const LossScaleArgs& args) override {
         own::decide_step(context_, args);

@@ -64,11 +64,16 @@ class Backend : public Device, public OpFactory {
     }
     virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;
 
-    // x *= min(1, most / (||x|| + 1e-6)), as in torch.nn.utils.clip_grad_norm_.
-    virtual void clip_norm(std::int64_t elems, float most, float* x, const FiniteCheck& finite) = 0;
-    // g *= 1 / state->scale, with state on the device; non-finite values are reported in its
-    // found_inf and set to 0.
-    virtual void unscale(std::int64_t elems, LossScale* state, float* g) = 0;
+    // *sum = ||x||^2, added to what is there if `add`. The sum is on the device.
+    virtual void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& finite,
+                                bool add, double* sum) = 0;
+    // x *= min(1, most / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_, where norm^2 is the
+    // sum over of_ranks [ranks], on the device, in their order.
+    virtual void scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks,
+                               int ranks, float* x) = 0;
+    // g *= 1 / state->scale, with state on the device; non-finite values are reported and set to 0.
+    virtual void unscale(std::int64_t elems, const LossScale* state, const FiniteCheck& finite,
+                         float* g) = 0;
     virtual void decide_step(const LossScaleArgs& args) = 0;
     virtual void update(const UpdateArgs& args, std::int64_t elems, float* p, const float* g) = 0;
 };

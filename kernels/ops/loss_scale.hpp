@@ -25,7 +25,6 @@ struct LossScaling {
 struct LossScale {
     float scale = 1.0f;               // of the next step
     std::int32_t growth_tracker = 0;  // updates since the scale last changed
-    std::int32_t found_inf = 0;       // FiniteCheck's word for the current step
     std::int32_t skip = 0;            // non-zero: the current step's update is skipped
     std::int32_t skipped = 0;         // updates skipped so far
     std::int32_t updates = 0;         // updates made so far
@@ -34,11 +33,13 @@ struct LossScale {
 
 struct LossScaleArgs {
     LossScaling rule;
-    LossScale* state = nullptr;            // on the device
+    LossScale* state = nullptr;         // on the device
+    GradientFacts* of_ranks = nullptr;  // [ranks], on the device
+    int ranks = 1;
     const StepScalars* scalars = nullptr;  // on the device; as if no update had been skipped
     float beta1 = 0.0f, beta2 = 0.0f;      // Adam's; 0 for other rules
-    // Outputs on the device: found_inf, written if the scale has fallen below kLeastScale; the next
-    // step's scale; and 1 if the update is skipped, else 0.
+    // Outputs on the device: FiniteCheck's word, written if the scale has fallen below kLeastScale;
+    // the next step's scale; and 1 if the update is skipped, else 0.
     std::int32_t* not_finite = nullptr;
     float* next_scale = nullptr;
     float* skips = nullptr;
@@ -48,8 +49,12 @@ struct LossScaleArgs {
 // sets the update's scalars and the next scale.
 GYRE_HOST_DEVICE inline void decide_step(const LossScaleArgs& a) {
     LossScale s = *a.state;
-    s.skip = s.found_inf;
-    s.found_inf = 0;
+    s.skip = 0;
+    for (int rank = 0; rank < a.ranks; ++rank) {
+        std::int32_t& found = a.of_ranks[rank].not_finite;
+        s.skip = found > s.skip ? found : s.skip;
+        found = 0;
+    }
     if (s.skip != 0) {
         ++s.skipped;
         s.scale *= a.rule.backoff_factor;

@@ -59,6 +59,14 @@ struct FiniteCheck {
     std::int64_t first_elem = 0;   // a multiple of kGrain
 };
 
+// What a rank finds in its gradients of a step, on the device, before they are clipped or an update
+// is skipped. Where ranks have shares of the gradients, all of them gather what each has found.
+struct GradientFacts {
+    double sum_of_squares = 0.0;
+    std::int32_t not_finite = 0;  // FiniteCheck's word; 0 again once the step is decided
+    std::int32_t unused = 0;      // so that no byte is undefined
+};
+
 // What an update reads that changes from step to step. It lies on the device, so that a step that
 // was captured once reads it anew in every launch. Step t counts from 1.
 struct StepScalars {

@@ -220,8 +220,12 @@ TEST_CASE("a step is decided by GradScaler's rule, and Adam counts only updates 
         DeviceBuffer<float> results(backend, 2);
         DeviceBuffer<std::int32_t> word(backend, 1);
         const float beta1 = 0.9f, beta2 = 0.99f, rate = 0.25f;
+        // Of three ranks, of which the first and the last find something in turn.
+        DeviceBuffer<GradientFacts> facts(backend, 3);
         const LossScaleArgs args{.rule = rule,
                                  .state = state.get(),
+                                 .of_ranks = facts.get(),
+                                 .ranks = 3,
                                  .scalars = scalars.get(),
                                  .beta1 = beta1,
                                  .beta2 = beta2,
@@ -246,6 +250,7 @@ TEST_CASE("a step is decided by GradScaler's rule, and Adam counts only updates 
                                  {false, 4, 6},  // the update before the overflow does not count
                                  {false, 8, 7}}) {
             INFO("step " << ++number);
+            const int rank = number % 2 * 2;
             for (const std::int64_t elems : {1, 7, 70'003}) {  // of one step, in pieces
                 Floats g = random_floats(elems, 6);
                 // Among the elements processed in fours, or after them.
@@ -255,7 +260,7 @@ TEST_CASE("a step is decided by GradScaler's rule, and Adam counts only updates 
                     g[inf] = std::numeric_limits<float>::infinity();
                 }
                 const Guarded dev = bench.vector(g);
-                backend.unscale(elems, state.get(), dev.get());
+                backend.unscale(elems, state.get(), {&facts.get()[rank].not_finite}, dev.get());
                 for (float& value : g) {
                     value = std::isfinite(value) ? value / scale : 0.0f;
                 }
@@ -275,7 +280,9 @@ TEST_CASE("a step is decided by GradScaler's rule, and Adam counts only updates 
             CHECK(found[0] == step.next_scale);
             CHECK(found[1] == (step.overflows ? 1.0f : 0.0f));
             CHECK((now.skip != 0) == step.overflows);
-            CHECK(now.found_inf == 0);
+            std::array<GradientFacts, 3> left{};
+            backend.download(left.data(), facts.get(), sizeof left);
+            CHECK(left.at(static_cast<std::size_t>(rank)).not_finite == 0);
             CHECK(now.updates == step.updates);
             if (now.skipped == 0) {
                 CHECK(now.scalars == given);
@@ -297,8 +304,11 @@ TEST_CASE("a step is decided by GradScaler's rule, and Adam counts only updates 
         CHECK(reported == 0);
         LossScale least;
         least.scale = LossScaling::kLeastScale;
-        least.found_inf = 5;
         backend.upload(state.get(), &least, sizeof least);
+        std::array<GradientFacts, 3> found{};
+        found[1].not_finite = 5;
+        found[2].not_finite = 3;
+        backend.upload(facts.get(), found.data(), sizeof found);
         backend.decide_step(args);
         backend.download(&reported, word.get(), sizeof reported);
         CHECK(reported == 5);

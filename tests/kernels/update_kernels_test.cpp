@@ -7,6 +7,7 @@
 
 #include "tests/support/backends.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/clip_norm.hpp"
 
 using namespace gyre;
 using namespace gyre::test;
@@ -71,21 +72,41 @@ TEST_CASE("gradients are clipped to a norm", "[gpu]") {
             const Floats g = random_floats(elems, 18);
             const double length = norm(g);
             for (const double most : {0.0, 0.5 * length, 2.0 * length}) {
+                const auto facts = bench.array(std::vector<GradientFacts>(3));
                 const Guarded dev_g = bench.vector(g);
-                bench.backend.clip_norm(elems, static_cast<float>(most), dev_g.get(), {});
+                clip_norm(bench.backend, facts.get(), elems, static_cast<float>(most), dev_g.get());
                 const Floats found = dev_g.download();
                 const double factor =
                     std::min(1.0, double{static_cast<float>(most)} / (length + 1e-6));
+                // Two ranks have found it in three parts, and a third has found nothing.
+                const Guarded parts = bench.vector(g);
+                const std::int64_t first = elems / 48 * 16, second = elems / 32 * 16;
+                const auto sum = [&](int rank, std::int64_t begin, std::int64_t end, bool add) {
+                    if (begin < end) {
+                        bench.backend.sum_of_squares(end - begin, parts.get() + begin, {}, add,
+                                                     &facts.get()[rank].sum_of_squares);
+                    }
+                };
+                bench.backend.fill_zero(facts.get(), facts.bytes());
+                sum(0, 0, first, false);
+                sum(2, first, second, false);
+                sum(2, second, elems, true);
+                bench.backend.scale_to_norm(elems, static_cast<float>(most), facts.get(), 3,
+                                            parts.get());
+                const Floats found_by_three = parts.download();
                 double worst = 0.0;
                 for (std::size_t i = 0; i < g.size(); ++i) {
-                    worst = std::max(worst, std::abs(double{found[i]} - factor * double{g[i]}));
+                    for (const float value : {found[i], found_by_three[i]}) {
+                        worst = std::max(worst, std::abs(double{value} - factor * double{g[i]}));
+                    }
                 }
                 // The factor and the product are rounded; the norm is summed in double precision.
                 CHECK(worst <= 2 * 0x1p-24);
             }
         }
         const Guarded bad = bench.vector({1.0f, std::numeric_limits<float>::quiet_NaN()});
-        bench.backend.clip_norm(2, 1.0f, bad.get(), {});
+        const auto facts = bench.array(std::vector<GradientFacts>(1));
+        clip_norm(bench.backend, facts.get(), 2, 1.0f, bad.get());
         CHECK(std::isnan(bad.download()[0]));
     });
 }
@@ -107,7 +128,8 @@ TEST_CASE("a gradient that is not finite is reported, or the last of several", "
                 const FiniteCheck finite{word.get(), 160};
                 const DeviceBuffer<StepScalars> scalars(bench.backend, 1);
                 if (kernel == static_cast<int>(std::size(kFormulas))) {
-                    bench.backend.clip_norm(kElems, 1.0f, dev_g.get(), finite);
+                    const auto facts = bench.array(std::vector<GradientFacts>(1));
+                    clip_norm(bench.backend, facts.get(), kElems, 1.0f, dev_g.get(), finite);
                 } else {
                     bench.backend.update({.formula = kFormulas[kernel],
                                           .scalars = scalars.get(),

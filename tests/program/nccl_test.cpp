@@ -68,6 +68,10 @@ TEST_CASE("updates shared out over NCCL, in a graph or not, give every rank's ow
     REQUIRE(own.size() == 10);
     CHECK(losses(dir, flags + " --shard-optimizer on") == own);
     CHECK(losses(dir, flags + " --shard-optimizer on --graph on") == own);
+    const std::string clipped = flags + " --max-grad-norm 0.1 --shard-optimizer on";
+    const std::vector<double> called = losses(dir, clipped);
+    CHECK(called != own);
+    CHECK(losses(dir, clipped + " --graph on") == called);
 }
 
 TEST_CASE("an asynchronous error ends the job at once, with a report, though the abort hangs") {

@@ -185,9 +185,9 @@ std::vector<double> follow(Backend& backend, const std::string& flags, const Rul
         optimizer.next_steps(scalars.get() + step - 1, 1);
         optimizer.begin_step(word.get());
         // As buckets arrive: the first with the StepStats.
-        optimizer.arrived(net.flat_elems(), net.gradient_elems());
-        optimizer.arrived(48, net.flat_elems());
-        optimizer.arrived(0, 48);
+        optimizer.arrived({net.flat_elems(), net.gradient_elems()});
+        optimizer.arrived({48, net.flat_elems()});
+        optimizer.arrived({0, 48});
         optimizer.end_step();
 
         reference.update(rule, gradients, norm, step);

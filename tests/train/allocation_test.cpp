@@ -9,6 +9,7 @@
 #include "kernels/make_backend.hpp"
 #include "tests/kernels/run_op.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/clip_norm.hpp"
 #include "train/session.hpp"
 
 namespace {
@@ -156,6 +157,7 @@ TEST_CASE("what a step calls beside operations allocates in the first at most") 
         const DeviceBuffer<std::uint8_t> pixels(*backend, shape.elems());
         const DeviceBuffer<std::int32_t> labels(*backend, kMost);
         const DeviceBuffer<StepScalars> scalars(*backend, 1);
+        const DeviceBuffer<GradientFacts> facts(*backend, 1);
         const auto step = [&] {
             backend->gather({.pixels = pixels.get(),
                              .labels = labels.get(),
@@ -171,7 +173,7 @@ TEST_CASE("what a step calls beside operations allocates in the first at most") 
                                     .sums = buffers.at(4)},
                                    kMost);
             backend->add(kElems, buffers.at(0), buffers.at(1));
-            backend->clip_norm(kElems, 1.0f, buffers.at(1), {});
+            clip_norm(*backend, facts.get(), kElems, 1.0f, buffers.at(1));
             for (const Formula formula : {Formula::sgd_momentum, Formula::adam}) {
                 backend->update({.formula = formula,
                                  .scalars = scalars.get(),

@@ -10,6 +10,7 @@
 #include "kernels/emulation/emulator.hpp"
 #include "kernels/make_backend.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/clip_norm.hpp"
 
 namespace gyre::emulated {
 namespace {
@@ -145,9 +146,10 @@ TEST_CASE("a graph keeps the workspace that it was captured with", "[graph]") {
     const auto backend = make_emulated_backend({});
     constexpr std::int64_t kElems = 1000;
     const DeviceBuffer<float> x(*backend, kElems);
+    const DeviceBuffer<GradientFacts> facts(*backend, 1);
     const std::vector<float> values(kElems, 3.0f);
     // Its partial sums lie in the workspace.
-    const auto clip = [&] { backend->clip_norm(kElems, 1.0f, x.get(), {}); };
+    const auto clip = [&] { test::clip_norm(*backend, facts.get(), kElems, 1.0f, x.get()); };
     clip();
     const DeviceBuffer<float> behind(*backend, 1);  // so that it does not grow where it is
     const auto graph = backend->capture(clip);

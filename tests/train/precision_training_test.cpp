@@ -282,19 +282,3 @@ TEST_CASE("values in 16 bits take half the arena") {
     };
     CHECK(arena(Precision::bf16) < 0.6 * arena(Precision::fp32));  // argmax stays
 }
-
-TEST_CASE("shared updates and a scaled loss exclude each other") {
-    ThreadRanks job(2);
-    expect_error(ExitCode::usage, {"`precision` fp16", "`shard-optimizer`"}, [&] {
-        job.run([&](Communicator& comm) {
-            const auto backend = make_cpu_backend(1);
-            Session session(
-                comm, *backend,
-                {.net = {.precision = Precision::fp16},
-                 .optimizer = kAdam.optimizer,
-                 .reduction = {.shard_optimizer = ShardUse::on}},
-                {.model = parse_model("linear classes\n", "small"), .classes = kClasses},
-                random_images(64, {1, 8, 8}, kClasses), {{0.5f}, {0.3f}});
-        });
-    });
-}

@@ -295,7 +295,7 @@ TEST_CASE("an optimiser leaves alone what a pass says it has updated") {
         for (const auto& [from, to] : updated) {
             optimizer.updated(from, to);
         }
-        optimizer.arrived(0, net.gradient_elems());
+        optimizer.arrived({0, net.gradient_elems()});
         optimizer.end_step();
         std::int64_t wrong = 0;
         for (std::int64_t i = 0; i < end; ++i) {

@@ -1,6 +1,7 @@
 // Updates that the ranks share out: what each does alone, and that together they do what every rank
 // does without.
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <mutex>
 #include <set>
@@ -26,12 +27,14 @@ const char* const kModel =
 struct Settings {
     OptimizerSpec optimizer = {};
     ReductionSpec reduction = {};
+    Precision precision = Precision::fp32;
     bool shared = false;
     int accumulate = 1;
 };
 
 RunSpec run_spec(const Settings& settings) {
-    RunSpec run{.batch = {.global_batch = 12, .accumulate = settings.accumulate},
+    RunSpec run{.net = {.precision = settings.precision},
+                .batch = {.global_batch = 12, .accumulate = settings.accumulate},
                 .optimizer = settings.optimizer,
                 .reduction = settings.reduction};
     run.reduction.shard_optimizer = settings.shared ? ShardUse::on : ShardUse::off;
@@ -123,6 +126,9 @@ const std::vector<Settings> kSettings = {
     {.optimizer = {.momentum = 0.9f, .nesterov = true}, .accumulate = 2},
     {.optimizer = {.momentum = 0.0f}, .reduction = {.factors = FactorUse::on}},
     {.optimizer = {.rule = UpdateRule::adam}, .reduction = {.type = DataType::bfloat16}},
+    // The scale is too high at first, so that updates are skipped.
+    {.optimizer = {.rule = UpdateRule::adam, .loss_scaling = LossScaling{.init_scale = 0x1p22f}},
+     .precision = Precision::fp16},
 };
 
 }  // namespace
@@ -181,6 +187,75 @@ TEST_CASE("shared updates give the bits of every rank's own, for each rule") {
     }
 }
 
+TEST_CASE("shared updates skip what every rank would skip") {
+    const Settings& scaled = kSettings.back();
+    for (const Outcome& outcome : trained(3, scaled, true)) {
+        const auto skipped =
+            std::find_if(outcome.state.begin(), outcome.state.end(),
+                         [](const HostTensor& t) { return t.name == "scaler.skipped"; });
+        REQUIRE(skipped != outcome.state.end());
+        CHECK(skipped->values.at(0) >= 1.0f);
+    }
+}
+
+// The norm is summed in double precision, in another order where shares are: the factor that scales
+// the gradients differs by its last bit at most.
+TEST_CASE("shared updates clip to the norm of all gradients") {
+    constexpr float kNorm = 0.01f, kRate = 1.0f;
+    Settings settings{.optimizer = {.learning_rate = kRate, .momentum = 0.0f}};
+    const auto weights = [&](int ranks, const Settings& of, bool shared) {
+        Settings all = of;
+        all.shared = shared;
+        const std::vector<Outcome> outcomes = run(ranks, all, [](Rank& rank) { rank.train(0, 1); });
+        for (const Outcome& outcome : outcomes) {
+            CHECK((outcome.shared > 0) == shared);
+            CHECK(same(outcome, outcomes.front()));
+        }
+        return outcomes.front().weights;
+    };
+    std::vector<HostTensor> before;
+    run(2, settings, [&](Rank& rank) {
+        if (rank.comm.is_root()) {
+            before = rank.session.net().export_parameters();
+        }
+    });
+    for (const int ranks : {2, 3, 4}) {
+        for (const FactorUse factors : {FactorUse::off, FactorUse::on}) {
+            INFO(ranks << " ranks");
+            settings.reduction.factors = factors;
+            settings.optimizer.max_grad_norm = kNorm;
+            const auto own = weights(ranks, settings, false);
+            const auto shared = weights(ranks, settings, true);
+            double squares = 0.0, worst = 0.0;
+            for (std::size_t i = 0; i < own.size(); ++i) {
+                for (std::size_t k = 0; k < own[i].values.size(); ++k) {
+                    const double from = double{before.at(i).values.at(k)};
+                    const double step = double{own[i].values[k]} - from;
+                    const double apart =
+                        double{own[i].values[k]} - double{shared.at(i).values.at(k)};
+                    squares +=
+                        (double{shared[i].values[k]} - from) * (double{shared[i].values[k]} - from);
+                    worst = std::max(worst, std::abs(apart) / (std::abs(from) + std::abs(step)));
+                }
+            }
+            CHECK(worst <= 4 * 0x1p-24);  // the factor's last bit, and two roundings of a weight
+            // The step is as long as the norm, but for the roundings of the weights.
+            CHECK(std::sqrt(squares) == Approx(double{kRate * kNorm}).epsilon(0.001));
+        }
+    }
+    // Over several steps all ranks go the same way, clipped or not, scaled or not.
+    for (const Precision precision : {Precision::fp32, Precision::fp16}) {
+        settings = {.optimizer = {.momentum = 0.9f, .max_grad_norm = kNorm},
+                    .precision = precision,
+                    .accumulate = 2};
+        const std::vector<Outcome> outcomes = trained(3, settings, true);
+        for (const Outcome& outcome : outcomes) {
+            CHECK(same(outcome, outcomes.front()));
+            CHECK(std::count(outcome.not_finite.begin(), outcome.not_finite.end(), "") == kSteps);
+        }
+    }
+}
+
 TEST_CASE("a rank has moments of what it updates alone") {
     const Settings settings{.optimizer = {.rule = UpdateRule::adam}};
     const std::int64_t all = trained(2, settings, false).front().moment_elems;
@@ -225,7 +300,9 @@ TEST_CASE("a shared training goes on from the state of another number of ranks, 
 TEST_CASE("a gradient that is not finite in one rank's share is known to all in the same step") {
     Settings settings{.optimizer = {.rule = UpdateRule::adam}};
     settings.shared = true;
-    for (const int spoilt : {0, 1, 2}) {
+    for (const int spoilt : {0, 1, 2, 3, 4, 5}) {
+        // As gradients arrive, and when their norm is taken.
+        settings.optimizer.max_grad_norm = spoilt < 3 ? std::nullopt : std::optional(1.0f);
         // In the last step one rank alone sees a NaN, in its row of the largest sum.
         std::mutex mutex;
         std::int64_t largest = 0;
@@ -244,12 +321,12 @@ TEST_CASE("a gradient that is not finite in one rank's share is known to all in 
             const std::lock_guard lock(mutex);
             if (!armed) {
                 largest = std::max(largest, sum.elems);
-            } else if (sum.rank == spoilt && sum.elems == largest) {
-                static_cast<float*>(sum.data)[sum.elems / 3 * spoilt] =
+            } else if (sum.rank == spoilt % 3 && sum.elems == largest) {
+                static_cast<float*>(sum.data)[sum.elems / 3 * (spoilt % 3)] =
                     std::numeric_limits<float>::quiet_NaN();
             }
         };
-        INFO("rank " << spoilt);
+        INFO("rank " << spoilt % 3 << (spoilt < 3 ? "" : ", clipped"));
         const std::vector<Outcome> outcomes = run(3, settings, training, spoil);
         for (const Outcome& outcome : outcomes) {
             CHECK(outcome.shared > 0);
@@ -262,10 +339,7 @@ TEST_CASE("a gradient that is not finite in one rank's share is known to all in 
 }
 
 TEST_CASE("what shared updates cannot do is refused on all ranks") {
-    Settings settings{.optimizer = {.rule = UpdateRule::adam, .max_grad_norm = 1.0f}};
-    expect_error(ExitCode::usage, {"`max-grad-norm`", "`shard-optimizer`"},
-                 [&] { trained(2, settings, true); });
-    CHECK(trained(1, settings, true).front().shared == 0);
+    CHECK(trained(1, kSettings.front(), true).front().shared == 0);
     ThreadRanks job(2);
     std::mutex one_by_one;  // a process has one emulator, and a refusal waits for no rank
     expect_error(ExitCode::usage, {"`shard-optimizer`", "host's"}, [&] {

@@ -58,7 +58,7 @@ std::vector<double> timed_step(Session& session, const std::int32_t* samples,
     const Clock::time_point update = Clock::now();
     optimizer.next_steps(&scalars, 1);
     optimizer.begin_step(&net.stats()->not_finite);  // as every step does
-    optimizer.arrived(0, net.flat_elems());
+    optimizer.arrived({0, net.flat_elems()});
     optimizer.end_step();
     times.back() = finished_after(update);
     return times;

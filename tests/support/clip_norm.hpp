@@ -1,0 +1,15 @@
+// Gradients clipped as an optimizer on one rank does it.
+#pragma once
+
+#include "kernels/ops/backend.hpp"
+
+namespace gyre::test {
+
+// facts: on the device.
+inline void clip_norm(Backend& backend, GradientFacts* facts, std::int64_t elems, float most,
+                      float* x, const FiniteCheck& finite = {}) {
+    backend.sum_of_squares(elems, x, finite, false, &facts->sum_of_squares);
+    backend.scale_to_norm(elems, most, facts, 1, x);
+}
+
+}  // namespace gyre::test
