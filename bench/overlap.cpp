@@ -91,10 +91,11 @@ void measure(Communicator& comm, const std::string& model, const Options& option
         [&] { lone->trainer().step(0, false); },
         [&] {
             reducer.begin_step();
-            together->factors().gather_alone();
+            together->factors().gather_alone(true);
             reducer.ready(0);
             reducer.finish_step([](const Bucket&) {});
             reducer.synchronize_step();
+            together->factors().gather_alone(false);
         },
     };
     std::vector<double> series[std::size(parts)], waits;

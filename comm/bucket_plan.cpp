@@ -8,10 +8,22 @@ namespace {
 constexpr std::int64_t kGrainElems = 16;
 }  // namespace
 
+const char* name_of(const Bucket& bucket) {
+    switch (bucket.route) {
+        case Route::library:
+            return bucket.shared() ? "reduce-scatter" : "all-reduce";
+        case Route::fixed_order:
+            return "fixed order";
+        case Route::factors:
+            return "factors";
+    }
+    return "";
+}
+
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::int64_t total_elems, std::int64_t bucket_bytes,
                                  std::optional<std::int64_t> apart,
-                                 const std::vector<Bucket>& gathered) {
+                                 const std::vector<Bucket>& factored) {
     constexpr std::int64_t kGrainBytes = kGrainElems * sizeof(float);
     const std::int64_t total_bytes = total_elems * std::int64_t{sizeof(float)};
     const std::int64_t least = std::max(total_bytes / kMostParts, bucket_bytes);
@@ -22,17 +34,18 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
         buckets.push_back({*apart, total_elems});
         end = *apart;
     }
-    auto hole = gathered.rbegin();
+    auto whole = factored.rbegin();
     for (auto begin = tensor_begins.rbegin(); begin != tensor_begins.rend(); ++begin) {
-        if (hole != gathered.rend() && *begin == hole->begin) {
-            if (end > hole->end) {
-                buckets.push_back({hole->end, end});
+        if (whole != factored.rend() && *begin == whole->begin) {
+            if (end > whole->end) {
+                buckets.push_back({whole->end, end});
             }
+            buckets.push_back({*begin, whole->end, 0, Route::factors});
             end = *begin;
-            ++hole;
+            ++whole;
             continue;
         }
-        const bool closed = *begin == 0 || (hole != gathered.rend() && *begin == hole->end);
+        const bool closed = *begin == 0 || (whole != factored.rend() && *begin == whole->end);
         if (Bucket{*begin, end}.bytes() < least && !closed) {
             continue;
         }
@@ -56,21 +69,25 @@ std::vector<Bucket> share_out(const std::vector<Bucket>& buckets, int ranks,
     std::vector<Bucket> result;
     std::optional<Bucket> rest;  // of the bucket before, just above this one in the buffer
     for (Bucket bucket : buckets) {
-        if (rest && rest->begin == bucket.end) {
+        if (rest && rest->begin == bucket.end && rest->route == bucket.route &&
+            rest->type == bucket.type) {
             bucket.end = rest->end;
         } else if (rest) {
             result.push_back(*rest);
         }
         rest.reset();
         bucket.share_elems = bucket.elems() / ranks / kGrainElems * kGrainElems;
-        if (bucket.bytes() < least_bytes || bucket.share_elems == 0) {
+        if (bucket.bytes() < least_bytes || bucket.share_elems == 0 ||
+            bucket.route == Route::factors) {
             bucket.share_elems = 0;
             result.push_back(bucket);
             continue;
         }
         const std::int64_t begin = bucket.end - ranks * bucket.share_elems;
         if (begin > bucket.begin) {
-            rest = {bucket.begin, begin};
+            rest = bucket;
+            rest->end = begin;
+            rest->share_elems = 0;
         }
         bucket.begin = begin;
         result.push_back(bucket);

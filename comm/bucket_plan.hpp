@@ -5,21 +5,36 @@
 #include <optional>
 #include <vector>
 
+#include "base/data_type.hpp"
+
 namespace gyre::comm {
+
+// By what way a bucket becomes the sum over the ranks.
+enum class Route {
+    library,      // the communicator's library adds, in its own order
+    fixed_order,  // a binary tree in the order of the ranks, the same bits on any number of them
+    factors,      // the ranks gather what it is the product of (train/factors.hpp)
+};
 
 // Elements [begin, end) of the gradient buffer.
 struct Bucket {
     std::int64_t begin, end;
-    // Where each rank gets the sums of a share alone: its elements, [ranks][share_elems] in all.
+    // If each rank gets the sums of a share alone: its elements, [ranks][share_elems] in all.
     // 0: every rank gets all.
     std::int64_t share_elems = 0;
+    Route route = Route::library;
+    DataType type = DataType::float32;  // in which the gradients travel
     std::int64_t elems() const { return end - begin; }
     std::int64_t bytes() const { return elems() * std::int64_t{sizeof(float)}; }
     bool shared() const { return share_elems > 0; }
     Bucket share(int rank) const {
         return {begin + rank * share_elems, begin + (rank + 1) * share_elems};
     }
+    // What a rank gets the sums of.
+    Bucket summed_by(int rank) const { return shared() ? share(rank) : *this; }
 };
+// For reports.
+const char* name_of(const Bucket& bucket);
 
 // Parts of a size are so large that there are hardly more of them, however small they are asked
 // for.
@@ -29,14 +44,15 @@ constexpr std::int64_t kMostParts = 1024;
 // are the offsets at which parameters begin, ascending from 0; the last extends to the end.
 // Neighbouring tensors share a bucket until it has bucket_bytes; a tensor of more than twice as
 // much is split, at multiples of 16 elements, so that one part is on its way while the next is
-// added up or updated. What lies at and after `apart` (nullopt: nothing) has a bucket of its own;
-// `gathered`, ascending ranges of whole tensors, have none.
+// added up or updated. What lies at and after `apart` (nullopt: nothing) has a bucket of its own,
+// and so has each of `factored`, ascending ranges of whole tensors, with Route::factors.
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::int64_t total_elems, std::int64_t bucket_bytes,
                                  std::optional<std::int64_t> apart = std::nullopt,
-                                 const std::vector<Bucket>& gathered = {});
+                                 const std::vector<Bucket>& factored = {});
 // Shares the buckets of at least `least_bytes` out among the ranks, at multiples of 16 elements:
-// what does not divide goes to the next bucket, or has one of its own.
+// what does not divide goes to the next bucket of the same way and type, or has one of its own.
+// Those with Route::factors stay as they are, as every rank computes all of their sum.
 std::vector<Bucket> share_out(const std::vector<Bucket>& buckets, int ranks,
                               std::int64_t least_bytes);
 // The ranges of [0, elems) that a rank updates, ascending: all but the others' shares. Its own

@@ -47,6 +47,24 @@ constexpr std::int64_t bytes_of(const Collective& collective) {
     return collective.count * static_cast<std::int64_t>(bytes_of(collective.type));
 }
 
+
+// Bytes of the data.
+struct ByteRange {
+    std::int64_t begin_bytes, bytes;
+};
+// All of the data; what of it a rank contributes; and what becomes the result on that rank.
+constexpr ByteRange all_of(const Collective& c, int ranks) {
+    return {0, bytes_of(c) * (c.kind == Collective::Kind::all_reduce ? 1 : ranks)};
+}
+constexpr ByteRange sent_by(int rank, const Collective& c, int ranks) {
+    return c.kind == Collective::Kind::all_gather ? ByteRange{rank * bytes_of(c), bytes_of(c)}
+                                                  : all_of(c, ranks);
+}
+constexpr ByteRange received_by(int rank, const Collective& c, int ranks) {
+    return c.kind == Collective::Kind::reduce_scatter ? ByteRange{rank * bytes_of(c), bytes_of(c)}
+                                                      : all_of(c, ranks);
+}
+
 // The description of an operation in reports.
 struct Label {
     std::string name;        // such as allreduce(fp32)

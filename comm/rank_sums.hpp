@@ -2,7 +2,6 @@
 #pragma once
 
 #include "comm/reducer.hpp"
-#include "kernels/device/device.hpp"
 #include "kernels/device/rank_sums.hpp"
 
 namespace gyre::comm {
@@ -12,18 +11,20 @@ namespace gyre::comm {
 // before it.
 class CommunicatorSums final : public RankSums {
  public:
-    // Both outlive this. device: the reducer's.
-    CommunicatorSums(Reducer& reducer, Device& device);
+    // The reducer outlives this.
+    explicit CommunicatorSums(Reducer& reducer) : reducer_(reducer) {}
 
-    // With one rank nothing. In the device's memory where the communicator works there, also in a
-    // graph's capture. Otherwise the host waits for the device's calls so far and for the other
-    // ranks; not in a capture.
-    void sum(float* values, std::int64_t elems) override;
+    // As Reducer::run(); with one rank nothing.
+    void sum(float* values, std::int64_t elems) override {
+        if (reducer_.communicator().size() > 1) {
+            reducer_.run(
+                {.kind = Collective::Kind::all_reduce, .data = values, .count = elems},
+                "statistics");
+        }
+    }
 
  private:
     Reducer& reducer_;
-    Device& device_;
-    PinnedBuffer<float> staging_;  // where the sums travel through the host's memory
 };
 
 }  // namespace gyre::comm

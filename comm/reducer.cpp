@@ -30,16 +30,23 @@ class Passed final : public Request {
 }  // namespace
 
 Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
-                 DataType type, std::int64_t exact_from, SumOrder order)
+                 GradientRoute* factors)
     : comm_(comm),
       device_(device),
       buckets_(std::move(buckets)),
-      transport_(comm, device, gradients, buckets_.front().end, type, exact_from, order) {
-    if (!direct() && std::any_of(buckets_.begin(), buckets_.end(),
-                                 [](const Bucket& bucket) { return bucket.shared(); })) {
-        throw Error(ExitCode::internal,
-                    "shares of gradients that travel through the host's memory");
+      direct_(comm.size() == 1 || comm.use_device(device)) {
+    const auto uses = [&](Route route) {
+        return comm.size() > 1 &&
+               std::any_of(buckets_.begin(), buckets_.end(),
+                           [=](const Bucket& bucket) { return bucket.route == route; });
+    };
+    if (uses(Route::library)) {
+        library_ = make_library_route(comm, device, gradients, buckets_);
     }
+    if (uses(Route::fixed_order)) {
+        fixed_order_ = make_fixed_order_route(comm, device, gradients, buckets_);
+    }
+    routes_ = {library_.get(), fixed_order_.get(), factors};
 }
 
 Reducer::Step& Reducer::add_step() {
@@ -58,36 +65,63 @@ void Reducer::begin_step() {
     step.timeline = timeline_;
     if (comm_.size() > 1) {
         step.events.begin = device_.record();
-        const std::size_t most = 2 * buckets_.size() + 1;  // with what gather_updates() adds
+        const std::size_t most = 2 * buckets_.size() + 1;  // a bucket has two collectives at most
         step.events.operations.reserve(most);
         step.operations.reserve(most);
     }
 }
 
-Reducer::Operation& Reducer::add_operation(const Bucket& bucket, bool gathers) {
+Device::Event Reducer::to_host(Device::Stream stream, Staging& staging,
+                               const Collective& collective) {
+    const std::int64_t bytes = all_of(collective, comm_.size()).bytes;
+    if (staging.elems() < bytes) {  // the first time
+        device_.synchronize();
+        staging = {device_, bytes};
+    }
+    const ByteRange sent = sent_by(comm_.rank(), collective, comm_.size());
+    return device_.download_async(
+        stream, staging.get() + sent.begin_bytes,
+        static_cast<const std::byte*>(collective.data) + sent.begin_bytes,
+        static_cast<std::size_t>(sent.bytes));
+}
+
+Device::Event Reducer::from_host(Device::Stream stream, const Staging& staging,
+                                 const Collective& collective) {
+    const ByteRange received = received_by(comm_.rank(), collective, comm_.size());
+    return device_.upload_async(
+        stream, static_cast<std::byte*>(collective.data) + received.begin_bytes,
+        staging.get() + received.begin_bytes, static_cast<std::size_t>(received.bytes));
+}
+
+void Reducer::add_operation(const Collective& collective, int bucket) {
     Step& step = steps_.back();
-    if (step.operations.size() == kMostOperations) {
+    const std::size_t index = step.operations.size();
+    if (index == kMostOperations) {
         throw Error(ExitCode::internal,
                     "more collectives in a step than the device keeps events for");
     }
-    step.events.operations.push_back({.gathers = gathers, .ready = device_.record()});
-    return step.operations.emplace_back(Operation{.bucket = bucket});
+    step.events.operations.push_back({.bucket = bucket, .ready = device_.record()});
+    Operation& operation =
+        step.operations.emplace_back(Operation{.collective = collective, .bucket = bucket});
+    operation.collective.origin = {step_, "bucket", static_cast<int>(index)};
+    if (direct()) {
+        start(index);
+        return;
+    }
+    staging_.resize(std::max(staging_.size(), index + 1));
+    operation.staged = to_host(Device::Stream::copy, staging_[index], collective);
 }
 
-void Reducer::start(std::size_t index, Collective collective) {
-    collective.origin = {step_, "bucket", static_cast<int>(index)};
+void Reducer::start(std::size_t index) {
     Operation& operation = steps_.back().operations[index];
+    Collective collective = operation.collective;
+    if (!direct()) {
+        collective.data = staging_[index].get();
+    }
     operation.request = comm_.start(collective);
     if (steps_.back().timeline != nullptr) {
         operation.label = label_of(collective);
     }
-}
-
-void Reducer::all_gather(float* data, std::int64_t count, const Bucket& range,
-                         std::function<void()> then) {
-    add_operation(range, true).then = std::move(then);
-    start(steps_.back().operations.size() - 1,
-          {.kind = Collective::Kind::all_gather, .data = data, .count = count});
 }
 
 void Reducer::ready(std::int64_t begin) {
@@ -98,35 +132,43 @@ void Reducer::ready(std::int64_t begin) {
     for (; step.buckets < buckets_.size() && buckets_[step.buckets].begin >= begin;
          ++step.buckets) {
         const Bucket& bucket = buckets_[step.buckets];
-        add_operation(bucket, false).packed = transport_.pack(bucket);
-        if (direct()) {
-            start(step.operations.size() - 1, transport_.reduction(bucket));
+        GradientRoute& route = route_of(bucket);
+        route.pack(bucket);
+        for (int i = 0; i < route.collectives(); ++i) {
+            add_operation(route.collective(bucket, i), static_cast<int>(step.buckets));
         }
     }
 }
 
-void Reducer::run(Collective collective, const char* part) {
-    if (steps_.empty()) {
-        comm_.start(collective)->wait();
-        return;
+void Reducer::run(const Collective& collective, const char* part) {
+    Collective run = collective;
+    if (!direct()) {
+        device_.synchronize(to_host(Device::Stream::compute, others_staging_, collective));
+        run.data = others_staging_.get();
     }
-    Step& step = steps_.back();
-    collective.origin = {step_, part, step.others_run++};
-    const TimelineSpan span(step.timeline, "wait for", part);
-    auto request = comm_.start(collective);
-    if (!request->wait_on_stream()) {
-        step.others.push_back(std::move(request));
-    } else if (step.timeline != nullptr) {
-        double any = 0.0;
-        record(*step.timeline, *request, label_of(collective), std::nullopt, any);
+    if (steps_.empty()) {
+        comm_.start(run)->wait();
+    } else {
+        Step& step = steps_.back();
+        run.origin = {step_, part, step.others_run++};
+        const TimelineSpan span(step.timeline, "wait for", part);
+        auto request = comm_.start(run);
+        if (!request->wait_on_stream()) {
+            step.others.push_back(std::move(request));
+        } else if (step.timeline != nullptr) {
+            double any = 0.0;
+            record(*step.timeline, *request, label_of(run), std::nullopt, any);
+        }
+    }
+    if (!direct()) {
+        // On one stream: the next download starts when this upload has read the memory.
+        from_host(Device::Stream::compute, others_staging_, collective);
     }
 }
 
 void Reducer::gather_updates(float* data, std::int64_t count) {
     if (comm_.size() > 1) {
-        add_operation({}, true);
-        start(steps_.back().operations.size() - 1,
-              {.kind = Collective::Kind::all_gather, .data = data, .count = count});
+        add_operation({.kind = Collective::Kind::all_gather, .data = data, .count = count}, -1);
     }
 }
 
@@ -135,8 +177,19 @@ void Reducer::wait_on_stream(std::size_t index) {
     StepEvents::Operation& events = step.events.operations[index];
     events.waited = device_.record();
     step.operations[index].request->wait_on_stream();
-    transport_.receive(step.operations[index].bucket);
+    if (!direct()) {
+        device_.wait(from_host(Device::Stream::copy, staging_[index],
+                               step.operations[index].collective));
+    }
     events.arrived = device_.record();
+}
+
+void Reducer::start_staged(std::size_t first) {
+    const std::vector<Operation>& operations = steps_.back().operations;
+    for (std::size_t i = first; i < operations.size() && !direct(); ++i) {
+        device_.synchronize(operations[i].staged);
+        start(i);
+    }
 }
 
 void Reducer::finish_step(FunctionRef<void(const Bucket&)> arrived,
@@ -152,28 +205,19 @@ void Reducer::finish_step(FunctionRef<void(const Bucket&)> arrived,
         return;
     }
     Step& step = steps_.back();
-    if (!direct()) {
-        // The device is still computing while the first buckets arrive.
-        for (std::size_t i = 0; i < step.operations.size(); ++i) {
-            device_.synchronize(step.operations[i].packed);
-            start(i, transport_.reduction(step.operations[i].bucket));
-        }
-    }
+    start_staged(0);  // the device is still computing while the first buckets arrive
     const std::size_t sums = step.operations.size();
     for (std::size_t i = 0; i < sums; ++i) {
         wait_on_stream(i);
-        // A copy, as what is called here may gather, which adds operations.
-        const Bucket bucket = step.operations[i].bucket;
-        const auto& then = step.operations[i].then;
-        if (!step.events.operations[i].gathers) {
-            transport_.unpack(bucket);
-            arrived(bucket);
-        } else if (then) {
-            then();
-            arrived(bucket);
+        const int index = step.operations[i].bucket;
+        if (i + 1 == sums || step.operations[i + 1].bucket != index) {  // its last collective
+            const Bucket& bucket = buckets_[static_cast<std::size_t>(index)];
+            route_of(bucket).unpack(bucket);
+            arrived(bucket);  // which may add operations
         }
     }
     finish();
+    start_staged(sums);
     for (std::size_t i = sums; i < step.operations.size(); ++i) {
         wait_on_stream(i);
     }

@@ -2,12 +2,15 @@
 //
 // The gradients of a net lie in one buffer, in the order of the layers; the backward pass finishes
 // them from the end. A bucket is a contiguous piece of that buffer, and its reduction starts as
-// soon as everything in it is final. Where the communicator cannot use the device's memory, it is
-// copied to the host's during the backward pass, and reduced at the end of that.
+// soon as everything in it is final, by the way that its plan gives it. Where the communicator
+// cannot use the device's memory, what travels is copied to the host's during the backward pass,
+// and reduced at the end of that.
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <array>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -15,7 +18,7 @@
 #include "base/function_ref.hpp"
 #include "comm/bucket_plan.hpp"
 #include "comm/communicator.hpp"
-#include "comm/gradient_transport.hpp"
+#include "comm/gradient_route.hpp"
 #include "comm/step_times.hpp"
 #include "kernels/device/device.hpp"
 #include "kernels/device/timeline.hpp"
@@ -28,30 +31,25 @@ class Reducer {
     // Steps, or launches of several, that may have begun and not been synchronized.
     static constexpr int kMostSteps = 3;
 
-    // gradients, type, exact_from, order: GradientTransport's. Buckets may be shared out only where
-    // the communicator works in the device's memory.
+    // gradients: the device's, up to the end of the first bucket. factors: the way of buckets with
+    // Route::factors; it outlives this.
     Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
-            DataType type = DataType::float32, std::int64_t exact_from = 0,
-            SumOrder order = SumOrder::library);
+            GradientRoute* factors = nullptr);
 
     // Before the calls for a step.
     void begin_step();
     // All gradients at and after `begin` are final: starts the reduction of every complete bucket.
     void ready(std::int64_t begin);
-    // Gradients that are not reduced: gathers `data`, [ranks][count], from which then() computes
-    // those of `range`, the sum over the ranks, in finish_step(). For several gatherings one after
-    // another the last has then(). Only where direct().
-    void all_gather(float* data, std::int64_t count, const Bucket& range,
-                    std::function<void()> then);
-    // Another collective of the step, whose result the device's next calls see. part: its name in
-    // reports.
-    void run(Collective collective, const char* part);
+    // Another collective of the step, in the device's memory, whose result the device's next calls
+    // see. If not direct(), the host waits for the device's calls so far and for the other ranks;
+    // not in a capture. part: its name in reports.
+    void run(const Collective& collective, const char* part);
     // True if the communicator works in the device's memory.
-    bool direct() const { return transport_.direct(); }
-    // Calls arrived(bucket) for each bucket and each gathered range, in the order in which they
-    // became ready, as soon as the device's next calls see its sum (of a bucket that is shared out,
-    // that of the own share); all buckets must be ready. all_arrived() comes after the last; what
-    // both gather with gather_updates() is there when finish_step() returns.
+    bool direct() const { return direct_; }
+    // Calls arrived(bucket) for each bucket, in the order in which they became ready, as soon as
+    // the device's next calls see its sum (of a bucket that is shared out, that of the own share);
+    // all buckets must be ready. all_arrived() comes after the last; what both gather with
+    // gather_updates() is there when finish_step() returns.
     void finish_step(FunctionRef<void(const Bucket&)> arrived,
                      FunctionRef<void()> all_arrived = {});
     // Within finish_step(): data, [ranks][count], of which this rank has computed its own row.
@@ -77,20 +75,20 @@ class Reducer {
 
     Communicator& communicator() const { return comm_; }
     const std::vector<Bucket>& buckets() const { return buckets_; }
-    DataType type() const { return transport_.type(); }
 
  private:
+    using Staging = PinnedBuffer<std::byte>;
     struct Operation {
-        Bucket bucket;
-        Device::Event packed = 0;  // where not direct()
+        Collective collective;  // in the device's memory
+        int bucket;             // whose sum it is part of; -1: none's
+        Device::Event staged = 0;  // if not direct()
         std::unique_ptr<Request> request = nullptr;
-        Label label = {};                 // where it is recorded
-        std::function<void()> then = {};  // of a gathering
+        Label label = {};  // where it is recorded
     };
     struct Step {
         StepEvents events;
         std::vector<Operation> operations;             // with these events; none in a graph
-        std::size_t buckets = 0;                       // among them
+        std::size_t buckets = 0;                       // that are ready
         std::vector<std::unique_ptr<Request>> others;  // not complete when they were run
         int others_run = 0;
         bool launched = false;  // as part of a graph
@@ -100,10 +98,20 @@ class Reducer {
     };
 
     Step& add_step();
-    Operation& add_operation(const Bucket& bucket, bool gathers);
+    GradientRoute& route_of(const Bucket& bucket) const {
+        return *routes_[static_cast<std::size_t>(bucket.route)];
+    }
+    void add_operation(const Collective& collective, int bucket);
     // For operation `index` of the current step.
-    void start(std::size_t index, Collective collective);
+    void start(std::size_t index);
     void wait_on_stream(std::size_t index);
+    // If not direct(), those from there on, once the device has reached them.
+    void start_staged(std::size_t first);
+    // What this rank contributes, on the way from the device to the host, and the result on its way
+    // back.
+    Device::Event to_host(Device::Stream stream, Staging& staging, const Collective& collective);
+    Device::Event from_host(Device::Stream stream, const Staging& staging,
+                            const Collective& collective);
     void record(Timeline& timeline, const Step& step);
     static void record(Timeline& timeline, const Request& request, const Label& label,
                        std::optional<Device::Event> ready, double& free_from);
@@ -111,7 +119,12 @@ class Reducer {
     Communicator& comm_;
     Device& device_;
     const std::vector<Bucket> buckets_;
-    GradientTransport transport_;
+    const bool direct_;
+    std::unique_ptr<GradientRoute> library_, fixed_order_;
+    std::array<GradientRoute*, 3> routes_{};  // by Route
+    // If not direct(): of each operation of a step, and of the others.
+    std::vector<Staging> staging_;
+    Staging others_staging_;
     std::vector<Step> steps_;  // not synchronized; the last is the current one
     std::int64_t step_ = -1;   // since the reducer was made
     bool capturing_ = false;

@@ -1,5 +1,7 @@
 #include "comm/step_times.hpp"
 
+#include <cstddef>
+
 namespace gyre::comm {
 
 StepTimes measure(Device& device, const StepEvents& events) {
@@ -8,10 +10,16 @@ StepTimes measure(Device& device, const StepEvents& events) {
         device.synchronize(operation.arrived);
         const double exposed = device.seconds_between(operation.waited, operation.arrived);
         times.exposed += exposed;
-        (operation.gathers ? times.gathered : times.buckets)
-            .push_back({.ready = device.seconds_between(events.begin, operation.ready),
-                        .arrived = device.seconds_between(events.begin, operation.arrived),
-                        .exposed = exposed});
+        if (operation.bucket < 0) {
+            continue;
+        }
+        const auto bucket = static_cast<std::size_t>(operation.bucket);
+        if (bucket == times.buckets.size()) {  // its first collective
+            times.buckets.push_back(
+                {.ready = device.seconds_between(events.begin, operation.ready)});
+        }
+        times.buckets[bucket].arrived = device.seconds_between(events.begin, operation.arrived);
+        times.buckets[bucket].exposed += exposed;
     }
     return times;
 }

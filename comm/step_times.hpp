@@ -10,7 +10,7 @@ namespace gyre::comm {
 // Recorded while a step is submitted.
 struct StepEvents {
     struct Operation {
-        bool gathers = false;
+        int bucket = -1;            // whose sum it is part of; -1: none's
         Device::Event ready = 0;    // its data is final
         Device::Event waited = 0;   // the device begins to wait for it
         Device::Event arrived = 0;  // and has its result
@@ -23,11 +23,10 @@ struct StepEvents {
 struct StepTimes {
     double exposed = 0.0;  // it waited for collectives, that is they were not hidden
     struct Of {
-        double ready, arrived;  // since the begin of the step
-        double exposed;
+        double ready = 0.0, arrived = 0.0;  // since the begin of the step
+        double exposed = 0.0;
     };
-    std::vector<Of> buckets;   // empty where there is one rank
-    std::vector<Of> gathered;  // each operation
+    std::vector<Of> buckets;  // empty if there is one rank
 };
 
 // The host waits until the device has passed all events.

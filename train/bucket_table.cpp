@@ -15,11 +15,12 @@ void BucketTimes::add(const Reducer::Times& times) {
     ++steps;
 }
 
-std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, DataType type,
+std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net,
                          const BucketTimes* times) {
     const bool timed = times != nullptr && times->steps > 0 && !times->sums.empty();
     std::string table = fmt::format(
-        "bucket      first elem       elems       KiB{}  parameters, last layer first\n",
+        "bucket      first elem       elems       KiB  {:<14}{}  parameters, last layer first\n",
+        "route",
         timed ? "  ready ms  arrived ms  exposed ms" : "");
     for (std::size_t i = 0; i < buckets.size(); ++i) {
         std::string names;
@@ -28,11 +29,11 @@ std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, Dat
                 names.append(names.empty() ? "" : " ").append(p->name);
             }
         }
-        const bool exact = type == DataType::float32 || buckets[i].begin >= net.stats_offset();
-        const std::size_t bytes = static_cast<std::size_t>(buckets[i].elems()) *
-                                  bytes_of(exact ? DataType::float32 : type);
-        table += fmt::format("{:>6}  {:>14}  {:>10}  {:>8.1f}", i, buckets[i].begin,
-                             buckets[i].elems(), static_cast<double>(bytes) / 1024.0);
+        const std::size_t bytes =
+            static_cast<std::size_t>(buckets[i].elems()) * bytes_of(buckets[i].type);
+        table += fmt::format("{:>6}  {:>14}  {:>10}  {:>8.1f}  {:<14}", i, buckets[i].begin,
+                             buckets[i].elems(), static_cast<double>(bytes) / 1024.0,
+                             name_of(buckets[i]));
         if (timed) {
             const double scale = 1e3 / static_cast<double>(times->steps);
             const Reducer::Times::Of& sum = times->sums[i];

@@ -22,7 +22,7 @@ struct BucketTimes {
 
 // A line for each bucket. With times, in milliseconds and means over the steps: ready and arrived
 // since the begin of the step; exposed: how long the device waited for the bucket.
-std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net, DataType type,
+std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net,
                          const BucketTimes* times = nullptr);
 
 }  // namespace gyre::train

@@ -19,8 +19,7 @@ std::vector<FactoredLayer> choose_factored(const Net& net, const Communicator& c
                                            std::int64_t most_images, FactorUse use, bool on_gpu) {
     std::vector<FactoredLayer> chosen;
     const bool several_hosts = comm.local_size() < comm.size();
-    // A GPU has no factors in 16 bits.
-    if (use == FactorUse::off || comm.size() == 1 || (on_gpu && net.type() != DataType::float32) ||
+    if (use == FactorUse::off || comm.size() == 1 ||
         (use == FactorUse::automatic && !several_hosts && !on_gpu)) {
         return chosen;
     }
@@ -52,9 +51,9 @@ std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers) {
     return ranges;
 }
 
-Factors::Factors(Backend& backend, Net& net, Communicator& comm, Reducer& reducer,
+Factors::Factors(Backend& backend, Net& net, Communicator& comm,
                  const std::vector<FactoredLayer>& layers, std::int64_t most_images)
-    : backend_(backend), net_(net), reducer_(reducer), rank_(comm.rank()), ranks_(comm.size()) {
+    : backend_(backend), net_(net), rank_(comm.rank()), ranks_(comm.size()) {
     for (const FactoredLayer& which : layers) {
         const auto elems = [&](const Shape& shape) {
             return backend.activation_elems(shape, static_cast<int>(most_images));
@@ -91,21 +90,30 @@ bool Factors::take(const Batch& batch, std::size_t node, const Tensor& x, const 
     const Shape& in = net_.nodes()[node].in;
     put(g.x, g.x_slot_elems, in, batch.n, x);
     put(g.dy, g.dy_slot_elems, net_.nodes()[node].out, batch.n, dy);
-    Batch all = batch;
-    all.n = static_cast<int>(g.x_slot_elems / in.elems()) * ranks_;
-    reducer_.all_gather(g.x.get(), g.x_slot_elems, {}, {});
-    reducer_.all_gather(g.dy.get(), g.dy_slot_elems, g.which.range, [this, &g, all] {
-        net_.backward_params(g.which.node, all, g.x.get(), g.dy.get());
-    });
+    g.batch = batch;
+    g.batch.n = static_cast<int>(g.x_slot_elems / in.elems()) * ranks_;
     return true;
 }
 
-void Factors::gather_alone() {
-    for (Gathered& g : gathered_) {
-        for (auto [buffer, slot_elems] :
-             {std::pair{&g.x, g.x_slot_elems}, {&g.dy, g.dy_slot_elems}}) {
-            reducer_.all_gather(buffer->get(), slot_elems, {}, {});
-        }
+std::size_t Factors::index_of(const Bucket& bucket) const {
+    std::size_t index = 0;
+    while (gathered_[index].which.range.begin != bucket.begin) {
+        ++index;
+    }
+    return index;
+}
+
+Collective Factors::collective(const Bucket& bucket, int index) const {
+    const Gathered& g = gathered_[index_of(bucket)];
+    return {.kind = Collective::Kind::all_gather,
+            .data = index == 0 ? g.x.get() : g.dy.get(),
+            .count = index == 0 ? g.x_slot_elems : g.dy_slot_elems};
+}
+
+void Factors::unpack(const Bucket& bucket) {
+    const Gathered& g = gathered_[index_of(bucket)];
+    if (!alone_) {
+        net_.backward_params(g.which.node, g.batch, g.x.get(), g.dy.get());
     }
 }
 

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/reducer.hpp"
+#include "comm/gradient_route.hpp"
 #include "model/net.hpp"
 #include "train/rooms.hpp"
 #include "train/run_spec.hpp"
@@ -30,17 +30,23 @@ std::vector<FactoredLayer> choose_factored(const Net& net, const Communicator& c
 // Their ranges, for plan_buckets().
 std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers);
 
-// The factors of the chosen layers, in each step.
-class Factors {
+// Route::factors: a bucket is a chosen layer.
+class Factors final : public GradientRoute {
  public:
-    Factors(Backend& backend, Net& net, Communicator& comm, Reducer& reducer,
+    Factors(Backend& backend, Net& net, Communicator& comm,
             const std::vector<FactoredLayer>& layers, std::int64_t most_images);
 
-    // For Net::backward: takes a chosen layer's gradients over, and starts gathering its factors.
+    // For Net::backward, before the layer's bucket is ready: keeps a chosen layer's factors in
+    // place of its gradients.
     bool take(const Batch& batch, std::size_t node, const Tensor& x, const Tensor& dy);
 
-    // Gathers whatever lies in this rank's part, and computes nothing: for benchmarks.
-    void gather_alone();
+    void pack(const Bucket& /*bucket*/) override {}
+    int collectives() const override { return 2; }
+    Collective collective(const Bucket& bucket, int index) const override;
+    void unpack(const Bucket& bucket) override;
+
+    // From now on computes nothing from what is gathered, for benchmarks; or does so again.
+    void gather_alone(bool alone) { alone_ = alone; }
     // A line for each layer, for -v.
     std::string summary() const;
 
@@ -50,15 +56,17 @@ class Factors {
         // [ranks][slot], each an activation of most_images, in float32 whatever the net's are.
         DeviceBuffer<float> x, dy;
         std::int64_t x_slot_elems, dy_slot_elems;
+        Batch batch = {};  // of all ranks
     };
+    std::size_t index_of(const Bucket& bucket) const;
     void put(DeviceBuffer<float>& to, std::int64_t slot_elems, const Shape& shape, int n,
              const Tensor& from);
 
     Backend& backend_;
     Net& net_;
-    Reducer& reducer_;
     const int rank_, ranks_;
     std::vector<Gathered> gathered_;
+    bool alone_ = false;
 };
 
 }  // namespace gyre::train

@@ -45,7 +45,7 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
       eval_batch_(
           evaluation_batch(comm, eval_images_, run.evaluation.batch_size, run.batch.shards)),
       reduces_on_gpu_(comm.use_device(backend) && !backend.host_memory()),
-      shares_(choose_shares(reduces_on_gpu_ || backend.host_memory())) {
+      shares_(run.reduction.shard_optimizer == ShardUse::on && comm.size() > 1) {
     check_shards();
     agree(comm, [&] {
         check(optimizer_spec_);
@@ -57,15 +57,16 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
     });
     check_norms();
     // Passes that a step adds up have no factors of the whole batch, a fused one gives none away,
-    // and only what the communicator works in can be gathered.
-    const bool can_gather = run.batch.accumulate == 1 && run.batch.shards == 0 &&
-                            !program_->fused() && (reduces_on_gpu_ || backend.host_memory());
+    // and a GPU has none in 16 bits. Through the host's memory they travel if asked for.
+    const bool can_gather =
+        run.batch.accumulate == 1 && run.batch.shards == 0 && !program_->fused() &&
+        (backend.host_memory() || (net_->type() == DataType::float32 &&
+                                   (reduces_on_gpu_ || run.reduction.factors == FactorUse::on)));
     factored_ =
         choose_factored(*net_, comm, train_batch_,
                         can_gather ? run.reduction.factors : FactorUse::off, reduces_on_gpu_);
     const std::vector<Bucket> buckets = plan(run.reduction.bucket_bytes);
-    require_same_manifest(
-        comm, {{"the bucket layout", bucket_table(buckets, *net_, run.reduction.type)}});
+    require_same_manifest(comm, {{"the bucket layout", bucket_table(buckets, *net_)}});
     restart(buckets);
 }
 
@@ -90,9 +91,16 @@ std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) cons
         bytes =
             std::max(bytes, net_->gradient_elems() * 2 * std::int64_t{sizeof(float)} / kMostParts);
     }
-    const std::vector<Bucket> buckets = plan_buckets(
+    std::vector<Bucket> buckets = plan_buckets(
         net_->layer_begins(), net_->gradient_elems(), bytes,
         apart ? std::optional(net_->stats_offset()) : std::nullopt, ranges_of(factored_));
+    for (Bucket& bucket : buckets) {
+        if (bucket.route != Route::factors) {
+            bucket.route = run_.batch.shards > 0 ? Route::fixed_order : Route::library;
+            bucket.type =
+                bucket.begin < net_->stats_offset() ? run_.reduction.type : DataType::float32;
+        }
+    }
     return shares_ ? share_out(buckets, comm_.size(), kLeastSharedBytes) : buckets;
 }
 
@@ -134,10 +142,14 @@ void Session::check_shards() const {
             "leave it out: a rank already goes through its shards one after another, so more "
             "shards are smaller passes");
     without(run_.reduction.type != DataType::float32, "`comm-dtype` of 16 bits",
-            "leave it at fp32");
-    without(run_.reduction.shard_optimizer == ShardUse::on, "`shard-optimizer` on",
-            "leave it at auto");
-    without(run_.reduction.factors == FactorUse::on, "`factors` on", "leave it at auto");
+            "leave it at fp32: a rank's own sum would be rounded, at a place that depends on the "
+            "number of ranks");
+    without(shares_ && optimizer_spec_.max_grad_norm.has_value(),
+            "`max-grad-norm` with `shard-optimizer` on",
+            "leave one of the three out: the norm would be added up by the ranks' shares, whose "
+            "number changes its last bits");
+    without(run_.reduction.factors == FactorUse::on, "`factors` on",
+            "leave it at auto: a product over all images has another order of sums");
 }
 
 void Session::check_norms() const {
@@ -151,18 +163,6 @@ void Session::check_norms() const {
                 "those of each shard");
         }
     }
-}
-
-bool Session::choose_shares(bool direct) const {
-    if (run_.reduction.shard_optimizer != ShardUse::on || comm_.size() == 1) {
-        return false;
-    }
-    if (!direct) {
-        throw AgreedError(ExitCode::usage,
-                          "`shard-optimizer` on needs ranks that reduce in their devices' memory: "
-                          "here gradients travel through the host's; leave it at auto");
-    }
-    return true;
 }
 
 int Session::choose_graph_steps() const {
@@ -194,18 +194,15 @@ bool Session::choose_graph() const {
 
 void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
     trainer_ = nullptr;  // with the graphs of its steps
-    factors_ = nullptr;
     optimizer_ = nullptr;
     reducer_ = nullptr;
-    reducer_ = std::make_unique<Reducer>(
-        comm_, backend_, std::move(buckets), net_->gradient_data(), run_.reduction.type,
-        net_->stats_offset(), run_.batch.shards > 0 ? SumOrder::tree : SumOrder::library);
+    factors_ = std::make_unique<Factors>(backend_, *net_, comm_, factored_, train_batch_);
+    reducer_ = std::make_unique<Reducer>(comm_, backend_, std::move(buckets), net_->gradient_data(),
+                                         factors_.get());
     agree(comm_, [&] {
         optimizer_ = std::make_unique<Optimizer>(backend_, *net_, optimizer_spec_, graph_steps,
                                                  reducer_.get());
     });
-    factors_ =
-        std::make_unique<Factors>(backend_, *net_, comm_, *reducer_, factored_, train_batch_);
     trainer_ = std::make_unique<Trainer>(StepParts{.backend = backend_,
                                                    .net = *net_,
                                                    .program = *program_,

@@ -80,7 +80,6 @@ class Session {
     std::vector<int> train_sizes() const;
     int choose_graph_steps() const;
     bool choose_graph() const;
-    bool choose_shares(bool direct) const;
 
     Communicator& comm_;
     Backend& backend_;
@@ -92,14 +91,15 @@ class Session {
     const int graph_steps_;               // as far as graphs are captured
     const int train_batch_;               // the most images in a pass of a rank
     const int eval_batch_;                // likewise
-    const bool reduces_on_gpu_, shares_;
+    const bool reduces_on_gpu_;
+    const bool shares_;  // updates are shared out among the ranks
     std::unique_ptr<Net> net_;
     std::vector<FactoredLayer> factored_;
     std::unique_ptr<DeviceImages> images_;
     std::unique_ptr<StepProgram> program_;
+    std::unique_ptr<Factors> factors_;
     std::unique_ptr<Reducer> reducer_;
     std::unique_ptr<Optimizer> optimizer_;
-    std::unique_ptr<Factors> factors_;
     std::unique_ptr<Trainer> trainer_;
 };
 

@@ -24,7 +24,7 @@ Trainer::Trainer(const StepParts& parts, const Sharding& sharding, const RunSpec
       optimizer_(parts.optimizer),
       reducer_(parts.reducer),
       factors_(parts.factors),
-      sums_(reducer_, backend_),
+      sums_(reducer_),
       sharding_(sharding),
       run_(run),
       micro_batches_(backend_,

@@ -205,9 +205,11 @@ TEST_CASE("a reducer leaves gradients on the device") {
     DeviceBuffer<float> gradients(*backend, kElems);
     std::vector<float> host(kElems);
     for (int again = 0; again < 2; ++again) {  // the second reducer finds NCCL running
-        Reducer reducer(*comm, *backend, plan_buckets({0, 16, 20'000}, kElems, 16 << 10),
-                        gradients.get(), again == 1 ? DataType::bfloat16 : DataType::float32,
-                        kElems);
+        std::vector<Bucket> buckets = plan_buckets({0, 16, 20'000}, kElems, 16 << 10);
+        for (Bucket& bucket : buckets) {
+            bucket.type = again == 1 ? DataType::bfloat16 : DataType::float32;
+        }
+        Reducer reducer(*comm, *backend, buckets, gradients.get());
         for (std::size_t i = 0; i < host.size(); ++i) {
             host[i] = value(i, world->rank());
         }

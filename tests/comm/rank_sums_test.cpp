@@ -61,7 +61,7 @@ TEST_CASE("the host waits for sums on the device with their step, but not in a g
     const auto device = make_emulated_backend({});
     const DeviceBuffer<float> gradients(*device, 16), values(*device, 4);
     Reducer reducer(comm, *device, {{0, 16}}, gradients.get());
-    CommunicatorSums sums(reducer, *device);
+    CommunicatorSums sums(reducer);
     const auto submit = [&] {
         reducer.begin_step();
         sums.sum(values.get(), 4);
@@ -87,7 +87,7 @@ TEST_CASE("a sum is labelled as statistics of its step") {
     const auto device = make_cpu_backend(1);
     std::vector<float> gradients(16), values(4);
     Reducer reducer(comm, *device, {{0, 16}}, gradients.data());
-    CommunicatorSums sums(reducer, *device);
+    CommunicatorSums sums(reducer);
     sums.sum(values.data(), 4);  // before any step
     for (int step = 0; step < 2; ++step) {
         comm.started.clear();

@@ -77,18 +77,23 @@ TEST_CASE("buckets cover the gradients from the end to the beginning") {
     const auto apart = plan_buckets(begins, total, automatic, total - 16);
     check_covers(apart, total);
     CHECK(apart.front().elems() == 16);
-    // Tensors whose factors are gathered have no bucket.
+    // Tensors whose factors are gathered have a bucket of their own.
     const auto around = plan_buckets(begins, total, 1 << 20, {}, {{5312, 21376}});
-    REQUIRE(around.size() == 2);
+    check_covers(around, total);
+    REQUIRE(around.size() == 3);
     CHECK(around[0].begin == 21376);
-    CHECK(around[0].end == total);
-    CHECK(around[1].begin == 0);
-    CHECK(around[1].end == 5312);
+    CHECK(around[1].route == Route::factors);
+    CHECK(around[2].end == 5312);
+    CHECK(around[2].route == Route::library);
     const auto at_the_end =
         plan_buckets(begins, total, automatic, total - 16, {{0, 272}, {21376, total - 16}});
+    check_covers(at_the_end, total);
     CHECK(at_the_end.front().begin == total - 16);
-    CHECK(at_the_end[1].end == 21376);
-    CHECK(at_the_end.back().begin == 272);
+    CHECK(at_the_end[1].begin == 21376);
+    CHECK(at_the_end[1].route == Route::factors);
+    CHECK(at_the_end[2].end == 21376);
+    CHECK(at_the_end.back().end == 272);
+    CHECK(at_the_end.back().route == Route::factors);
     // However small the requested size, there are not too many buckets.
     const auto many = plan_buckets({0, 1'000'000}, 30'000'000, 1);
     check_covers(many, 30'000'000);
@@ -195,7 +200,7 @@ TEST_CASE("a reducer rejects more work than the device keeps events for") {
     reducer.begin_step();
     expect_error(ExitCode::internal, {"more collectives in a step", "events"}, [&] {
         for (std::int64_t i = 0; i < Device::kKeptEvents; ++i) {
-            reducer.all_gather(gradients.data(), 8, {}, {});
+            reducer.gather_updates(gradients.data(), 8);
         }
     });
 }

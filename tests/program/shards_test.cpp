@@ -75,6 +75,7 @@ TEST_CASE("shards give the same bits on any number of ranks that divides them") 
         {4, "--batch-size 3 --momentum 0.9 --nesterov --bucket-kib 1"},
         {4, "--global-batch 10 --max-grad-norm 0.5 --precision fp16 --test-batch-size 4"},
         {4, "--global-batch 9 --tune-buckets --weight-decay 0.1"},
+        {4, "--global-batch 12 --optimizer adam --precision fp16 --shard-optimizer on"},
     };
     for (const auto& [shards, flags] : cases) {
         const std::string all = std::string(flags) + " --shards " + std::to_string(shards);
@@ -129,7 +130,8 @@ TEST_CASE("what cannot be summed up by shards is refused") {
     refuse(3, "--shards 4", {"`shards` 4", "ranks", "3"});
     refuse(2, "--shards 4 --accumulate 2", {"`accumulate`", "`shards`"});
     refuse(2, "--shards 4 --comm-dtype bf16", {"`comm-dtype`", "fp32"});
-    refuse(2, "--shards 4 --shard-optimizer on", {"`shard-optimizer`", "auto"});
+    refuse(2, "--shards 4 --shard-optimizer on --max-grad-norm 1",
+           {"`max-grad-norm`", "`shard-optimizer`", "`shards`"});
     refuse(2, "--shards 4 --factors on", {"`factors`", "auto"});
     refuse(1, "--shards 4 --kernels auto --device emulated", {"`kernels` auto", "`shards`"});
     std::ofstream(training.model()) << "conv 6 k3\nbatchnorm\nrelu\nlinear classes\n";

@@ -34,6 +34,7 @@ class ThreadRanks {
         DataType type;
     };
     std::function<void(const Sum&)> arrived;
+    bool direct = true;  // false: the ranks' gradients travel through the host's memory
     std::int64_t reductions = 0, gatherings = 0;  // on rank 0
 
     // Calls work(comm) on each rank; rethrows the first exception.
@@ -72,6 +73,7 @@ class ThreadRanks {
         int size() const override { return job_.size_; }
         int local_rank() const override { return rank_; }
         int local_size() const override { return job_.size_; }
+        bool use_device(Device& device) override { return job_.direct && device.host_memory(); }
         std::unique_ptr<Request> start(const comm::Collective& c) override {
             switch (c.kind) {
                 case comm::Collective::Kind::all_reduce:

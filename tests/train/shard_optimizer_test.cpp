@@ -25,16 +25,20 @@ const char* const kModel =
     "conv 24 k3\nrelu\nconv 24 k3\nrelu\nlinear 100\nrelu\ndropout 0.5\nlinear classes\n";
 
 struct Settings {
+    int shards = 0;
     OptimizerSpec optimizer = {};
     ReductionSpec reduction = {};
     Precision precision = Precision::fp32;
     bool shared = false;
+    bool direct = true;  // or through the host's memory
     int accumulate = 1;
 };
 
 RunSpec run_spec(const Settings& settings) {
     RunSpec run{.net = {.precision = settings.precision},
-                .batch = {.global_batch = 12, .accumulate = settings.accumulate},
+                .batch = {.global_batch = 12,
+                          .accumulate = settings.accumulate,
+                          .shards = settings.shards},
                 .optimizer = settings.optimizer,
                 .reduction = settings.reduction};
     run.reduction.shard_optimizer = settings.shared ? ShardUse::on : ShardUse::off;
@@ -107,6 +111,7 @@ std::vector<Outcome> run(int ranks, const Settings& settings,
     std::vector<Outcome> outcomes(static_cast<std::size_t>(ranks));
     ThreadRanks job(ranks);
     job.arrived = arrived;
+    job.direct = settings.direct;
     job.run([&](Communicator& comm) {
         Rank rank(comm, settings);
         training(rank);
@@ -148,7 +153,13 @@ TEST_CASE("buckets are shared out in equal parts, and every element is updated")
                 CHECK(bucket.elems() == ranks * bucket.share_elems);
                 CHECK(bucket.share(ranks - 1).end == bucket.end);
             }
-            CHECK((bucket.end <= 272 || bucket.begin >= 5312));  // gathered factors stay apart
+            if (bucket.route == Route::factors) {  // every rank computes all of it
+                CHECK(bucket.begin == 272);
+                CHECK(bucket.end == 5312);
+                CHECK(!bucket.shared());
+            } else {
+                CHECK((bucket.end <= 272 || bucket.begin >= 5312));
+            }
         }
         CHECK(std::count_if(buckets.begin(), buckets.end(),
                             [](const Bucket& b) { return b.shared(); }) >= 2);
@@ -182,6 +193,42 @@ TEST_CASE("shared updates give the bits of every rank's own, for each rule") {
             for (const Outcome& outcome : shared) {
                 CHECK(outcome.shared > 0);
                 CHECK(same(outcome, plain.front()));
+            }
+        }
+    }
+}
+
+TEST_CASE("gradients that travel through the host's memory give the same bits by every way") {
+    for (const Settings& settings : kSettings) {
+        for (const bool shared : {false, true}) {
+            INFO("settings " << &settings - kSettings.data() << (shared ? ", shared" : ""));
+            Settings staged = settings;
+            staged.direct = false;
+            const std::vector<Outcome> direct = trained(3, settings, shared);
+            for (const Outcome& outcome : trained(3, staged, shared)) {
+                CHECK((outcome.shared > 0) == shared);
+                CHECK(same(outcome, direct.front()));
+            }
+        }
+    }
+}
+
+TEST_CASE("shared updates of shards give the same bits on any number of ranks") {
+    for (const Settings& settings : kSettings) {
+        if (settings.accumulate > 1 || settings.reduction.factors == FactorUse::on ||
+            settings.reduction.type != DataType::float32) {
+            continue;
+        }
+        Settings by_shards = settings;
+        by_shards.shards = 4;
+        const std::vector<Outcome> one = trained(1, by_shards, false);
+        for (const int ranks : {2, 4}) {
+            for (const bool direct : {true, false}) {
+                by_shards.direct = direct;
+                for (const Outcome& outcome : trained(ranks, by_shards, true)) {
+                    CHECK(outcome.shared > 0);
+                    CHECK(same(outcome, one.front()));
+                }
             }
         }
     }
@@ -340,16 +387,9 @@ TEST_CASE("a gradient that is not finite in one rank's share is known to all in 
 
 TEST_CASE("what shared updates cannot do is refused on all ranks") {
     CHECK(trained(1, kSettings.front(), true).front().shared == 0);
-    ThreadRanks job(2);
-    std::mutex one_by_one;  // a process has one emulator, and a refusal waits for no rank
-    expect_error(ExitCode::usage, {"`shard-optimizer`", "host's"}, [&] {
-        job.run([&](Communicator& comm) {
-            const std::lock_guard lock(one_by_one);
-            const auto backend = make_emulated_backend({});
-            Session(comm, *backend,
-                    {.batch = {.global_batch = 12}, .reduction = {.shard_optimizer = ShardUse::on}},
-                    {.model = parse_model(kModel, "small"), .classes = kClasses},
-                    random_images(12, {1, 8, 8}, kClasses), {{0.5f}, {0.3f}});
-        });
-    });
+    // The norm of shards would depend on the number of ranks.
+    Settings settings{.shards = 4, .optimizer = {.max_grad_norm = 1.0f}};
+    CHECK(trained(2, settings, false).front().shared == 0);
+    expect_error(ExitCode::usage, {"`max-grad-norm`", "`shard-optimizer`", "`shards`"},
+                 [&] { trained(2, settings, true); });
 }

@@ -55,7 +55,6 @@ class StepWithSums {
 
  private:
     static constexpr std::int64_t kElems = 60'000;
-    // The last is more than travels through the host's memory at once.
     inline static const std::vector<std::int64_t> kSums = {1, 300, 40'000};
     inline static const std::vector<comm::Bucket> kBuckets = {
         {40'000, kElems}, {16, 40'000}, {0, 16}};
@@ -87,7 +86,7 @@ class StepWithSums {
     comm::Reducer reducer;
 
  private:
-    comm::CommunicatorSums sums_{reducer, device_};
+    comm::CommunicatorSums sums_{reducer};
 };
 
 }  // namespace gyre::test

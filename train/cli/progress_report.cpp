@@ -23,11 +23,11 @@ std::string graph_text(const GraphCache& graphs) {
 }
 
 // How the training runs, for -v.
-std::string structure(Session& session, DataType type) {
+std::string structure(Session& session) {
     return fmt::format("{}step: {}\ncommunicator: {}\nCUDA graph: {}\n{}{}{}",
                        session.net().description(), session.program().description(),
                        session.communicator().description(), graph_text(session.trainer().graphs()),
-                       bucket_table(session.reducer().buckets(), session.net(), type),
+                       bucket_table(session.reducer().buckets(), session.net()),
                        session.factors().summary(), session.backend().choices());
 }
 
@@ -73,7 +73,7 @@ void ProgressReport::on_start(const Training& training) {
                          begin_.step)});
     }
     if (run_.reports.verbose) {
-        fmt::print("{}", structure(session, run_.reduction.type));
+        fmt::print("{}", structure(session));
     }
     if (begin_.epoch > run_.stop.epochs) {
         fmt::print(stderr, "gyre: --resume {}: all {} epochs are done; --epochs asks for more\n",
@@ -127,7 +127,7 @@ void ProgressReport::on_epoch(const Training& training, const EpochFacts& epoch)
     if (run_.reports.verbose && epoch.epoch == 1) {
         Session& session = training.session;
         fmt::print("{}", bucket_table(session.reducer().buckets(), session.net(),
-                                      run_.reduction.type, &epoch.communication));
+                                      &epoch.communication));
     }
     if (epoch.stopped) {
         return;

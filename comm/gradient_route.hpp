@@ -1,0 +1,42 @@
+// The ways in which a bucket of gradients becomes the sum over the ranks. All work in the device's
+// memory; where the communicator cannot, Reducer takes what travels through the host's.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "comm/bucket_plan.hpp"
+#include "comm/communicator.hpp"
+#include "kernels/device/device.hpp"
+
+namespace gyre::comm {
+
+// One of the ways. Its functions are called in this order for a bucket of each step.
+class GradientRoute {
+ public:
+    virtual ~GradientRoute() = default;
+    // The bucket's gradients are final: puts what travels where the collectives work.
+    virtual void pack(const Bucket& bucket) = 0;
+    // What the ranks do with it, one collective after another.
+    virtual int collectives() const { return 1; }
+    virtual Collective collective(const Bucket& bucket, int index) const = 0;
+    // The device sees the results: leaves the sums in the gradients, all of the bucket's or, of one
+    // that is shared out, those of the own share.
+    virtual void unpack(const Bucket& bucket) = 0;
+};
+
+// Route::library: an all-reduce or, of buckets that are shared out, a reduce-scatter, in the type
+// of the bucket. gradients: [elems], the device's, where elems is the end of the first bucket.
+std::unique_ptr<GradientRoute> make_library_route(Communicator& comm, Device& device,
+                                                  float* gradients,
+                                                  const std::vector<Bucket>& buckets);
+// Route::fixed_order, for a power of two of ranks: each gathers the gradients of all and adds them
+// in a binary tree (neighbours first, then pairs, and so on). Its cost: (n-1) gradients arrive at a
+// rank instead of 2 (n-1)/n, and there is memory for n. They travel in float32: what a rank has
+// already added up would be rounded at a place that depends on the number of ranks.
+std::unique_ptr<GradientRoute> make_fixed_order_route(Communicator& comm, Device& device,
+                                                      float* gradients,
+                                                      const std::vector<Bucket>& buckets);
+
+}  // namespace gyre::comm
