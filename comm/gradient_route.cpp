@@ -97,16 +97,17 @@ class FixedOrderRoute final : public GradientRoute {
 
 }  // namespace
 
-std::unique_ptr<GradientRoute> make_library_route(Communicator& comm, Device& device,
-                                                  float* gradients,
-                                                  const std::vector<Bucket>& buckets) {
-    return std::make_unique<LibraryRoute>(comm, device, gradients, buckets);
-}
-
-std::unique_ptr<GradientRoute> make_fixed_order_route(Communicator& comm, Device& device,
-                                                      float* gradients,
-                                                      const std::vector<Bucket>& buckets) {
-    return std::make_unique<FixedOrderRoute>(comm, device, gradients, buckets);
+std::unique_ptr<GradientRoute> make_route(Route route, Communicator& comm, Device& device,
+                                          float* gradients, const std::vector<Bucket>& buckets) {
+    switch (route) {
+        case Route::library:
+            return std::make_unique<LibraryRoute>(comm, device, gradients, buckets);
+        case Route::fixed_order:
+            return std::make_unique<FixedOrderRoute>(comm, device, gradients, buckets);
+        case Route::factors:
+            break;
+    }
+    return nullptr;
 }
 
 }  // namespace gyre::comm

@@ -26,17 +26,15 @@ class GradientRoute {
     virtual void unpack(const Bucket& bucket) = 0;
 };
 
+// gradients: [elems], the device's, where elems is the end of the first bucket.
 // Route::library: an all-reduce or, of buckets that are shared out, a reduce-scatter, in the type
-// of the bucket. gradients: [elems], the device's, where elems is the end of the first bucket.
-std::unique_ptr<GradientRoute> make_library_route(Communicator& comm, Device& device,
-                                                  float* gradients,
-                                                  const std::vector<Bucket>& buckets);
+// of the bucket.
 // Route::fixed_order, for a power of two of ranks: each gathers the gradients of all and adds them
 // in a binary tree (neighbours first, then pairs, and so on). Its cost: (n-1) gradients arrive at a
 // rank instead of 2 (n-1)/n, and there is memory for n. They travel in float32: what a rank has
 // already added up would be rounded at a place that depends on the number of ranks.
-std::unique_ptr<GradientRoute> make_fixed_order_route(Communicator& comm, Device& device,
-                                                      float* gradients,
-                                                      const std::vector<Bucket>& buckets);
+// Route::factors: null, as it needs the net.
+std::unique_ptr<GradientRoute> make_route(Route route, Communicator& comm, Device& device,
+                                          float* gradients, const std::vector<Bucket>& buckets);
 
 }  // namespace gyre::comm

@@ -35,18 +35,14 @@ Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets
       device_(device),
       buckets_(std::move(buckets)),
       direct_(comm.size() == 1 || comm.use_device(device)) {
-    const auto uses = [&](Route route) {
-        return comm.size() > 1 &&
-               std::any_of(buckets_.begin(), buckets_.end(),
-                           [=](const Bucket& bucket) { return bucket.route == route; });
-    };
-    if (uses(Route::library)) {
-        library_ = make_library_route(comm, device, gradients, buckets_);
+    routes_[static_cast<std::size_t>(Route::factors)] = factors;
+    for (const Bucket& bucket : buckets_) {
+        GradientRoute*& route = routes_[static_cast<std::size_t>(bucket.route)];
+        if (route == nullptr && comm.size() > 1) {
+            own_routes_.push_back(make_route(bucket.route, comm, device, gradients, buckets_));
+            route = own_routes_.back().get();
+        }
     }
-    if (uses(Route::fixed_order)) {
-        fixed_order_ = make_fixed_order_route(comm, device, gradients, buckets_);
-    }
-    routes_ = {library_.get(), fixed_order_.get(), factors};
 }
 
 Reducer::Step& Reducer::add_step() {
@@ -163,6 +159,12 @@ void Reducer::run(const Collective& collective, const char* part) {
     if (!direct()) {
         // On one stream: the next download starts when this upload has read the memory.
         from_host(Device::Stream::compute, others_staging_, collective);
+    }
+}
+
+void Reducer::sum(float* values, std::int64_t elems) {
+    if (comm_.size() > 1) {
+        run({.kind = Collective::Kind::all_reduce, .data = values, .count = elems}, "statistics");
     }
 }
 

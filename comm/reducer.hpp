@@ -21,11 +21,12 @@
 #include "comm/gradient_route.hpp"
 #include "comm/step_times.hpp"
 #include "kernels/device/device.hpp"
+#include "kernels/device/rank_sums.hpp"
 #include "kernels/device/timeline.hpp"
 
 namespace gyre::comm {
 
-class Reducer {
+class Reducer final : public RankSums {
  public:
     using Times = StepTimes;
     // Steps, or launches of several, that may have begun and not been synchronized.
@@ -44,6 +45,10 @@ class Reducer {
     // see. If not direct(), the host waits for the device's calls so far and for the other ranks;
     // not in a capture. part: its name in reports.
     void run(const Collective& collective, const char* part);
+    // For operations within a pass, such as batch normalisation: in reports "statistics". As
+    // collectives run in the order in which they were started, a sum waits for the buckets before
+    // it. With one rank nothing.
+    void sum(float* values, std::int64_t elems) override;
     // True if the communicator works in the device's memory.
     bool direct() const { return direct_; }
     // Calls arrived(bucket) for each bucket, in the order in which they became ready, as soon as
@@ -120,8 +125,8 @@ class Reducer {
     Device& device_;
     const std::vector<Bucket> buckets_;
     const bool direct_;
-    std::unique_ptr<GradientRoute> library_, fixed_order_;
-    std::array<GradientRoute*, 3> routes_{};  // by Route
+    std::vector<std::unique_ptr<GradientRoute>> own_routes_;
+    std::array<GradientRoute*, 3> routes_{};  // by Route; as far as buckets have them
     // If not direct(): of each operation of a step, and of the others.
     std::vector<Staging> staging_;
     Staging others_staging_;

@@ -24,7 +24,6 @@ Trainer::Trainer(const StepParts& parts, const Sharding& sharding, const RunSpec
       optimizer_(parts.optimizer),
       reducer_(parts.reducer),
       factors_(parts.factors),
-      sums_(reducer_),
       sharding_(sharding),
       run_(run),
       micro_batches_(backend_,
@@ -65,7 +64,7 @@ void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count
     Batch& batch = pass.batch;
     batch.n = static_cast<int>(part.images.count);
     batch.global_n = part.global_images;
-    batch.ranks = part.global_images > 0 && sharding_.ranks > 1 ? &sums_ : nullptr;
+    batch.ranks = part.global_images > 0 && sharding_.ranks > 1 ? &reducer_ : nullptr;
     batch.samples = pass.samples;
     batch.seed = run_.seed;
     batch.epoch = &device_place_.get()->epoch;

@@ -7,7 +7,6 @@
 #include <string>
 #include <vector>
 
-#include "comm/rank_sums.hpp"
 #include "comm/reducer.hpp"
 #include "data/sampler.hpp"
 #include "model/net.hpp"
@@ -100,7 +99,6 @@ class Trainer {
     Optimizer& optimizer_;
     Reducer& reducer_;
     Factors& factors_;
-    CommunicatorSums sums_;  // for statistics of the global batch
     const Sharding sharding_;
     const RunSpec& run_;
     MicroBatches micro_batches_;

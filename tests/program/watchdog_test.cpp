@@ -9,7 +9,7 @@
 #include <functional>
 #include <thread>
 
-#include "comm/rank_sums.hpp"
+#include "comm/reducer.hpp"
 #include "comm/watch/flight_recorder.hpp"
 #include "comm/watch/link.hpp"
 #include "comm/watch/watchdog.hpp"
@@ -167,9 +167,8 @@ TEST_CASE("a sum within a pass that does not end is named, with its step") {
             {.timeout_seconds = 0.5, .warning_seconds = 0.25, .flight_record = record});
         std::vector<float> gradients(16), values(300);
         gyre::comm::Reducer reducer(*comm, *device, {{0, 16}}, gradients.data());
-        gyre::comm::CommunicatorSums sums(reducer, *device);
         reducer.begin_step();
-        sums.sum(values.data(), 300);
+        reducer.sum(values.data(), 300);
     });
     CHECK(exit_code == 4);
     const auto json = nlohmann::json::parse(std::ifstream(record + ".rank1.json"));

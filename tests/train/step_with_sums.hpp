@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "comm/rank_sums.hpp"
+#include "comm/reducer.hpp"
 
 namespace gyre::test {
 
@@ -29,7 +29,7 @@ class StepWithSums {
         for (std::size_t i = 0; i < kBuckets.size(); ++i) {
             const auto bytes = static_cast<std::size_t>(kSums[i]) * sizeof(float);
             device_.copy(statistics_.get(), own_.get(), bytes);
-            sums_.sum(statistics_.get(), kSums[i]);
+            reducer.sum(statistics_.get(), kSums[i]);
             device_.copy(result, statistics_.get(), bytes);
             result += kSums[i];
             device_.fill_zero(statistics_.get(), bytes);
@@ -84,9 +84,6 @@ class StepWithSums {
 
  public:
     comm::Reducer reducer;
-
- private:
-    comm::CommunicatorSums sums_{reducer};
 };
 
 }  // namespace gyre::test
