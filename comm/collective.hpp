@@ -47,7 +47,6 @@ constexpr std::int64_t bytes_of(const Collective& collective) {
     return collective.count * static_cast<std::int64_t>(bytes_of(collective.type));
 }
 
-
 // Bytes of the data.
 struct ByteRange {
     std::int64_t begin_bytes, bytes;

@@ -63,9 +63,8 @@ class FixedOrderRoute final : public GradientRoute {
                      static_cast<std::size_t>(bucket.bytes()));
     }
     Collective collective(const Bucket& bucket, int /*index*/) const override {
-        return {.kind = Collective::Kind::all_gather,
-                .data = row(bucket, 0),
-                .count = bucket.elems()};
+        return {
+            .kind = Collective::Kind::all_gather, .data = row(bucket, 0), .count = bucket.elems()};
     }
     // The own gradients already lie where the sum is to be, so each level adds the sum of the
     // neighbouring subtree to them. Both neighbours then have the same bits, as a + b is b + a.

@@ -75,10 +75,9 @@ Device::Event Reducer::to_host(Device::Stream stream, Staging& staging,
         staging = {device_, bytes};
     }
     const ByteRange sent = sent_by(comm_.rank(), collective, comm_.size());
-    return device_.download_async(
-        stream, staging.get() + sent.begin_bytes,
-        static_cast<const std::byte*>(collective.data) + sent.begin_bytes,
-        static_cast<std::size_t>(sent.bytes));
+    return device_.download_async(stream, staging.get() + sent.begin_bytes,
+                                  static_cast<const std::byte*>(collective.data) + sent.begin_bytes,
+                                  static_cast<std::size_t>(sent.bytes));
 }
 
 Device::Event Reducer::from_host(Device::Stream stream, const Staging& staging,
@@ -180,8 +179,8 @@ void Reducer::wait_on_stream(std::size_t index) {
     events.waited = device_.record();
     step.operations[index].request->wait_on_stream();
     if (!direct()) {
-        device_.wait(from_host(Device::Stream::copy, staging_[index],
-                               step.operations[index].collective));
+        device_.wait(
+            from_host(Device::Stream::copy, staging_[index], step.operations[index].collective));
     }
     events.arrived = device_.record();
 }

@@ -7,10 +7,10 @@
 // and reduced at the end of that.
 #pragma once
 
-#include <cstdint>
-#include <functional>
 #include <array>
 #include <cstddef>
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -84,8 +84,8 @@ class Reducer final : public RankSums {
  private:
     using Staging = PinnedBuffer<std::byte>;
     struct Operation {
-        Collective collective;  // in the device's memory
-        int bucket;             // whose sum it is part of; -1: none's
+        Collective collective;     // in the device's memory
+        int bucket;                // whose sum it is part of; -1: none's
         Device::Event staged = 0;  // if not direct()
         std::unique_ptr<Request> request = nullptr;
         Label label = {};  // where it is recorded

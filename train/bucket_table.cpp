@@ -20,8 +20,7 @@ std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net,
     const bool timed = times != nullptr && times->steps > 0 && !times->sums.empty();
     std::string table = fmt::format(
         "bucket      first elem       elems       KiB  {:<14}{}  parameters, last layer first\n",
-        "route",
-        timed ? "  ready ms  arrived ms  exposed ms" : "");
+        "route", timed ? "  ready ms  arrived ms  exposed ms" : "");
     for (std::size_t i = 0; i < buckets.size(); ++i) {
         std::string names;
         for (auto p = net.parameters().rbegin(); p != net.parameters().rend(); ++p) {

@@ -32,10 +32,13 @@ Cursor to_cursor(const nlohmann::json& json) {
     json.at("images").get_to(p.images);
     json.at("correct").get_to(p.correct);
     json.at("best_accuracy").get_to(p.best_accuracy);
-    // Before 0.10 it was not written: at the latest it was the last epoch.
+    // Before 0.10 it was not written: the last finished epoch is the latest that can be the best.
     p.best_epoch = json.value("best_epoch", p.best_accuracy >= 0.0 ? p.epoch - 1 : 0);
     if (p.epoch < 1 || p.step < 0 || p.images < 0) {
         throw input_error("a negative count");
+    }
+    if (p.best_epoch < 0 || p.best_epoch >= p.epoch) {
+        throw input_error("a best epoch that is not finished");
     }
     return p;
 }

@@ -478,11 +478,28 @@ std::vector<Setting> settings(RunSpec& run) {
     return all;
 }
 
-Values values_to_resume(RunSpec run) {
+std::vector<SettingValue> values_of(RunSpec run) {
+    RunSpec none;
+    const std::vector<Setting> rows = settings(run), defaults = settings(none);
+    std::vector<SettingValue> values;
+    for (std::size_t i = 0; i < rows.size(); ++i) {
+        const string value = rows[i].value();
+        values.push_back({rows[i].name, value, value != defaults[i].value(), rows[i].scope,
+                          rows[i].must_match_on_resume()});
+    }
+    return values;
+}
+
+const SettingValue* find(const std::vector<SettingValue>& values, std::string_view name) {
+    const auto found = std::ranges::find(values, name, &SettingValue::name);
+    return found == values.end() ? nullptr : &*found;
+}
+
+Values values_to_resume(const RunSpec& run) {
     Values values;
-    for (const Setting& row : settings(run)) {
-        if (const string value = row.value(); row.must_match_on_resume() && !value.empty()) {
-            values[row.name] = value;
+    for (const SettingValue& setting : values_of(run)) {
+        if (setting.must_match_on_resume && !setting.value.empty()) {
+            values[setting.name] = setting.value;
         }
     }
     return values;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "train/run_spec.hpp"
@@ -24,7 +25,20 @@ Setting device_setting(RunSpec& run, std::string help);
 Setting optimizer_setting(RunSpec& run, std::string help);
 Setting bucket_setting(RunSpec& run);
 
+// What a run has for a setting.
+struct SettingValue {
+    std::string name;
+    std::string value;  // as Setting::value() writes it
+    bool given;         // another value than the default
+    Scope scope;
+    bool must_match_on_resume;
+};
+// Those of all rows, in their order.
+std::vector<SettingValue> values_of(RunSpec run);
+// The one of this name; null if there is none.
+const SettingValue* find(const std::vector<SettingValue>& values, std::string_view name);
+
 // The values that a resumed training must have again.
-Values values_to_resume(RunSpec run);
+Values values_to_resume(const RunSpec& run);
 
 }  // namespace gyre::train

@@ -340,3 +340,26 @@ TEST_CASE("weights alone are read from a checkpoint, as they are from any file")
         CHECK(!tensor.name.starts_with("optimizer."));
     }
 }
+
+TEST_CASE("a checkpoint whose best epoch is not finished is refused") {
+    const Training training;
+    const fs::path run = training.file("run");
+    training.run(1, "--epochs 2 --save " + run.string());
+    CHECK(read_checkpoint(run).cursor.epoch == 3);
+    TensorFile file = read_safetensors(run / "last.safetensors");
+    auto cursor = nlohmann::json::parse(file.metadata.at("gyre.cursor"));
+    const auto save = [&] {
+        file.metadata["gyre.cursor"] = cursor.dump();
+        file.metadata["gyre.hash"] = hash_tensors(file, {"gyre.hash", "format"});
+        write_safetensors(run / "last.safetensors", file);
+    };
+    for (const int epoch : {-1, 3, 1'000'000'000}) {
+        cursor["best_epoch"] = epoch;
+        save();
+        expect_error(ExitCode::bad_input, {"last.safetensors", "a best epoch that is not finished"},
+                     [&] { read_checkpoint(run); });
+    }
+    cursor.erase("best_epoch");  // as before 0.10
+    save();
+    CHECK(read_checkpoint(run).cursor.best_epoch == 2);
+}

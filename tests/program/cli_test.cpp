@@ -425,7 +425,15 @@ TEST_CASE("-v prints the buckets") {
                 {"bucket", "ready ms", "exposed ms", "fc2.bias fc2.weight fc1.bias fc1.weight",
                  "conv1.bias conv1.weight"});
     expect_exit(run_gyre(2, set.base + "--epochs 1 -v --comm-dtype bf16"), 0,
-                {"(loss and counts)", " 8.0  fc2.bias"});
+                {"(loss and counts)", " 8.0  all-reduce      fc2.bias"});
+    // By what way each of them travels.
+    expect_exit(run_gyre(2, set.base + "--epochs 1 -v --shards 4"), 0,
+                {" fixed order     fc2.bias"});
+    expect_exit(run_gyre(2, set.base + "--epochs 1 -v --bucket-kib 32 --shard-optimizer on"), 0,
+                {" all-reduce      (loss and counts)", "  reduce-scatter  ",
+                 "; each rank updates a share"});
+    expect_exit(run_gyre(2, set.base + "--epochs 1 -v --batch-size 2 --factors on"), 0,
+                {" factors         fc1.bias fc1.weight"});
     expect_exit(run_gyre(2, set.base + "--epochs 1 -v --bucket-kib 25600"), 0,
                 {"fc2.bias fc2.weight fc1.bias fc1.weight conv2.bias"});
 }

@@ -100,7 +100,7 @@ TEST_CASE("SIGTERM saves and ends; SIGUSR1 saves, and the training goes on; on a
                                           "kill -TERM $(cat pid." + rank + "); wait $job");
         INFO(stopped.output);
         CHECK(stopped.exit_code == 130);
-        CHECK(count_of(stopped.output, "--resume run goes on from here") == 1);
+        CHECK(count_of(stopped.output, "--resume run resumes from here") == 1);
         const auto at = gyre::train::read_checkpoint(job.file("run")).cursor;
         CHECK((at.epoch - 1) * kSteps / 3 + at.step >= 15);
         const std::string epochs = "--epochs " + std::to_string(at.epoch) + " --save ";

@@ -116,7 +116,7 @@ TEST_CASE("Ctrl-C keeps the latest weights") {
         "[ $(($(date +%s) - sent)) -le 10 ] || code=124; exit $code");
     INFO(outcome.output);
     CHECK(outcome.exit_code == 130);  // 124: it took longer than 10 s to save and end
-    CHECK(count_of(outcome.output, "--resume " + run + " goes on from here") == 1);
+    CHECK(count_of(outcome.output, "--resume " + run + " resumes from here") == 1);
     CHECK(!gyre::model::read_safetensors(run + "/last.safetensors").tensors.empty());
 }
 

@@ -108,6 +108,17 @@ TEST_CASE("a training ends after --patience epochs that are not better") {
     CHECK(read_events(json, "end").at(0).at("ending") == "patience");
     CHECK(count_of(outcome.output, "--patience 3: reached") == 1);
     set.refuse("--patience 3 --no-eval", 2, "--patience needs the evaluation");
+    // Epochs before the training is resumed count: the first is still the best.
+    const std::string run = set.file("run"), later = set.file("later.jsonl");
+    const std::string base = set.base + "--epochs 40 --lr 0 --save " + run;
+    CHECK(run_gyre(2, base + " --patience 3").exit_code == 0);
+    const Outcome again = run_gyre(
+        2, set.base + "--epochs 40 --lr 0 --patience 5 --resume " + run + " --metrics " + later);
+    INFO(again.output);
+    CHECK(again.exit_code == 0);
+    const auto epochs = read_events(later, "epoch");
+    REQUIRE(epochs.size() == 2);
+    CHECK(epochs.back().at("epoch") == 6);
 }
 
 TEST_CASE("--max-seconds ends a training like an interrupt, but with success") {

@@ -35,12 +35,11 @@ struct Settings {
 };
 
 RunSpec run_spec(const Settings& settings) {
-    RunSpec run{.net = {.precision = settings.precision},
-                .batch = {.global_batch = 12,
-                          .accumulate = settings.accumulate,
-                          .shards = settings.shards},
-                .optimizer = settings.optimizer,
-                .reduction = settings.reduction};
+    RunSpec run{
+        .net = {.precision = settings.precision},
+        .batch = {.global_batch = 12, .accumulate = settings.accumulate, .shards = settings.shards},
+        .optimizer = settings.optimizer,
+        .reduction = settings.reduction};
     run.reduction.shard_optimizer = settings.shared ? ShardUse::on : ShardUse::off;
     return run;
 }

@@ -126,8 +126,8 @@ void ProgressReport::on_epoch(const Training& training, const EpochFacts& epoch)
     }
     if (run_.reports.verbose && epoch.epoch == 1) {
         Session& session = training.session;
-        fmt::print("{}", bucket_table(session.reducer().buckets(), session.net(),
-                                      &epoch.communication));
+        fmt::print("{}",
+                   bucket_table(session.reducer().buckets(), session.net(), &epoch.communication));
     }
     if (epoch.stopped) {
         return;
@@ -157,18 +157,17 @@ void ProgressReport::on_end(const Training& training, Ending ending) {
         return;
     }
     const EndingFacts& why = facts(ending);
-    RunSpec run = run_;
-    const std::vector<Setting> rows = settings(run);
-    const Setting* const asked = find(rows, why.setting);
+    const std::vector<SettingValue> values = values_of(run_);
+    const SettingValue* const asked = find(values, why.setting);
     const std::string setting =
-        asked == nullptr ? "interrupted" : fmt::format("--{} {}", asked->name, asked->value());
+        asked == nullptr ? "interrupted" : fmt::format("--{} {}", asked->name, asked->value);
     if (asked != nullptr && !why.within_epoch) {
         say({setting + ": reached"});
     }
     if (why.within_epoch) {
         std::vector<std::string> items = {setting + ": all ranks stopped after the same step"};
         if (!run_.checkpoints.save.empty()) {
-            items.push_back(fmt::format("--resume {} goes on from here", run_.checkpoints.save));
+            items.push_back(fmt::format("--resume {} resumes from here", run_.checkpoints.save));
         }
         say(items, "; ");
     }

@@ -21,14 +21,13 @@ namespace gyre::train {
 
 void check_together(const RunSpec& options) {
     const CheckpointSpec& checkpoints = options.checkpoints;
-    RunSpec run = options;
-    const std::vector<Setting> rows = settings(run);
+    const std::vector<SettingValue> values = values_of(options);
     for (const EndingFacts& ending : kEndings) {
-        const Setting* const row = find(rows, ending.setting);
-        if (row != nullptr && !ending.within_epoch && !row->value().empty() &&
+        const SettingValue* const asked = find(values, ending.setting);
+        if (asked != nullptr && asked->given && !ending.within_epoch &&
             !options.evaluation.enabled) {
             throw usage_error(
-                fmt::format("--{} needs the evaluation that --no-eval leaves out", row->name));
+                fmt::format("--{} needs the evaluation that --no-eval leaves out", asked->name));
         }
     }
     if (checkpoints.save.empty() && (checkpoints.keep > 0 || checkpoints.every != SaveEvery{})) {
@@ -49,11 +48,10 @@ void tell_of_ignored(const RunSpec& options) {
             users[std::string(name)].push_back(rule.name);
         }
     }
-    RunSpec given = options, defaults;
-    const std::vector<Setting> rows = settings(given), untouched = settings(defaults);
+    const std::vector<SettingValue> values = values_of(options);
     for (const auto& [name, rules] : users) {
         if (std::ranges::count(rules, facts(options.optimizer.rule).name) == 0 &&
-            find(rows, name)->value() != find(untouched, name)->value()) {
+            find(values, name)->given) {
             fmt::print(stderr, "gyre: --{} is for --optimizer {}, which is not given: ignored\n",
                        name, fmt::join(rules, ", "));
         }
@@ -81,14 +79,12 @@ void tell_of_idle_gpus(const Communicator& comm, const Backend& backend, bool qu
 }
 
 RootFiles root_files(Communicator& comm, const RunSpec& options) {
-    RunSpec own = options, none;
-    const std::vector<Setting> rows = settings(own), defaults = settings(none);
     std::vector<std::string> names;
     std::vector<double> given;  // [names], on any rank; then the same on rank 0
-    for (std::size_t i = 0; i < rows.size(); ++i) {
-        if (rows[i].scope == Scope::rank_0) {
-            names.push_back(rows[i].name);
-            given.push_back(rows[i].value() == defaults[i].value() ? 0.0 : 1.0);
+    for (const SettingValue& setting : values_of(options)) {
+        if (setting.scope == Scope::rank_0) {
+            names.push_back(setting.name);
+            given.push_back(setting.given ? 1.0 : 0.0);
         }
     }
     for (std::size_t i = 0; i < names.size(); ++i) {
