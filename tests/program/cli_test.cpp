@@ -1,5 +1,4 @@
 // The program as a user meets it: what it prints, writes and refuses, and with which exit code.
-#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -382,23 +381,24 @@ TEST_CASE("--tune-buckets tries several sizes, and leaves no trace in the traini
 }
 
 TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weights") {
-    const Set set(6400, 100, 1, 28, 28, 4);
+    const Set set(1600, 100, 1, 28, 28, 4);
     for (const char* signal : {"INT", "TERM"}) {
         for (const int ranks : {0, 3}) {
             const std::string json = set.file("log.jsonl"), run = set.file("run");
             std::filesystem::remove(json);
             std::filesystem::remove_all(run);
-            // Stops the launcher (as a terminal would) once the second epoch has begun.
-            const auto start = std::chrono::steady_clock::now();
+            // Stops the launcher (as a terminal would) once the second epoch has begun, however
+            // long that takes on this machine.
             const Outcome outcome =
                 run_shell(gyre_command(ranks, set.base + "--epochs 100000 --metrics " + json +
                                                   " --save " + run) +
-                          " & pid=$!; for i in $(seq 600); do grep -qs '\"epoch\":2' " + json +
-                          " && break; sleep 0.05; done; kill -" + signal + " $pid; wait $pid");
-            const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+                          " & pid=$!; for i in $(seq 6000); do grep -qs '\"epoch\":2' " + json +
+                          " && break; sleep 0.05; done; kill -" + signal +
+                          " $pid; begin=$(date +%s); wait $pid; code=$?; [ $(($(date +%s) - "
+                          "begin)) -lt 60 ] || echo it took too long to stop; exit $code");
             INFO(signal << ", " << ranks << " ranks\n" << outcome.output);
             CHECK(outcome.exit_code != 0);
-            CHECK(seconds.count() < 40.0);
+            CHECK(count_of(outcome.output, "it took too long to stop") == 0);
             CHECK(std::filesystem::exists(run + "/best.safetensors"));
             if (ranks == 0) {
                 CHECK(outcome.exit_code == 130);
@@ -413,7 +413,7 @@ TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weight
     const Outcome outcome =
         run_shell(std::string(GYRE_MPIRUN) + " 3 bash -c '" + gyre_binary() + " " + set.base +
                   "--epochs 100000 --metrics " + json +
-                  " & pid=$!; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then for i in $(seq 600); do grep "
+                  " & pid=$!; if [ $OMPI_COMM_WORLD_RANK = 1 ]; then for i in $(seq 6000); do grep "
                   "-qs epoch " +
                   json + " && break; sleep 0.05; done; kill -TERM $pid; fi; wait $pid'");
     expect_exit(outcome, 130, {"interrupted: all ranks stopped after the same step"});
