@@ -157,13 +157,13 @@ void StartAlarm::run() {
             const StartNews::News last = others_->news(true);
             reason = fmt::format("the start has not come to its end within `init-timeout` ({:g} s)",
                                  seconds_);
-            if (stood_still >= kStoodStillSeconds) {
-                reason +=
-                    fmt::format("; this process itself was stopped for {:.0f} s", stood_still);
-            } else {
-                for (const std::string& part : {last.gone, last.known}) {
-                    reason += part.empty() ? "" : "; " + part;
-                }
+            // The others may have left because this process stood still.
+            const std::string first =
+                stood_still < kStoodStillSeconds
+                    ? last.gone
+                    : fmt::format("this process itself stood still for {:.0f} s", stood_still);
+            for (const std::string& part : {first, last.known}) {
+                reason += part.empty() ? "" : "; " + part;
             }
         } else if (Clock::now() - asked >= kAlarmInterval) {
             reason = others_->news(false).gone;

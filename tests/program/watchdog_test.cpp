@@ -3,12 +3,14 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <functional>
 #include <thread>
 
+#include "comm/launch/start_alarm.hpp"
 #include "comm/reducer.hpp"
 #include "comm/watch/flight_recorder.hpp"
 #include "comm/watch/link.hpp"
@@ -101,6 +103,48 @@ TEST_CASE("a rank that is stopped before MPI has started ends the job, and is na
     CHECK(count_of(run.output, "within --init-timeout (3 s)") >= 1);
     CHECK(count_of(run.output, "rank 1 on ") >= 1);
     CHECK(count_of(run.output, "is stopped") >= 1);
+}
+
+TEST_CASE("a process that stood still before its deadline says so, and who is missing") {
+    struct Missing final : gyre::comm::StartNews {
+        explicit Missing(int called_) : called(called_) {}
+        News news(bool last) override {
+            const bool told = write(called, "", 1) == 1;
+            return {"", told && last ? "rank 1 is missing" : ""};
+        }
+        int called;
+    };
+    int calls[2], text[2];
+    REQUIRE(pipe(calls) == 0);
+    REQUIRE(pipe(text) == 0);
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        dup2(text[1], STDERR_FILENO);
+        gyre::comm::StartAlarm alarm(5.0);
+        alarm.watch(0, 0.0, true, std::make_unique<Missing>(calls[1]));
+        std::this_thread::sleep_for(std::chrono::seconds(60));
+        std::_Exit(0);
+    }
+    close(text[1]);
+    char byte = 0;
+    REQUIRE(read(calls[0], &byte, 1) == 1);
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));  // it sleeps between its calls
+    kill(child, SIGSTOP);
+    std::this_thread::sleep_for(std::chrono::seconds(2));
+    kill(child, SIGCONT);
+    std::string said(1000, '\0');
+    const ssize_t bytes = read(text[0], said.data(), said.size());
+    said.resize(bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    INFO(said);
+    CHECK(WEXITSTATUS(status) == 4);
+    CHECK(count_of(said, "; this process itself stood still for ") == 1);
+    CHECK(count_of(said, " s; rank 1 is missing. Ending") == 1);
+    for (const int end : {calls[0], calls[1], text[0]}) {
+        close(end);
+    }
 }
 
 namespace {
