@@ -9,7 +9,7 @@
 
 namespace gyre::comm {
 
-// By what way a bucket becomes the sum over the ranks.
+// How a bucket becomes the sum over the ranks (comm/gradient_route.hpp).
 enum class Route {
     library,      // the communicator's library adds, in its own order
     fixed_order,  // a binary tree in the order of the ranks, the same bits on any number of them
@@ -19,8 +19,8 @@ enum class Route {
 // Elements [begin, end) of the gradient buffer.
 struct Bucket {
     std::int64_t begin, end;
-    // If each rank gets the sums of a share alone: its elements, [ranks][share_elems] in all.
-    // 0: every rank gets all.
+    // Each rank gets the sums of so many elements alone, and the bucket has [ranks][share_elems].
+    // 0: every rank gets all sums.
     std::int64_t share_elems = 0;
     Route route = Route::library;
     DataType type = DataType::float32;  // in which the gradients travel
@@ -30,10 +30,10 @@ struct Bucket {
     Bucket share(int rank) const {
         return {begin + rank * share_elems, begin + (rank + 1) * share_elems};
     }
-    // What a rank gets the sums of.
+    // The part whose sums a rank gets.
     Bucket summed_by(int rank) const { return shared() ? share(rank) : *this; }
 };
-// For reports.
+// The bucket's route in reports.
 const char* name_of(const Bucket& bucket);
 
 // Parts of a size are so large that there are hardly more of them, however small they are asked
@@ -51,7 +51,7 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::optional<std::int64_t> apart = std::nullopt,
                                  const std::vector<Bucket>& factored = {});
 // Shares the buckets of at least `least_bytes` out among the ranks, at multiples of 16 elements:
-// what does not divide goes to the next bucket of the same way and type, or has one of its own.
+// what does not divide goes to the next bucket of the same route and type, or has one of its own.
 // Those with Route::factors stay as they are, as every rank computes all of their sum.
 std::vector<Bucket> share_out(const std::vector<Bucket>& buckets, int ranks,
                               std::int64_t least_bytes);

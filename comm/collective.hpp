@@ -47,11 +47,11 @@ constexpr std::int64_t bytes_of(const Collective& collective) {
     return collective.count * static_cast<std::int64_t>(bytes_of(collective.type));
 }
 
-// Bytes of the data.
+// A part of a collective's data, counted in bytes.
 struct ByteRange {
     std::int64_t begin_bytes, bytes;
 };
-// All of the data; what of it a rank contributes; and what becomes the result on that rank.
+// All of the data, the part that a rank contributes, and the part that is its result.
 constexpr ByteRange all_of(const Collective& c, int ranks) {
     return {0, bytes_of(c) * (c.kind == Collective::Kind::all_reduce ? 1 : ranks)};
 }

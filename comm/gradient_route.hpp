@@ -1,5 +1,5 @@
-// The ways in which a bucket of gradients becomes the sum over the ranks. All work in the device's
-// memory; where the communicator cannot, Reducer takes what travels through the host's.
+// Routes by which a bucket of gradients becomes the sum over the ranks. A route works in the
+// device's memory; if the communicator cannot, Reducer takes what travels through the host's.
 #pragma once
 
 #include <cstdint>
@@ -12,21 +12,21 @@
 
 namespace gyre::comm {
 
-// One of the ways. Its functions are called in this order for a bucket of each step.
+// The functions of a route are called in this order for each of its buckets, in each step.
 class GradientRoute {
  public:
     virtual ~GradientRoute() = default;
-    // The bucket's gradients are final: puts what travels where the collectives work.
+    // Puts what travels where the collectives work. The bucket's gradients are final.
     virtual void pack(const Bucket& bucket) = 0;
-    // What the ranks do with it, one collective after another.
+    // The collectives that the ranks run, one after another.
     virtual int collectives() const { return 1; }
     virtual Collective collective(const Bucket& bucket, int index) const = 0;
-    // The device sees the results: leaves the sums in the gradients, all of the bucket's or, of one
-    // that is shared out, those of the own share.
+    // Leaves the sums in the gradients: all of the bucket's or, if it is shared out, those of the
+    // own share. The device sees the results of the collectives.
     virtual void unpack(const Bucket& bucket) = 0;
 };
 
-// gradients: [elems], the device's, where elems is the end of the first bucket.
+// Makes a route. gradients: [elems], on the device; elems is the end of the first bucket.
 // Route::library: an all-reduce or, of buckets that are shared out, a reduce-scatter, in the type
 // of the bucket.
 // Route::fixed_order, for a power of two of ranks: each gathers the gradients of all and adds them

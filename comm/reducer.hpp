@@ -2,7 +2,7 @@
 //
 // The gradients of a net lie in one buffer, in the order of the layers; the backward pass finishes
 // them from the end. A bucket is a contiguous piece of that buffer, and its reduction starts as
-// soon as everything in it is final, by the way that its plan gives it. Where the communicator
+// soon as everything in it is final, by the route that its plan gives it. Where the communicator
 // cannot use the device's memory, what travels is copied to the host's during the backward pass,
 // and reduced at the end of that.
 #pragma once
@@ -32,8 +32,8 @@ class Reducer final : public RankSums {
     // Steps, or launches of several, that may have begun and not been synchronized.
     static constexpr int kMostSteps = 3;
 
-    // gradients: the device's, up to the end of the first bucket. factors: the way of buckets with
-    // Route::factors; it outlives this.
+    // gradients: on the device, up to the end of the first bucket. factors: serves the buckets with
+    // Route::factors, and outlives this.
     Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
             GradientRoute* factors = nullptr);
 
@@ -110,10 +110,9 @@ class Reducer final : public RankSums {
     // For operation `index` of the current step.
     void start(std::size_t index);
     void wait_on_stream(std::size_t index);
-    // If not direct(), those from there on, once the device has reached them.
+    // If not direct(): starts the operations from `first` on, each when it has been downloaded.
     void start_staged(std::size_t first);
-    // What this rank contributes, on the way from the device to the host, and the result on its way
-    // back.
+    // Copy what this rank contributes from the device to the host, and the result back.
     Device::Event to_host(Device::Stream stream, Staging& staging, const Collective& collective);
     Device::Event from_host(Device::Stream stream, const Staging& staging,
                             const Collective& collective);
@@ -127,7 +126,7 @@ class Reducer final : public RankSums {
     const bool direct_;
     std::vector<std::unique_ptr<GradientRoute>> own_routes_;
     std::array<GradientRoute*, 3> routes_{};  // by Route; as far as buckets have them
-    // If not direct(): of each operation of a step, and of the others.
+    // The host's memory if not direct(): of each operation of a step, and of what run() runs.
     std::vector<Staging> staging_;
     Staging others_staging_;
     std::vector<Step> steps_;  // not synchronized; the last is the current one

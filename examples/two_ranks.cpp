@@ -19,7 +19,7 @@ struct Lines final : train::FitObserver {
     void on_epoch(const train::Training& training, const train::EpochFacts& epoch) override {
         if (training.session.communicator().is_root()) {
             std::printf("epoch %d: train loss %.3f, test accuracy %.2f %%\n", epoch.epoch,
-                        epoch.train_loss, 100.0 * epoch.test.accuracy);
+                        epoch.train_loss, 100.0 * epoch.evaluation.accuracy);
         }
     }
 };
@@ -43,7 +43,7 @@ int main(int argc, char** argv) try {
 
     train::Session session(
         *comm, *backend, run,
-        {.model = facts.model, .classes = data.classes, .eval_images = data.test.count},
+        {.model = facts.model, .classes = data.classes, .eval_images = {data.test.count}},
         std::move(data.train), facts.normalisation);
     session.initialise();
     const train::DeviceImages test(*backend, std::move(data.test), facts.normalisation);
@@ -51,7 +51,7 @@ int main(int argc, char** argv) try {
     const train::Identity identity{train::values_to_resume(run), {}};
     train::CheckpointFiles checkpoints(run, facts, identity, comm->is_root());
     Lines lines;
-    train::Training training{.session = session, .run = run, .test = test};
+    train::Training training{.session = session, .run = run, .evaluated = {"test", &test}};
     train::fit(training, {&checkpoints, &lines});
     return 0;
 } catch (const std::exception& error) {

@@ -153,6 +153,23 @@ Cursor CheckpointFiles::resume(Session& session) {
     return checkpoint.cursor;
 }
 
+std::optional<KeptNet> CheckpointFiles::best(Session& session) const {
+    bool found = false;
+    agree(session.communicator(), [&] {
+        const fs::path file = best_checkpoint(spec_.resume);
+        found = is_root_ && fs::exists(file);
+        if (found) {
+            session.net().import_parameters(read_weights(file).tensors, file.string());
+        }
+    });
+    session.communicator().broadcast(&found, sizeof found, 0);
+    if (!found) {
+        return std::nullopt;
+    }
+    session.share_parameters();
+    return KeptNet(session.backend(), session.net());
+}
+
 bool CheckpointFiles::pauses_after(std::int64_t steps) {
     due_ = due_ || (saves_ && spec_.every.steps && steps % spec_.every.count == 0);
     return due_;

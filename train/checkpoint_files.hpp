@@ -39,6 +39,9 @@ class CheckpointFiles final : public FitObserver {
     // run.checkpoints.resume, which rank 0 reads; returns where its training resumes. Throws
     // AgreedError if that cannot be.
     Cursor resume(Session& session);
+    // Collective, called before resume(). Returns the weights of the best epoch, which rank 0 reads
+    // from the folder at run.checkpoints.resume; nothing if it has none. The net has them then.
+    std::optional<KeptNet> best(Session& session) const;
 
     // Collective, as all of them.
     bool pauses_after(std::int64_t steps) override;

@@ -30,7 +30,7 @@ std::vector<FactoredLayer> choose_factored(const Net& net, const Communicator& c
 // Their ranges, for plan_buckets().
 std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers);
 
-// Route::factors: a bucket is a chosen layer.
+// Route::factors, in which a bucket is a chosen layer.
 class Factors final : public GradientRoute {
  public:
     Factors(Backend& backend, Net& net, Communicator& comm,
@@ -45,7 +45,8 @@ class Factors final : public GradientRoute {
     Collective collective(const Bucket& bucket, int index) const override;
     void unpack(const Bucket& bucket) override;
 
-    // From now on computes nothing from what is gathered, for benchmarks; or does so again.
+    // With `alone`, factors are gathered from now on and nothing is computed from them: for
+    // benchmarks.
     void gather_alone(bool alone) { alone_ = alone; }
     // A line for each layer, for -v.
     std::string summary() const;

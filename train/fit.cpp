@@ -50,6 +50,9 @@ class Fit {
             train_epoch();
         }
         const Ending ending = why();
+        if (training_.held_back && !facts(ending).within_epoch) {
+            evaluate_held_back();
+        }
         for (FitObserver* observer : observers_) {
             observer->on_end(training_, ending);
         }
@@ -94,11 +97,14 @@ class Fit {
         }
         epoch.stopped = stopped_;
         if (!stopped_) {
-            epoch.best = !evaluates || epoch.test.accuracy > cursor_.best_accuracy;
+            epoch.best = !evaluates || epoch.evaluation.accuracy > cursor_.best_accuracy;
             const bool better = evaluates && epoch.best;
             cursor_ = {.epoch = epoch.epoch + 1,
-                       .best_accuracy = better ? epoch.test.accuracy : cursor_.best_accuracy,
+                       .best_accuracy = better ? epoch.evaluation.accuracy : cursor_.best_accuracy,
                        .best_epoch = better ? epoch.epoch : cursor_.best_epoch};
+            if (training_.held_back && epoch.best) {
+                training_.best.emplace(session_.backend(), session_.net());
+            }
         }
         for (FitObserver* observer : observers_) {
             observer->on_epoch(training_, epoch);
@@ -165,15 +171,28 @@ class Fit {
     }
 
     void evaluate(EpochFacts& epoch) {
-        epoch.test = session_.evaluate(training_.test);
-        stopped_ = epoch.test.stop;
-        if (!stopped_ && !std::isfinite(epoch.test.loss)) {
+        const EvaluatedSet& set = training_.evaluated;
+        epoch.evaluation = session_.evaluate(*set.images);
+        stopped_ = epoch.evaluation.stop;
+        if (!stopped_ && !std::isfinite(epoch.evaluation.loss)) {
             throw AgreedError(
                 ExitCode::diverged,
-                fmt::format("the loss on the test images is {} after epoch {}; lower `lr`, and "
+                fmt::format("the loss on the {} images is {} after epoch {}; lower `lr`, and "
                             "check the data set's values",
-                            epoch.test.loss, epoch.epoch));
+                            set.name, epoch.evaluation.loss, epoch.epoch));
         }
+    }
+
+    void evaluate_held_back() {
+        KeptNet last(session_.backend(), session_.net());
+        if (training_.best) {
+            training_.best->put_back();
+        }
+        const Evaluation found = session_.evaluate(*training_.held_back->images);
+        if (!found.stop) {
+            training_.outcome = found;
+        }
+        last.put_back();
     }
 
     Training& training_;

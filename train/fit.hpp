@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,18 +10,27 @@
 #include "train/bucket_table.hpp"
 #include "train/checkpoint.hpp"
 #include "train/evaluator.hpp"
+#include "train/kept_net.hpp"
 #include "train/rooms.hpp"
 #include "train/run_spec.hpp"
 #include "train/session.hpp"
 
 namespace gyre::train {
 
+struct EvaluatedSet {
+    std::string name;  // in files of metrics, such as test
+    const DeviceImages* images;
+};
+
 // A training under way, as its observers see it. The caller of fit() fills in everything before the
 // cursor; if the training resumes, also the cursor of its checkpoint.
 struct Training {
     Session& session;
     const RunSpec& run;
-    const DeviceImages& test;  // evaluated after each epoch, if run.evaluation is enabled
+    // Evaluated after each epoch, if run.evaluation is enabled; it decides which epoch is the best.
+    EvaluatedSet evaluated;
+    // Evaluated once, with the weights of the best epoch, if the training ends with a whole epoch.
+    std::optional<EvaluatedSet> held_back = {};
     std::string model = {}, dataset = {};  // names
     int classes = 0;
     Clock::time_point begin = Clock::now();  // seconds are counted from here
@@ -28,6 +38,9 @@ struct Training {
     bool resumed = false;
     // Some rank was asked for a checkpoint since the last pause or epoch.
     bool save_requested = false;
+    // If a set is held back: the weights of the best epoch so far, and at the end their result.
+    std::optional<KeptNet> best = {};
+    std::optional<Evaluation> outcome = {};
 
     // The number of steps done, over all epochs.
     std::int64_t steps() const {
@@ -42,7 +55,7 @@ struct EpochFacts {
     bool stopped = false;         // within it: steps or images of the evaluation are missing
     double train_loss = 0.0;      // mean over the images, each before its step's update
     double train_accuracy = 0.0;  // of the same passes, which have dropout
-    Evaluation test = {};         // no images if evaluation is off
+    Evaluation evaluation = {};   // no images if it is off
     bool best = false;            // no earlier epoch was as good; without evaluation, always
     Clock::time_point begin = Clock::now();
     double train_seconds = 0.0;      // of the epoch's steps

@@ -40,7 +40,9 @@ constexpr const char* kColumns[] = {"event",
                                     "images_per_second",
                                     "exposed_comm_seconds",
                                     "loss_scale",
-                                    "skipped"};
+                                    "skipped",
+                                    "val_loss",
+                                    "val_accuracy"};
 
 // A path that does not exist yet does, too.
 bool takes_lines(const std::string& path) {
@@ -179,12 +181,13 @@ MetricsFiles::MetricsFiles(const RunSpec& run, bool is_root) : run_(run) {
 
 void MetricsFiles::on_start(const Training& training) {
     Session& session = training.session;
+    const EvaluatedSet& set = training.evaluated;
     nlohmann::ordered_json json = {{"event", "start"},
                                    {"model", training.model},
                                    {"parameters", session.net().parameter_count()},
                                    {"dataset", training.dataset},
                                    {"train_images", session.sharding().images},
-                                   {"test_images", training.test.count()},
+                                   {set.name + "_images", set.images->count()},
                                    {"classes", training.classes},
                                    {"ranks", session.sharding().ranks},
                                    {"batch_size", session.sharding().most_local()},
@@ -193,6 +196,9 @@ void MetricsFiles::on_start(const Training& training) {
                                    {"device", session.backend().description()},
                                    {"precision", name_of(run_.net.precision)},
                                    {"communicator", session.communicator().description()}};
+    if (training.held_back) {
+        json[training.held_back->name + "_images"] = training.held_back->images->count();
+    }
     if (training.resumed) {
         json["resumed"] = {{"epoch", training.cursor.epoch}, {"step", training.cursor.step}};
     }
@@ -225,9 +231,9 @@ void MetricsFiles::on_epoch(const Training& training, const EpochFacts& epoch) {
                                    {"step", epoch.epoch * training.session.sharding().steps()},
                                    {"train_loss", epoch.train_loss},
                                    {"train_accuracy", epoch.train_accuracy}};
-    if (epoch.test.images > 0) {
-        json["test_loss"] = epoch.test.loss;
-        json["test_accuracy"] = epoch.test.accuracy;
+    if (epoch.evaluation.images > 0) {
+        json[training.evaluated.name + "_loss"] = epoch.evaluation.loss;
+        json[training.evaluated.name + "_accuracy"] = epoch.evaluation.accuracy;
     }
     json["seconds"] = seconds_since(epoch.begin);
     json["train_seconds"] = epoch.train_seconds;
@@ -244,7 +250,12 @@ void MetricsFiles::on_end(const Training& training, Ending ending) {
         {"ending", facts(ending).name},
         {"peak_memory_bytes", peak_memory_bytes(training.session.communicator())}};
     if (training.cursor.best_accuracy >= 0.0) {
-        json["best_test_accuracy"] = training.cursor.best_accuracy;
+        json[fmt::format("best_{}_accuracy", training.evaluated.name)] =
+            training.cursor.best_accuracy;
+    }
+    if (training.outcome) {
+        json[training.held_back->name + "_loss"] = training.outcome->loss;
+        json[training.held_back->name + "_accuracy"] = training.outcome->accuracy;
     }
     write(json);
 }

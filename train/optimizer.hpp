@@ -38,7 +38,7 @@ class Optimizer {
     // arrived, or at the end if something must be known of all gradients first. not_finite:
     // FiniteCheck's word, on the device.
     void begin_step(std::int32_t* not_finite, int index = 0);
-    // Within Reducer::finish_step(), if there is a reducer.
+    // Both are called within Reducer::finish_step(), if there is a reducer.
     void arrived(const Bucket& bucket);
     void end_step();
     // The factor of the loss's gradient, on the device; null: 1.

@@ -68,7 +68,7 @@ struct EvaluationSpec {
 // When a training ends: by whichever comes first.
 struct StopSpec {
     int epochs = 10;
-    std::optional<double> target_accuracy = {};  // in percent, of the test images
+    std::optional<double> target_accuracy = {};  // in percent, of the evaluated images
     std::optional<int> patience = {};            // epochs in a row that are not the best
     std::optional<double> max_seconds = {};      // of rank 0's clock
 };

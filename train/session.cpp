@@ -43,7 +43,8 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
       graph_steps_(choose_graph_steps()),
       train_batch_(static_cast<int>(most_in_pass())),
       eval_batch_(
-          evaluation_batch(comm, eval_images_, run.evaluation.batch_size, run.batch.shards)),
+          evaluation_batch(comm, eval_images_.empty() ? 0 : *std::ranges::max_element(eval_images_),
+                           run.evaluation.batch_size, run.batch.shards)),
       reduces_on_gpu_(comm.use_device(backend) && !backend.host_memory()),
       shares_(run.reduction.shard_optimizer == ShardUse::on && comm.size() > 1) {
     check_shards();
@@ -76,8 +77,10 @@ void Session::make_net(const ModelSpec& model, const Shape& shape) {
                        .spec = run_.net,
                        .loss = run_.loss,
                        .train_sizes = train_sizes()};
-    if (eval_images_ > 0) {
-        options.eval_sizes = evaluation_sizes(comm_, eval_images_, eval_batch_, run_.batch.shards);
+    for (const std::int64_t images : eval_images_) {
+        for (const int n : evaluation_sizes(comm_, images, eval_batch_, run_.batch.shards)) {
+            options.eval_sizes.push_back(n);
+        }
     }
     net_ = std::make_unique<Net>(backend_, model, shape, classes_, options);
 }

@@ -30,7 +30,7 @@ namespace gyre::train {
 struct TrainingTask {
     ModelSpec model = {};
     int classes = 10;
-    std::int64_t eval_images = 0;  // of the set that evaluate() is for, over all ranks; 0: none
+    std::vector<std::int64_t> eval_images = {};  // of each set that evaluate() is for
 };
 
 class Session {
@@ -48,7 +48,7 @@ class Session {
     void share_parameters();
     void initialise();
 
-    // Collective. Loss and accuracy on the images that task.eval_images announced. All ranks take
+    // Collective. Loss and accuracy on a set that task.eval_images announced. All ranks take
     // rank 0's state first, as statistics of a rank's own share differ.
     Evaluation evaluate(const DeviceImages& images);
 
@@ -85,7 +85,7 @@ class Session {
     Backend& backend_;
     const RunSpec run_;
     const int classes_;
-    const std::int64_t eval_images_;
+    const std::vector<std::int64_t> eval_images_;
     const Sharding sharding_;
     const OptimizerSpec optimizer_spec_;  // resolved
     const int graph_steps_;               // as far as graphs are captured

@@ -177,11 +177,11 @@ std::vector<Setting> length_settings(RunSpec& run) {
     return {
         number("epochs", stop.epochs, {.least = 1}, "Epochs to train").may_change(),
         number("target-accuracy", stop.target_accuracy, {1.0, 100.0},
-               "Stop after the epoch that reaches this percentage of the test images")
+               "Stop after the epoch that reaches this percentage of the evaluated images")
             .shown_as("PERCENT")
             .may_change(),
         number("patience", stop.patience, {.least = 1},
-               "Stop after so many epochs in a row without a better accuracy on the test images")
+               "Stop after so many epochs in a row without a better accuracy on the evaluated images")
             .may_change(),
         number("max-seconds", stop.max_seconds, {.least = 0.0},
                "Stop after the step in which the run, with its set-up, gets this old by rank 0's "

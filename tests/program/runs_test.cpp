@@ -242,7 +242,8 @@ TEST_CASE("--metrics and --tensorboard have the same figures") {
     std::getline(rows, row);
     CHECK(row ==
           "event,epoch,step,loss,learning_rate,train_loss,train_accuracy,test_loss,test_accuracy,"
-          "seconds,train_seconds,images_per_second,exposed_comm_seconds,loss_scale,skipped");
+          "seconds,train_seconds,images_per_second,exposed_comm_seconds,loss_scale,skipped,"
+          "val_loss,val_accuracy");
     std::vector<std::string> columns;
     std::istringstream header(row);
     for (std::string column; std::getline(header, column, ',');) {

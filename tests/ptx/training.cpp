@@ -25,7 +25,7 @@ void train_rank(Communicator& comm, const model::ModelSpec& model, const Shape& 
         run.optimizer.loss_scaling = LossScaling{};
     }
     train::Session session(comm, *backend, run,
-                           {.model = model, .classes = kClasses, .eval_images = kEvaluated},
+                           {.model = model, .classes = kClasses, .eval_images = {kEvaluated}},
                            train::random_images(images * steps, image, kClasses), normalisation);
     session.initialise();
     session.trainer().begin_epoch(1);

@@ -78,7 +78,7 @@ struct Fixture {
           comm(of_ranks == nullptr ? *own : *of_ranks),
           test(*backend, random_images(20, {1, 6, 6}, kClasses), {{0.5f}, {0.3f}}),
           session(comm, *backend, run,
-                  {.model = parse_model(kModel, "small"), .classes = kClasses, .eval_images = 20},
+                  {.model = parse_model(kModel, "small"), .classes = kClasses, .eval_images = {20}},
                   random_images(kSteps * kBatch - 3, {1, 6, 6}, kClasses), {{0.5f}, {0.3f}}) {
         session.initialise();
     }
@@ -93,7 +93,7 @@ struct Fixture {
     const std::unique_ptr<Backend> backend = make_cpu_backend(1);
     const DeviceImages test;
     Session session;
-    Training training{.session = session, .run = run, .test = test};
+    Training training{.session = session, .run = run, .evaluated = {"test", &test}};
     Recorder seen;
 };
 
@@ -134,10 +134,10 @@ TEST_CASE("an epoch's facts are those of its steps", "[fit]") {
         }
         CHECK(epoch.train_loss == Approx(sum / (kSteps * kBatch - 3)).epsilon(1e-12));
         CHECK(epoch.images == kSteps * kBatch - 3);
-        CHECK(epoch.test.images == 20);
-        CHECK(epoch.best == (epoch.test.accuracy > best));
+        CHECK(epoch.evaluation.images == 20);
+        CHECK(epoch.best == (epoch.evaluation.accuracy > best));
         best_epoch = epoch.best ? epoch.epoch : best_epoch;
-        best = std::max(best, epoch.test.accuracy);
+        best = std::max(best, epoch.evaluation.accuracy);
         CHECK(seen.cursors[i].epoch == static_cast<int>(i) + 2);
         CHECK(seen.cursors[i].step == 0);
         CHECK(seen.cursors[i].images == 0);
@@ -152,7 +152,7 @@ TEST_CASE("an epoch's facts are those of its steps", "[fit]") {
     blind.fit();
     for (const EpochFacts& epoch : blind.seen.epochs) {
         CHECK(epoch.best);
-        CHECK(epoch.test.images == 0);
+        CHECK(epoch.evaluation.images == 0);
     }
     CHECK(blind.training.cursor.best_accuracy < 0.0);
 }
@@ -218,6 +218,66 @@ TEST_CASE("a training that was stopped resumes from its checkpoint, to the last 
         std::vector<double> losses = first.seen.losses;
         losses.insert(losses.end(), second.seen.losses.begin(), second.seen.losses.end());
         CHECK(losses == whole.seen.losses);
+    }
+}
+
+TEST_CASE("a set that is held back is evaluated once, with the best epoch's weights", "[fit]") {
+    // What each epoch's weights achieve on it.
+    struct Judge : FitObserver {
+        explicit Judge(const DeviceImages& set) : images(set) {}
+        void on_epoch(const Training& training, const EpochFacts& epoch) override {
+            last = training.session.evaluate(images);
+            best = epoch.best ? last : best;
+        }
+        const DeviceImages& images;
+        Evaluation best, last;
+    };
+    // One image with each label: whatever the net says, a third is right, so the first epoch is
+    // the best.
+    const auto tied = [] {
+        ImageSet set = random_images(kClasses, {1, 6, 6}, kClasses);
+        for (std::size_t i = 0; i < set.labels.size(); ++i) {
+            set.labels[i] = static_cast<std::int32_t>(i);
+            std::copy_n(set.pixels.begin(), 36, set.pixels.writable() + 36 * i);
+        }
+        return set;
+    };
+    const TempDir dir;
+    RunSpec run = small_run(3);
+    run.checkpoints.save = dir.path() / "run";
+    const Normalisation normalisation = {{0.5f}, {0.3f}};
+    const WeightFacts facts{
+        .model = parse_model(kModel, "small"), .normalisation = normalisation, .classes = kClasses};
+    const Identity identity = {{{"lr", "0.5"}}, {{"model", "its hash"}}};
+    Evaluation of_first;
+    for (const bool resumed : {false, true}) {
+        INFO(resumed);
+        run.stop.epochs = resumed ? 5 : 3;
+        run.checkpoints.resume = resumed ? run.checkpoints.save : "";
+        Fixture fixture(run);
+        Training& training = fixture.training;
+        const DeviceImages val(*fixture.backend, tied(), normalisation);
+        const DeviceImages unseen(*fixture.backend, random_images(17, {1, 6, 6}, kClasses),
+                                  normalisation);
+        training.evaluated = {"val", &val};
+        training.held_back = {"test", &unseen};
+        CheckpointFiles files(fixture.run, facts, identity, true);
+        if (resumed) {
+            training.best = files.best(fixture.session);
+            training.cursor = files.resume(fixture.session);
+            training.resumed = true;
+            CHECK(training.cursor.epoch == 4);
+        }
+        Judge judge(unseen);
+        CHECK(fixture.fit({&files, &judge}) == Ending::complete);
+        CHECK(training.cursor.best_epoch == 1);
+        of_first = resumed ? of_first : judge.best;
+        CHECK(of_first.loss != judge.last.loss);
+        REQUIRE(training.outcome.has_value());
+        CHECK(training.outcome->images == 17);
+        CHECK(training.outcome->loss == of_first.loss);
+        // The net keeps the weights of the last epoch.
+        CHECK(fixture.session.evaluate(unseen).loss == judge.last.loss);
     }
 }
 

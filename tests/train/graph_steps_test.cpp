@@ -148,7 +148,7 @@ Outcome run_training(const Run& run) {
                               "dropout 0.5\nlinear classes\n",
                               "small"),
          .classes = kClasses,
-         .eval_images = 20 * run.ranks},
+         .eval_images = {20 * run.ranks}},
         random_images(images, {1, 8, 8}, kClasses), {{0.5f}, {0.3f}});
     session.initialise();
     Trainer& trainer = session.trainer();

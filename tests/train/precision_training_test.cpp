@@ -56,7 +56,7 @@ Seen train_rank(Communicator& comm, const Settings& settings) {
          .optimizer = settings.optimizer,
          .reduction = settings.reduction,
          .evaluation = {.batch_size = 30}},
-        {.model = parse_model(settings.model, "small"), .classes = kClasses, .eval_images = 30},
+        {.model = parse_model(settings.model, "small"), .classes = kClasses, .eval_images = {30}},
         random_images(24 * kSteps, {1, 8, 8}, kClasses), {{0.5f}, {0.3f}});
     session.initialise();
     session.trainer().begin_epoch(1);

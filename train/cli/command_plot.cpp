@@ -21,13 +21,21 @@ namespace {
 using Row = std::map<std::string, double>;  // a step's or an epoch's figures, by column
 
 constexpr std::streamsize kMostLineBytes = 1 << 16;
-constexpr int kCurves = 5;
-constexpr std::array<const char*, kCurves> kCurveColumns = {"loss", "train_loss", "test_loss",
-                                                            "train_accuracy", "test_accuracy"};
+constexpr const char *kThin = "lines lw 0.5", *kDashed = "linespoints pt 7 ps 0.3 dt 2",
+                     *kThick = "linespoints pt 7 ps 0.4 lw 2";
+struct Curve {
+    const char *column, *title, *style;
+    bool accuracy;  // drawn in percent, in the second picture
+};
+constexpr std::array kCurves = {
+    Curve{"loss", "each step", kThin, false},        Curve{"train_loss", "train", kDashed, false},
+    Curve{"test_loss", "test", kThick, false},       Curve{"val_loss", "val", kThick, false},
+    Curve{"train_accuracy", "train", kDashed, true}, Curve{"test_accuracy", "test", kThick, true},
+    Curve{"val_accuracy", "val", kThick, true}};
 
 struct Run {
     std::string name;
-    std::array<std::string, kCurves> points;  // lines of epoch and value, by column
+    std::array<std::string, kCurves.size()> points;  // lines of epoch and value, by column
 };
 
 Row from_json(const std::string& line) {
@@ -110,10 +118,10 @@ Run read_run(const std::string& path) {
     // Steps of a whole epoch; if there is only one, as many as it has.
     const double of_epoch = steps.begin()->second / steps.begin()->first;
     for (const Row& row : rows) {
-        for (std::size_t i = 0; i < kCurves && row.contains("step"); ++i) {
-            if (const auto value = row.find(kCurveColumns[i]); value != row.end()) {
+        for (std::size_t i = 0; i < kCurves.size() && row.contains("step"); ++i) {
+            if (const auto value = row.find(kCurves[i].column); value != row.end()) {
                 run.points[i] += fmt::format("{} {}\n", row.at("step") / of_epoch,
-                                             (i >= 3 ? 100.0 : 1.0) * value->second);
+                                             (kCurves[i].accuracy ? 100.0 : 1.0) * value->second);
             }
         }
     }
@@ -130,20 +138,15 @@ std::string quoted(const std::string& text) {
 }
 
 // One of the two pictures: these curves of all runs.
-std::string plot(const std::vector<Run>& runs, std::size_t first, std::size_t count) {
-    constexpr const char* kStyles[] = {"lines lw 0.5", "linespoints pt 7 ps 0.3 dt 2",
-                                       "linespoints pt 7 ps 0.4 lw 2"};
-    constexpr const char* kTitles[] = {"each step", "train", "test"};
+std::string plot(const std::vector<Run>& runs, bool accuracy) {
     std::string all;
     for (std::size_t r = 0; r < runs.size(); ++r) {
-        for (std::size_t i = first; i < first + count; ++i) {
-            if (!runs[r].points[i].empty()) {
-                const std::size_t style = i < 3 ? i : i - 2;
-                all += fmt::format(
-                    "{}$d{}_{} using 1:2 with {} lc {} title {}", all.empty() ? "plot " : ", ", r,
-                    i, kStyles[style], r + 1,
-                    quoted(fmt::format("{}{}", runs.size() > 1 ? runs[r].name + ": " : "",
-                                       kTitles[style])));
+        for (std::size_t i = 0; i < kCurves.size(); ++i) {
+            if (kCurves[i].accuracy == accuracy && !runs[r].points[i].empty()) {
+                all += fmt::format("{}$d{}_{} using 1:2 with {} lc {} title {}",
+                                   all.empty() ? "plot " : ", ", r, i, kCurves[i].style, r + 1,
+                                   quoted((runs.size() > 1 ? runs[r].name + ": " : std::string()) +
+                                          kCurves[i].title));
             }
         }
     }
@@ -155,15 +158,15 @@ std::string script(const std::vector<Run>& runs, const std::string& output) {
         "set terminal {} size 1000,420 noenhanced background '#ffffff'\nset output {}\n",
         output.ends_with(".png") ? "pngcairo" : "svg", quoted(output));
     for (std::size_t r = 0; r < runs.size(); ++r) {
-        for (std::size_t i = 0; i < kCurves; ++i) {
+        for (std::size_t i = 0; i < kCurves.size(); ++i) {
             text += fmt::format("$d{}_{} << EOD\n{}EOD\n", r, i, runs[r].points[i]);
         }
     }
     return text +
            "set multiplot layout 1,2\nset grid\nset xrange [0:]\nset xlabel 'epoch'\nset ylabel "
            "'loss'\n" +
-           "set key below\n" + plot(runs, 0, 3) + "set ylabel 'accuracy in %'\n" +
-           plot(runs, 3, 2) + "unset multiplot\n";
+           "set key below\n" + plot(runs, false) + "set ylabel 'accuracy in %'\n" +
+           plot(runs, true) + "unset multiplot\n";
 }
 
 void draw(const std::string& text, const std::string& output) {

@@ -59,10 +59,12 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
         }
     });
     identity = identity_of(options, facts.model, data, *backend, comm);
+    std::vector<std::int64_t> eval_images;
+    if (options.evaluation.enabled) {
+        eval_images.push_back(data.test.count);
+    }
     Session session(comm, *backend, options,
-                    {.model = facts.model,
-                     .classes = data.classes,
-                     .eval_images = options.evaluation.enabled ? data.test.count : 0},
+                    {.model = facts.model, .classes = data.classes, .eval_images = eval_images},
                     std::move(data.train), facts.normalisation);
     const RootFiles files = root_files(comm, options);
     checkpoints->set_saves(files.saves);
@@ -90,13 +92,16 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
     }
     Training training{.session = session,
                       .run = options,
-                      .test = test,
+                      .evaluated = {"test", &test},
                       .model = facts.model.name,
                       .dataset = data.name,
                       .classes = data.classes,
                       .begin = begin,
                       .resumed = files.resumes};
     if (files.resumes) {
+        if (training.held_back) {
+            training.best = checkpoints->best(session);
+        }
         training.cursor = checkpoints->resume(session);
     }
     std::vector<FitObserver*> observers = {checkpoints.get(), &progress, metrics.get()};

@@ -22,6 +22,12 @@ std::string graph_text(const GraphCache& graphs) {
                : fmt::format("{} steps of a whole batch each", graphs.max_steps());
 }
 
+void add_result(std::vector<std::string>& items, const EvaluatedSet& set, const Evaluation& found) {
+    items.push_back(fmt::format("{} loss {:.4f}", set.name, found.loss));
+    items.push_back(fmt::format("{} accuracy {:.2f} % ({}/{})", set.name, 100.0 * found.accuracy,
+                                found.correct, found.images));
+}
+
 // How the training runs, for -v.
 std::string structure(Session& session) {
     return fmt::format("{}step: {}\ncommunicator: {}\nCUDA graph: {}\n{}{}{}",
@@ -58,7 +64,7 @@ void ProgressReport::on_start(const Training& training) {
     std::vector<std::string> items = {
         fmt::format("{}: {} parameters", training.model, session.net().parameter_count()),
         fmt::format("{}: {} + {} images, {} classes", training.dataset, sharding.images,
-                    training.test.count(), training.classes),
+                    training.evaluated.images->count(), training.classes),
         fmt::format("{} rank{} of batch {} ({} in all), {} steps an epoch", sharding.ranks,
                     sharding.ranks == 1 ? "" : "s", sharding.most_local(), sharding.global_batch,
                     sharding.steps()),
@@ -137,10 +143,8 @@ void ProgressReport::on_epoch(const Training& training, const EpochFacts& epoch)
         fmt::format("epoch {}/{}", epoch.epoch, run_.stop.epochs),
         fmt::format("train loss {:.4f}", epoch.train_loss),
         fmt::format("train accuracy {:.2f} %", 100.0 * epoch.train_accuracy)};
-    if (epoch.test.images > 0) {
-        items.push_back(fmt::format("test loss {:.4f}", epoch.test.loss));
-        items.push_back(fmt::format("test accuracy {:.2f} % ({}/{})", 100.0 * epoch.test.accuracy,
-                                    epoch.test.correct, epoch.test.images));
+    if (epoch.evaluation.images > 0) {
+        add_result(items, training.evaluated, epoch.evaluation);
     }
     items.push_back(fmt::format("{:.2f} s", seconds_since(epoch.begin)));
     items.push_back(fmt::format("{:.0f} images/s", epoch.images_per_second()));
@@ -173,8 +177,11 @@ void ProgressReport::on_end(const Training& training, Ending ending) {
     }
     std::vector<std::string> items = {fmt::format("total {:.2f} s", seconds_since(training.begin))};
     if (training.cursor.best_accuracy >= 0.0) {
-        items.push_back(
-            fmt::format("best test accuracy {:.2f} %", 100.0 * training.cursor.best_accuracy));
+        items.push_back(fmt::format("best {} accuracy {:.2f} %", training.evaluated.name,
+                                    100.0 * training.cursor.best_accuracy));
+    }
+    if (training.outcome) {
+        add_result(items, *training.held_back, *training.outcome);
     }
     say(items, ", ");
 }
