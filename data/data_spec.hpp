@@ -24,6 +24,8 @@ struct DataSpec {
     // All images are resized to this; without it, they must all have the same size.
     std::optional<ImageSize> resize = {};
     std::vector<float> mean = {}, stddev = {};  // per channel, or one for all; empty: measured
+    // This part of each class's training images, after `limit`, is held out for validation.
+    std::optional<double> val_split = {};
 };
 
 }  // namespace gyre::data

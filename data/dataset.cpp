@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <map>
 
 #include "base/error.hpp"
 #include "data/dataset_files.hpp"
@@ -192,6 +193,44 @@ int count_classes(const Dataset& set, std::optional<int> given) {
     return given.value_or(seen);
 }
 
+// Takes every (1 / part)-th image of each class out of the training images: always the same ones.
+ImageSet hold_out(ImageSet& train, double part) {
+    const auto image_bytes = static_cast<std::ptrdiff_t>(train.pixels.size()) / train.count;
+    ImageSet held;
+    held.channels = train.channels;
+    held.height = train.height;
+    held.width = train.width;
+    held.images_path = train.images_path;
+    held.labels_path = train.labels_path;
+    std::vector<std::uint8_t> pixels;
+    std::map<std::int32_t, std::int64_t> seen;  // images, by class
+    std::uint8_t* kept = train.pixels.writable();
+    std::size_t kept_labels = 0;
+    const std::uint8_t* image = kept;
+    for (std::size_t i = 0; i < train.labels.size(); ++i, image += image_bytes) {
+        const std::int32_t label = train.labels[i];
+        const auto number = static_cast<double>(++seen[label]);
+        if (std::floor(number * part) > std::floor((number - 1.0) * part)) {
+            pixels.insert(pixels.end(), image, image + image_bytes);
+            held.labels.push_back(label);
+        } else {
+            std::memmove(kept, image, static_cast<std::size_t>(image_bytes));
+            kept += image_bytes;
+            train.labels[kept_labels++] = label;
+        }
+    }
+    if (held.labels.empty()) {
+        throw input_error(fmt::format("`val-split` {}: no class of {} has as many as {:.0f} images",
+                                      part, train.images_path, std::ceil(1.0 / part)));
+    }
+    held.count = std::ssize(held.labels);
+    held.pixels = std::move(pixels);
+    train.count -= held.count;
+    train.labels.resize(kept_labels);
+    train.pixels.resize(static_cast<std::size_t>(train.count * image_bytes));
+    return held;
+}
+
 }  // namespace
 
 ClassLimit class_limit(std::optional<int> classes, std::int64_t train_images) {
@@ -245,6 +284,9 @@ Dataset load_dataset(const DataSpec& spec, const TellOfData& tell) {
         train.labels.resize(static_cast<std::size_t>(train.count));
         train.labels.shrink_to_fit();
         train.pixels.resize(static_cast<std::size_t>(train.count) * image_elems);
+    }
+    if (spec.val_split) {
+        set.validation = hold_out(train, *spec.val_split);
     }
     return set;
 }

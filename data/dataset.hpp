@@ -28,7 +28,8 @@ struct Dataset {
     std::string name;       // the folder's name; for NAME/raw it is NAME
     std::string directory;  // where the files are
     ImageSet train;
-    ImageSet test;  // same channels, height and width as train
+    ImageSet test;        // same channels, height and width as train
+    ImageSet validation;  // likewise; empty: none is held out
     int classes = 0;
     std::vector<std::string> class_names;  // [classes]; empty if the format has none
 };
@@ -56,7 +57,8 @@ using TellOfData = std::function<void(const std::string&)>;
 //
 // Throws usage_error for a bad option and input_error if anything is wrong with the set: it is not
 // found, empty or malformed, files are missing or ambiguous, values or labels are out of range,
-// counts, shapes or classes disagree, there are fewer than 2 classes or more than 2^31-1 images.
+// counts, shapes or classes disagree, there are fewer than 2 classes or more than 2^31-1 images, or
+// too few of them to hold some out for validation, for which mapped images are read into memory.
 Dataset load_dataset(const DataSpec& spec, const TellOfData& tell = {});
 
 // Statistics per channel of pixels scaled to [0, 1]: x is normalised as (x / 255 - mean) / stddev.

@@ -180,8 +180,9 @@ std::vector<Setting> length_settings(RunSpec& run) {
                "Stop after the epoch that reaches this percentage of the evaluated images")
             .shown_as("PERCENT")
             .may_change(),
-        number("patience", stop.patience, {.least = 1},
-               "Stop after so many epochs in a row without a better accuracy on the evaluated images")
+        number(
+            "patience", stop.patience, {.least = 1},
+            "Stop after so many epochs in a row without a better accuracy on the evaluated images")
             .may_change(),
         number("max-seconds", stop.max_seconds, {.least = 0.0},
                "Stop after the step in which the run, with its set-up, gets this old by rank 0's "
@@ -246,7 +247,8 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
         toggle("no-shuffle", run.batch.shuffle, "Keep the file's order in every epoch", false),
         toggle("no-dropout", run.net.dropout, "Leave the dropout layers out", false),
         augment_setting(run.batch.augment),
-        toggle("no-eval", run.evaluation.enabled, "Do not evaluate on the test set", false),
+        toggle("no-eval", run.evaluation.enabled, "Do not evaluate on the test set", false)
+            .instead_of("val-split"),
     };
 }
 
@@ -456,7 +458,10 @@ std::vector<Setting> settings(RunSpec& run) {
     };
     add(data_settings(run));
     add(under("Data",
-              {number("limit", run.data.limit, {.least = 1}, "Train on the first N images only")}));
+              {number("limit", run.data.limit, {.least = 1}, "Train on the first N images only"),
+               number("val-split", run.data.val_split, {.least = 0.001, .most = 0.9},
+                      "Hold this part of the training images out: they say which epoch is the best "
+                      "and when to stop, and the test images are evaluated once, at the end")}));
     add(under("Model", model_settings(run)));
     add(under("Training", length_settings(run)));
     add(under("Training", optimizer_settings(run)));

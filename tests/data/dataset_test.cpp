@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -169,6 +170,70 @@ TEST_CASE("data set: option limit", "[data][dataset]") {
             load_dataset({dir.path().string(), limit, {}});
         });
     }
+}
+
+TEST_CASE("data set: a part of each class is held out for validation", "[data][dataset]") {
+    const TempDir dir;
+    SetArrays arrays;
+    arrays.train_images = images_of({103, 4, 5});
+    std::vector<std::uint8_t> labels(103);
+    for (std::size_t i = 0; i < labels.size(); ++i) {
+        labels[i] = static_cast<std::uint8_t>(i % 5 == 0 ? 0 : i % 3);
+    }
+    arrays.train_labels = labels_of(labels);
+    write_set(dir.path(), arrays);
+    const DataSpec whole{.path = dir.path().string()};
+    const Dataset all = load_dataset(whole);
+    CHECK(all.validation.count == 0);
+    const auto images = [](const ImageSet& set, std::map<std::int32_t, std::int64_t>& classes) {
+        REQUIRE(set.count == std::ssize(set.labels));
+        REQUIRE(std::ssize(set.pixels) == set.count * 20);
+        std::vector<std::string> found;
+        for (std::size_t i = 0; i < set.labels.size(); ++i) {
+            const auto at = set.pixels.begin() + 20 * i;
+            found.push_back(std::string(at, at + 20) + std::to_string(set.labels[i]));
+            ++classes[set.labels[i]];
+        }
+        return found;
+    };
+    std::map<std::int32_t, std::int64_t> of_all;
+    const std::vector<std::string> every = images(all.train, of_all);
+    for (const double part : {0.1, 0.25, 0.9}) {
+        INFO(part);
+        DataSpec spec = whole;
+        spec.val_split = part;
+        const Dataset set = load_dataset(spec);
+        std::map<std::int32_t, std::int64_t> in_training, in_validation;
+        const std::vector<std::string> kept = images(set.train, in_training);
+        const std::vector<std::string> held = images(set.validation, in_validation);
+        for (const auto& [label, count] : of_all) {
+            CHECK(in_validation[label] ==
+                  static_cast<std::int64_t>(static_cast<double>(count) * part));
+            CHECK(in_training[label] + in_validation[label] == count);
+        }
+        // Both keep the order of the set, and together they are the set.
+        auto next_kept = kept.begin(), next_held = held.begin();
+        for (const std::string& image : every) {
+            if (next_kept != kept.end() && *next_kept == image) {
+                ++next_kept;
+            } else {
+                REQUIRE(next_held != held.end());
+                CHECK(*next_held++ == image);
+            }
+        }
+        CHECK(next_kept == kept.end());
+        CHECK(next_held == held.end());
+        CHECK(set.test.labels == all.test.labels);
+    }
+    DataSpec limited = whole;
+    limited.limit = 40;
+    limited.val_split = 0.5;
+    const Dataset half = load_dataset(limited);
+    CHECK(half.train.count + half.validation.count == 40);
+    limited.limit = 8;
+    limited.val_split = 0.01;
+    expect_error(ExitCode::bad_input, {"`val-split` 0.01", "100 images"},
+                 [&] { load_dataset(limited); });
 }
 
 TEST_CASE("data set: every element type for pixels and labels", "[data][dataset]") {

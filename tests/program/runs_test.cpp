@@ -121,6 +121,40 @@ TEST_CASE("a training ends after --patience epochs that are not better") {
     CHECK(epochs.back().at("epoch") == 6);
 }
 
+TEST_CASE("--val-split: held-out images decide, and the test images are evaluated once") {
+    const Set set;
+    const std::string json = set.file("log.jsonl"), run = set.file("run");
+    const Outcome outcome =
+        run_gyre(2, set.base + "--epochs 3 --val-split 0.25 --save " + run + " --metrics " + json);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    const auto start = read_events(json, "start").at(0);
+    const auto val = start.at("val_images").get<int>();
+    CHECK(val > 60);
+    CHECK(val <= 80);
+    CHECK(start.at("train_images").get<int>() + val == 320);
+    CHECK(start.at("test_images") == 100);
+    double best = 0.0;
+    for (const auto& epoch : read_events(json, "epoch")) {
+        CHECK(!epoch.contains("test_accuracy"));
+        CHECK(epoch.contains("val_loss"));
+        best = std::max(best, epoch.at("val_accuracy").get<double>());
+    }
+    const auto end = read_events(json, "end").at(0);
+    CHECK(end.at("best_val_accuracy") == best);
+    CHECK(!end.contains("best_test_accuracy"));
+    CHECK(count_of(outcome.output, "val accuracy") == 4);  // of each epoch, and the best
+    CHECK(count_of(outcome.output, "test accuracy") == 1);
+    // That of the weights that were saved as the best.
+    const Outcome evaluated =
+        run_gyre(0, "eval --data " + set.data + " --weights " + run + "/best.safetensors");
+    const auto right = std::lround(100.0 * end.at("test_accuracy").get<double>());
+    CHECK(count_of(evaluated.output, "(" + std::to_string(right) + "/100)") == 1);
+    CHECK(count_of(outcome.output, "(" + std::to_string(right) + "/100)") == 1);
+    set.refuse("--val-split 0.25 --no-eval", 2, "--no-eval");
+    set.refuse("--val-split 1", 2, "'1' must be a number from 0.001 to 0.9");
+}
+
 TEST_CASE("--max-seconds ends a training like an interrupt, but with success") {
     const Set set;
     for (const int ranks : {0, 2}) {

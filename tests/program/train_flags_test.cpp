@@ -72,6 +72,7 @@ const std::vector<Row> kRows = {
     {"--accumulate", "7", [](O o) { return o.batch.accumulate == 7; }, true},
     {"--shards", "8", [](O o) { return o.batch.shards == 8; }, true},
     {"--limit", "7", [](O o) { return o.data.limit == 7; }, true},
+    {"--val-split", "0.25", [](O o) { return o.data.val_split == 0.25; }, true},
     {"--seed", "7", [](O o) { return o.seed == 7; }, true},
     {"--optimizer", "adamw", [](O o) { return o.optimizer.rule == UpdateRule::adamw; }, true},
     {"--lr", "0.25", [](O o) { return o.optimizer.learning_rate == 0.25f; }, true},

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -63,6 +64,10 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
     if (options.evaluation.enabled) {
         eval_images.push_back(data.test.count);
     }
+    const bool holds_out = data.validation.count > 0;
+    if (holds_out) {
+        eval_images.push_back(data.validation.count);
+    }
     Session session(comm, *backend, options,
                     {.model = facts.model, .classes = data.classes, .eval_images = eval_images},
                     std::move(data.train), facts.normalisation);
@@ -84,6 +89,10 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
     });
     session.share_parameters();
     const DeviceImages test(*backend, std::move(data.test), facts.normalisation);
+    std::optional<DeviceImages> validation;
+    if (holds_out) {
+        validation.emplace(*backend, std::move(data.validation), facts.normalisation);
+    }
     if (options.reduction.tune_buckets && comm.size() > 1) {
         const std::vector<BucketTrial> trials = tune_buckets(session);
         if (is_root && !options.reports.quiet) {
@@ -98,6 +107,9 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
                       .classes = data.classes,
                       .begin = begin,
                       .resumed = files.resumes};
+    if (holds_out) {
+        training.held_back = std::exchange(training.evaluated, {"val", &*validation});
+    }
     if (files.resumes) {
         if (training.held_back) {
             training.best = checkpoints->best(session);
