@@ -2,10 +2,13 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
+#include <fnmatch.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <set>
+#include <sstream>
 
 #include "base/error.hpp"
 #include "base/printable.hpp"
@@ -25,6 +28,42 @@ OptimizerSpec complete(OptimizerSpec spec) {
 std::vector<Bucket> only_shared(std::vector<Bucket> buckets) {
     std::erase_if(buckets, [](const Bucket& bucket) { return !bucket.shared(); });
     return buckets;
+}
+
+// The parameters that no pattern of `freeze` names, as ascending ranges with their padding.
+std::vector<Bucket> trained(const Net& net, const std::string& freeze) {
+    std::vector<Bucket> ranges;
+    std::set<std::string> unused;  // patterns
+    std::string names;
+    for (std::size_t i = 0; i < net.parameters().size(); ++i) {
+        const Parameter& parameter = net.parameters()[i];
+        bool frozen = false;
+        std::istringstream patterns(freeze);
+        for (std::string pattern; std::getline(patterns, pattern, ',');) {
+            if (i == 0) {
+                unused.insert(pattern);
+            }
+            if (fnmatch(pattern.c_str(), parameter.name.c_str(), 0) == 0) {
+                frozen = true;
+                unused.erase(pattern);
+            }
+        }
+        names += (i == 0 ? "" : ", ") + parameter.name;
+        const std::int64_t end = i + 1 < net.parameters().size()
+                                     ? net.parameters()[i + 1].offset_elems
+                                     : net.flat_elems();
+        if (!frozen) {
+            ranges.push_back({parameter.offset_elems, end});
+        }
+    }
+    if (!unused.empty() || ranges.empty()) {
+        throw usage_error(
+            unused.empty()
+                ? fmt::format("`freeze` {}: no parameter is left to train", freeze)
+                : fmt::format("`freeze` {}: {} matches none of the parameters, which are {}",
+                              freeze, *unused.begin(), names));
+    }
+    return ranges;
 }
 
 }  // namespace
@@ -49,17 +88,33 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
       ranges_([&] {
           std::vector<Range> ranges;
           std::int64_t moment = 0;
-          for (const Bucket& range : updated_by(rank(), shared_, net.flat_elems())) {
-              // What all ranks have, rank 0 counts.
-              ranges.push_back({range.begin, range.end, moment, range.shared() || rank() == 0});
-              moment += range.elems();
+          const std::vector<Bucket> all = trained(net, spec.freeze);
+          for (const Bucket& own : updated_by(rank(), shared_, net.flat_elems())) {
+              for (const Bucket& part : all) {
+                  const Range range = {std::max(own.begin, part.begin), std::min(own.end, part.end),
+                                       moment,
+                                       // What all ranks have, rank 0 counts.
+                                       own.shared() || rank() == 0};
+                  if (range.begin >= range.end) {
+                      continue;
+                  }
+                  if (!ranges.empty() && ranges.back().end == range.begin &&
+                      ranges.back().counted == range.counted) {
+                      ranges.back().end = range.end;
+                  } else {
+                      ranges.push_back(range);
+                  }
+                  moment += range.elems();
+              }
           }
           return ranges;
       }()),
       spec_(complete(spec)),
       scalars_(backend, most_steps) {
     written_.reserve(static_cast<std::size_t>(most_steps));
-    const std::int64_t moment_elems = ranges_.back().moment + ranges_.back().elems();
+    // A rank has no range if all of its shares are frozen.
+    const std::int64_t moment_elems =
+        ranges_.empty() ? 0 : ranges_.back().moment + ranges_.back().elems();
     const UpdateRuleFacts& rule = facts(spec_.rule);
     const bool momentum = rule.formula == Formula::sgd && spec_.momentum != 0.0f;
     update_ = {.formula = momentum ? Formula::sgd_momentum : rule.formula,
@@ -136,7 +191,7 @@ void Optimizer::begin_step(std::int32_t* not_finite, int index) {
 }
 
 const UpdateArgs* Optimizer::in_pass() {
-    return waits() ? nullptr : &update_;
+    return waits() || !spec_.freeze.empty() ? nullptr : &update_;
 }
 
 void Optimizer::updated(std::int64_t begin, std::int64_t end) {

@@ -71,8 +71,9 @@ struct OptimizerSpec {
     std::optional<std::array<float, 2>> betas = {};
     float alpha = 0.99f;  // rmsprop's
     float epsilon = 1e-8f;
-    std::optional<float> max_grad_norm = {};       // empty: gradients are not clipped
-    ScheduleSpec schedule = {};                    // of the learning rate
+    std::optional<float> max_grad_norm = {};  // empty: gradients are not clipped
+    std::string freeze = {};     // patterns of parameters that are not updated, separated by commas
+    ScheduleSpec schedule = {};  // of the learning rate
     std::optional<LossScaling> loss_scaling = {};  // in fp16 never empty (resolved_optimizer())
 };
 

@@ -242,6 +242,9 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
         number("eps", optimizer.epsilon, {.least = 0.0f}, "Epsilon of adam, adamw and rmsprop"),
         number("max-grad-norm", optimizer.max_grad_norm, {.least = 0.0f},
                "Scale the gradients down to this norm where theirs is larger"),
+        text("freeze", optimizer.freeze, "PATTERN,...",
+             "Leave parameters as they are whose names match a pattern, such as 'conv*' or "
+             "'fc1.weight'; with `init`: trains the rest of a net"),
         number("label-smoothing", run.loss.label_smoothing, {0.0f, kBelowOne},
                "Share of the training's targets that is spread over all classes"),
         toggle("no-shuffle", run.batch.shuffle, "Keep the file's order in every epoch", false),

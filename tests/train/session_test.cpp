@@ -5,13 +5,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <set>
+#include <utility>
 
 #include "base/error.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/communicators.hpp"
 #include "tests/support/expect_error.hpp"
+#include "tests/support/thread_ranks.hpp"
 
 using namespace gyre;
 using namespace gyre::train;
@@ -332,4 +335,78 @@ TEST_CASE("factors are gathered where that is fewer bytes, on GPUs of large laye
     CHECK(chosen(64, FactorUse::off, true).empty());
     CHECK(chosen(64, FactorUse::automatic, true, "2047").empty());  // less than 4 Mi elements
     CHECK(chosen(64, FactorUse::automatic, false).empty());         // of one host
+}
+
+TEST_CASE("frozen parameters stay as they are, and the others' updates do not depend on them") {
+    struct Case {
+        bool emulated;
+        int ranks;
+        bool shared;
+        OptimizerSpec optimizer;
+    };
+    const auto step = [](const Case& c, const std::string& freeze) {
+        std::vector<HostTensor> before, after;
+        ThreadRanks job(c.ranks);
+        job.run([&](Communicator& comm) {
+            const auto backend = c.emulated ? make_emulated_backend({}) : make_cpu_backend(1);
+            RunSpec run{.batch = {.global_batch = 12}, .optimizer = c.optimizer};
+            run.optimizer.freeze = freeze;
+            run.reduction.shard_optimizer = c.shared ? ShardUse::on : ShardUse::off;
+            Session session(comm, *backend, run, {.model = load_model("net")},
+                            random_images(12, {1, 28, 28}, 10), {{0.5f}, {0.3f}});
+            session.initialise();
+            const auto start = session.net().export_parameters();
+            session.trainer().begin_epoch(1);
+            session.trainer().step(0, false);
+            session.trainer().next_result();
+            if (comm.is_root()) {
+                before = start;
+                after = session.net().export_parameters();
+            }
+        });
+        return std::pair(before, after);
+    };
+    const OptimizerSpec adam{.rule = UpdateRule::adam, .weight_decay = 0.1f};
+    for (const Case& c : {Case{false, 1, false, adam}, Case{true, 1, false, adam},
+                          Case{true, 1, false, {.momentum = 0.9f}},
+                          Case{false, 3, false, {.momentum = 0.0f}}, Case{false, 3, true, adam}}) {
+        INFO("emulated " << c.emulated << ", " << c.ranks << " ranks, shared " << c.shared);
+        const auto free = step(c, "").second;
+        // The second leaves nothing to train in the shares of ranks 0 and 1.
+        for (const std::string freeze : {"conv?.weight,fc1.*", "conv*,fc1.*,fc2.weight"}) {
+            const auto [before, after] = step(c, freeze);
+            REQUIRE(after.size() == 8);
+            for (std::size_t i = 0; i < after.size(); ++i) {
+                const std::string& name = after[i].name;
+                INFO(freeze << " " << name);
+                const bool frozen = freeze.ends_with("fc1.*")
+                                        ? name.starts_with("fc1.") || name == "conv1.weight" ||
+                                              name == "conv2.weight"
+                                        : name != "fc2.bias";
+                CHECK((after[i].values == before[i].values) == frozen);
+                CHECK((after[i].values == free[i].values) == !frozen);
+            }
+        }
+    }
+    // The norm is that of the gradients that are used.
+    const OptimizerSpec clipping{
+        .learning_rate = 1.0f, .momentum = 0.0f, .max_grad_norm = 0x1p-10f};
+    const Case clipped{false, 1, false, clipping}, shared{false, 3, true, clipping};
+    for (const auto& [c, freeze] :
+         {std::pair(clipped, "fc*"), std::pair(shared, "conv*,fc1.*,fc2.weight")}) {
+        INFO("frozen " << freeze);
+        const auto [before, after] = step(c, freeze);
+        double squares = 0.0;
+        for (std::size_t i = 0; i < after.size(); ++i) {
+            for (std::size_t k = 0; k < after[i].values.size(); ++k) {
+                const double moved = double{after[i].values[k]} - double{before[i].values[k]};
+                squares += moved * moved;
+            }
+        }
+        CHECK(std::sqrt(squares) == Approx(0x1p-10).epsilon(0.01));
+    }
+    expect_error(ExitCode::usage, {"`freeze` conv1.*,fc3", "fc3 matches none", "fc2.bias"},
+                 [&] { step(clipped, "conv1.*,fc3"); });
+    expect_error(ExitCode::usage, {"`freeze` *", "no parameter is left"},
+                 [&] { step(clipped, "*"); });
 }
