@@ -90,13 +90,45 @@ std::optional<bool> comes_before(std::string_view a, std::string_view b) {
     return std::nullopt;
 }
 
-// Fills in `match`, or returns why there is no match or more than one.
-std::string match_by_order(const std::vector<Entry>& net, const std::vector<Entry>& file,
-                           ParameterMatch& match) {
-    const std::vector<Module> wanted = modules_of(net), given = modules_of(file);
+// Those whose names no other has.
+std::vector<Module> without(std::vector<Module> modules, const std::vector<Module>& others) {
+    std::erase_if(modules, [&](const Module& module) {
+        return std::ranges::count(others, module.name, &Module::name) > 0;
+    });
+    return modules;
+}
+
+// Takes a module of the file as the net's of the same name, or returns why it cannot be that.
+std::string take_namesake(const Module& wanted, const Module& given, const std::vector<Entry>& net,
+                          const std::vector<Entry>& file, ParameterMatch& match) {
+    for (const auto& [leaf, entry] : given.entries) {
+        if (!wanted.entries.contains(leaf)) {
+            return fmt::format("the net has no parameter '{}'", file[entry].name);
+        }
+    }
+    for (const auto& [leaf, entry] : wanted.entries) {
+        const auto found = given.shapes.find(leaf);
+        if (found == given.shapes.end()) {
+            return fmt::format("parameter '{}' is missing", net[entry].name);
+        }
+        if (found->second != net[entry].shape) {
+            return fmt::format("'{}' has shape {}, but the net needs {}", net[entry].name,
+                               text_of_dims(found->second), text_of_dims(net[entry].shape));
+        }
+    }
+    for (const auto& [leaf, entry] : wanted.entries) {
+        match.tensors[entry] = given.entries.at(leaf);
+    }
+    return {};
+}
+
+// Takes the modules of the file as the net's whose names are others, or returns why there is no
+// match or more than one.
+std::string match_by_order(const std::vector<Module>& wanted, const std::vector<Module>& given,
+                           bool others_match, ParameterMatch& match) {
     if (wanted.size() != given.size()) {
-        return fmt::format("the net has {} layers with parameters, the file {}", wanted.size(),
-                           given.size());
+        return fmt::format("the net has {} {}layers with parameters, the file {}", wanted.size(),
+                           others_match ? "other " : "", given.size());
     }
     const std::size_t none = wanted.size();
     std::vector<std::size_t> place(given.size(), none);  // the net's layer that takes each
@@ -120,7 +152,13 @@ std::string match_by_order(const std::vector<Entry>& net, const std::vector<Entr
             first = *before ? j : first;
         }
         if (first == none) {
-            return fmt::format("nothing in the file has the shapes of {}", wanted[i].name);
+            auto without_bias = wanted[i].shapes;
+            without_bias.erase("bias");
+            const auto found = std::ranges::find(given, without_bias, &Module::shapes);
+            return found == given.end()
+                       ? fmt::format("nothing in the file has the shapes of {}", wanted[i].name)
+                       : fmt::format("'{}' has the shapes of {}, but no bias", found->name,
+                                     wanted[i].name);
         }
         place[first] = i;
         for (const auto& [leaf, parameter] : wanted[i].entries) {
@@ -137,7 +175,8 @@ std::string match_by_order(const std::vector<Entry>& net, const std::vector<Entr
             }
         }
     }
-    match.remarks.push_back("the layers' names are not the net's; by order and shape " + pairs);
+    match.remarks.push_back(fmt::format("{} names are not the net's; by order and shape {}",
+                                        others_match ? "some layers'" : "the layers'", pairs));
     return {};
 }
 
@@ -147,9 +186,7 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
                                 const std::vector<HostTensor>& tensors, const std::string& source) {
     ParameterMatch match;
     std::vector<Entry> net, file;
-    std::map<std::string, std::size_t> wanted, given;
     for (const Parameter& parameter : parameters) {
-        wanted[parameter.name] = net.size();
         net.push_back({parameter.name, parameter.shape});
     }
     std::set<std::string> converted;
@@ -180,45 +217,32 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
     if (!stripped.empty()) {
         match.remarks.push_back(fmt::format("the prefix '{}' of all names is stripped", stripped));
     }
-    for (std::size_t i = 0; i < file.size(); ++i) {
-        given[file[i].name] = i;
-    }
-
-    std::string problem;
-    std::size_t common = 0;
-    for (const Entry& entry : file) {
-        if (wanted.contains(entry.name)) {
-            ++common;
-        } else if (problem.empty()) {
-            problem = fmt::format("the net has no parameter '{}'", entry.name);
-        }
-    }
     match.tensors.assign(net.size(), file.size());
-    for (std::size_t i = 0; i < net.size(); ++i) {
-        const auto found = given.find(net[i].name);
-        if (found != given.end()) {
-            match.tensors[i] = found->second;
-        } else if (problem.empty()) {
-            problem = fmt::format("parameter '{}' is missing", net[i].name);
+    std::vector<Module> wanted = modules_of(net), given = modules_of(file);
+    const auto others_wanted = without(wanted, given), others_given = without(given, wanted);
+    std::string problem;
+    if (others_wanted.empty() && !others_given.empty()) {
+        problem = fmt::format("the net has no parameter '{}'",
+                              file[others_given.front().entries.begin()->second].name);
+    } else if (!others_wanted.empty() && others_given.empty()) {
+        problem = fmt::format("parameter '{}' is missing",
+                              net[others_wanted.front().entries.begin()->second].name);
+    }
+    for (const Module& module : wanted) {
+        const auto found = std::ranges::find(given, module.name, &Module::name);
+        if (problem.empty() && found != given.end()) {
+            problem = take_namesake(module, *found, net, file, match);
         }
     }
-    if (common == 0) {
-        problem = match_by_order(net, file, match);
+    if (problem.empty() && !others_wanted.empty()) {
+        problem = match_by_order(others_wanted, others_given, others_wanted.size() < wanted.size(),
+                                 match);
     }
     if (!problem.empty()) {
         throw input_error(fmt::format(
-            "{}: {}; were these weights made for another model?\n  the file has {}\n  the net has "
-            "{}",
+            "{}: {}; were these weights made for another model or data set?\n  the file has {}\n  "
+            "the net has {}",
             source, problem, list_of(file), list_of(net)));
-    }
-    for (std::size_t i = 0; i < net.size(); ++i) {
-        const Dims& shape = file[match.tensors[i]].shape;
-        if (shape != net[i].shape) {
-            throw input_error(fmt::format(
-                "{}: '{}' has shape {}, but the net needs {}; were these weights made for another "
-                "model or data set?",
-                source, net[i].name, text_of_dims(shape), text_of_dims(net[i].shape)));
-        }
     }
     return match;
 }

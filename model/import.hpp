@@ -15,11 +15,11 @@ struct ParameterMatch {
     std::vector<std::string> remarks;  // what was not taken as it stood; none as a rule
 };
 
-// Names that agree are taken as they are, after the prefixes that PyTorch's wrappers put before all
-// of them (`module.`, `_orig_mod.`). Where no name agrees, as with an nn.Sequential (`0.weight`,
-// `conv.3.bias`), layers are matched by their shapes and, among equal ones, by the numbers in their
-// names; these must leave no choice. Throws Error(bad_input), with the names and shapes of both
-// sides, for anything else; `source` says where the tensors come from.
+// Layers whose names agree are taken as they are, after the prefixes that PyTorch's wrappers put
+// before all names (`module.`, `_orig_mod.`). The others, such as `fc` or an nn.Sequential's
+// (`0.weight`, `conv.3.bias`), are matched by their shapes and, among equal ones, by the numbers in
+// their names; these must leave no choice. Throws Error(bad_input), with the names and shapes of
+// both sides, for anything else; `source` says where the tensors come from.
 ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
                                 const std::vector<HostTensor>& tensors, const std::string& source);
 

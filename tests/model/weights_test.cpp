@@ -263,12 +263,18 @@ TEST_CASE("weights named by PyTorch's wrappers and containers are matched, or re
                    {"'features.3' as conv2, 'classifier.1' as fc1"});
     expect_remarks("net", {"first", "second", "hidden", "out"}, "", {"'hidden' as fc1"});
     expect_remarks("linear classes\n", {"0"}, "", {"'0' as fc1"});
+    // Names that agree are kept, whatever the others are.
+    expect_remarks("net", {"conv1", "conv2", "lin1", "fc"}, "",
+                   {"some layers' names", "by order and shape 'lin1' as fc1, 'fc' as fc2"});
+    expect_remarks("linear 6\nlinear 6\nlinear classes\n", {"0", "fc2", "fc3"}, "",
+                   {"by order and shape '0' as fc1"});
 
     const std::string same = "linear 6\nlinear 6\nlinear classes\n";
     refuse_names(same, {"a.0", "b.0", "c.0"}, {"'a.0'", "'b.0'", "do not tell which"});
     refuse_names(same, {"0", "first", "c"}, {"do not tell which"});
-    refuse_names("net", {"conv1", "conv2", "lin1", "lin2"},
-                 {"the net has no parameter 'lin1.bias'"});
+    refuse_names("linear 6\n" + same, {"fc1", "b", "c", "d"}, {"do not tell which"});
+    refuse_names("net", {"conv1", "conv2", "", "lin2"},
+                 {"the net has 2 other layers with parameters, the file 1"});
     refuse_names("net", {"0", "1", "", "2"}, {"the net has 4 layers with parameters, the file 3"});
     refuse_names("linear 6\nlinear 5\nlinear classes\n", {"0", "2", "1"},
                  {"'2' is fc2", "'1' is fc3", "against their order"});
@@ -288,7 +294,7 @@ TEST_CASE("weights named by PyTorch's wrappers and containers are matched, or re
                   "fc1.weight [50, 500]"},
                  [&] { larger.import_parameters(tensors, "w"); });
     tensors.pop_back();
-    expect_error(ExitCode::bad_input, {"nothing in the file has the shapes of fc2"},
+    expect_error(ExitCode::bad_input, {"'xfc2' has the shapes of fc2, but no bias"},
                  [&] { net.import_parameters(tensors, "w"); });
     expect_error(ExitCode::bad_input, {"the file has nothing"},
                  [&] { net.import_parameters({}, "w"); });
