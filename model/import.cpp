@@ -9,6 +9,7 @@
 #include <optional>
 #include <set>
 #include <string_view>
+#include <utility>
 
 #include "base/error.hpp"
 
@@ -98,6 +99,12 @@ std::vector<Module> without(std::vector<Module> modules, const std::vector<Modul
     return modules;
 }
 
+void take(const Module& wanted, const Module& given, ParameterMatch& match) {
+    for (const auto& [leaf, parameter] : wanted.entries) {
+        match.tensors[parameter] = given.entries.at(leaf);
+    }
+}
+
 // Takes a module of the file as the net's of the same name, or returns why it cannot be that.
 std::string take_namesake(const Module& wanted, const Module& given, const std::vector<Entry>& net,
                           const std::vector<Entry>& file, ParameterMatch& match) {
@@ -116,33 +123,40 @@ std::string take_namesake(const Module& wanted, const Module& given, const std::
                                text_of_dims(found->second), text_of_dims(net[entry].shape));
         }
     }
-    for (const auto& [leaf, entry] : wanted.entries) {
-        match.tensors[entry] = given.entries.at(leaf);
-    }
+    take(wanted, given, match);
     return {};
 }
 
 // Takes the modules of the file as the net's whose names are others, or returns why there is no
 // match or more than one.
 std::string match_by_order(const std::vector<Module>& wanted, const std::vector<Module>& given,
-                           bool others_match, ParameterMatch& match) {
-    if (wanted.size() != given.size()) {
+                           bool others_match, bool finetune, ParameterMatch& match) {
+    if (wanted.size() != given.size() && !finetune) {
         return fmt::format("the net has {} {}layers with parameters, the file {}", wanted.size(),
                            others_match ? "other " : "", given.size());
     }
-    const std::size_t none = wanted.size();
-    std::vector<std::size_t> place(given.size(), none);  // the net's layer that takes each
-    std::string pairs;
+    std::vector<bool> taken(given.size(), false);
+    std::vector<std::pair<const Module*, const Module*>> pairs;  // of the net and the file
     for (std::size_t i = 0; i < wanted.size(); ++i) {
+        const auto alike = [&](const Module& m) { return m.shapes == wanted[i].shapes; };
+        const auto here = std::ranges::count_if(wanted, alike);
+        const auto there = std::ranges::count_if(given, alike);
+        if (finetune && there == 0) {
+            continue;
+        }
+        if (here != there && there != 0) {
+            return fmt::format("the net has {} layers with the shapes of {}, the file {}", here,
+                               wanted[i].name, there);
+        }
         // The first of those that fit. Their order is transitive, so that comparing each with the
         // first so far finds every choice that the names leave open.
-        std::size_t first = none;
+        std::size_t first = given.size();
         for (std::size_t j = 0; j < given.size(); ++j) {
-            if (place[j] != none || given[j].shapes != wanted[i].shapes) {
+            if (taken[j] || given[j].shapes != wanted[i].shapes) {
                 continue;
             }
             const auto before =
-                first == none ? true : comes_before(given[j].name, given[first].name);
+                first == given.size() ? true : comes_before(given[j].name, given[first].name);
             if (!before) {
                 return fmt::format(
                     "'{}' and '{}' have the same shapes, and their names do not tell "
@@ -151,7 +165,7 @@ std::string match_by_order(const std::vector<Module>& wanted, const std::vector<
             }
             first = *before ? j : first;
         }
-        if (first == none) {
+        if (first == given.size()) {
             auto without_bias = wanted[i].shapes;
             without_bias.erase("bias");
             const auto found = std::ranges::find(given, without_bias, &Module::shapes);
@@ -160,30 +174,34 @@ std::string match_by_order(const std::vector<Module>& wanted, const std::vector<
                        : fmt::format("'{}' has the shapes of {}, but no bias", found->name,
                                      wanted[i].name);
         }
-        place[first] = i;
-        for (const auto& [leaf, parameter] : wanted[i].entries) {
-            match.tensors[parameter] = given[first].entries.at(leaf);
-        }
-        pairs += fmt::format("{}'{}' as {}", i == 0 ? "" : ", ", given[first].name, wanted[i].name);
+        taken[first] = true;
+        take(wanted[i], given[first], match);
+        pairs.emplace_back(&wanted[i], &given[first]);
     }
-    for (std::size_t a = 0; a < given.size(); ++a) {
-        for (std::size_t b = 0; b < given.size(); ++b) {
-            if (place[a] < place[b] && !comes_before(given[a].name, given[b].name).value_or(true)) {
+    std::string text;
+    for (auto a = pairs.begin(); a != pairs.end(); ++a) {
+        for (auto b = a + 1; b != pairs.end(); ++b) {
+            if (!comes_before(a->second->name, b->second->name).value_or(true)) {
                 return fmt::format("by their shapes '{}' is {} and '{}' is {}, against their order",
-                                   given[a].name, wanted[place[a]].name, given[b].name,
-                                   wanted[place[b]].name);
+                                   a->second->name, a->first->name, b->second->name,
+                                   b->first->name);
             }
         }
+        text +=
+            fmt::format("{}'{}' as {}", text.empty() ? "" : ", ", a->second->name, a->first->name);
     }
-    match.remarks.push_back(fmt::format("{} names are not the net's; by order and shape {}",
-                                        others_match ? "some layers'" : "the layers'", pairs));
+    if (!pairs.empty()) {
+        match.remarks.push_back(fmt::format("{} names are not the net's; by order and shape {}",
+                                            others_match ? "some layers'" : "the layers'", text));
+    }
     return {};
 }
 
 }  // namespace
 
 ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
-                                const std::vector<HostTensor>& tensors, const std::string& source) {
+                                const std::vector<HostTensor>& tensors, const std::string& source,
+                                bool finetune) {
     ParameterMatch match;
     std::vector<Entry> net, file;
     for (const Parameter& parameter : parameters) {
@@ -221,7 +239,9 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
     std::vector<Module> wanted = modules_of(net), given = modules_of(file);
     const auto others_wanted = without(wanted, given), others_given = without(given, wanted);
     std::string problem;
-    if (others_wanted.empty() && !others_given.empty()) {
+    if (finetune) {
+        // Both may have what the other has not.
+    } else if (others_wanted.empty() && !others_given.empty()) {
         problem = fmt::format("the net has no parameter '{}'",
                               file[others_given.front().entries.begin()->second].name);
     } else if (!others_wanted.empty() && others_given.empty()) {
@@ -231,18 +251,37 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
     for (const Module& module : wanted) {
         const auto found = std::ranges::find(given, module.name, &Module::name);
         if (problem.empty() && found != given.end()) {
-            problem = take_namesake(module, *found, net, file, match);
+            const std::string misfit = take_namesake(module, *found, net, file, match);
+            problem = finetune ? "" : misfit;
         }
     }
     if (problem.empty() && !others_wanted.empty()) {
         problem = match_by_order(others_wanted, others_given, others_wanted.size() < wanted.size(),
-                                 match);
+                                 finetune, match);
+    }
+    std::vector<Entry> anew, unused;
+    for (std::size_t i = 0; i < net.size(); ++i) {
+        if (match.tensors[i] == file.size()) {
+            anew.push_back(net[i]);
+        }
+    }
+    for (std::size_t i = 0; i < file.size(); ++i) {
+        if (std::ranges::count(match.tensors, i) == 0) {
+            unused.push_back(file[i]);
+        }
+    }
+    if (problem.empty() && anew.size() == net.size()) {
+        problem = "nothing in the file fits the net";
     }
     if (!problem.empty()) {
         throw input_error(fmt::format(
             "{}: {}; were these weights made for another model or data set?\n  the file has {}\n  "
             "the net has {}",
             source, problem, list_of(file), list_of(net)));
+    }
+    if (!anew.empty() || !unused.empty()) {
+        match.remarks.push_back(fmt::format("these begin anew: {}; not used of the file: {}",
+                                            list_of(anew), list_of(unused)));
     }
     return match;
 }

@@ -160,14 +160,17 @@ std::vector<HostTensor> Net::export_parameters() const {
 }
 
 std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& tensors,
-                                                const std::string& source) {
+                                                const std::string& source, bool finetune) {
     std::vector<Parameter> wanted = parameters_;
     wanted.insert(wanted.end(), state_.begin(), state_.end());
-    ParameterMatch match = match_parameters(wanted, tensors, source);
+    ParameterMatch match = match_parameters(wanted, tensors, source, finetune);
     std::size_t i = 0;
     for (const Placed& placed : all_tensors()) {
-        const HostTensor& tensor = tensors[match.tensors[i++]];
-        backend_.upload(placed.data, tensor.values.data(), tensor.values.size() * sizeof(float));
+        const std::size_t from = match.tensors[i++];
+        if (from < tensors.size()) {
+            const std::vector<float>& values = tensors[from].values;
+            backend_.upload(placed.data, values.data(), values.size() * sizeof(float));
+        }
     }
     return std::move(match.remarks);
 }

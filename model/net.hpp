@@ -89,10 +89,10 @@ class Net {
     void initialise(std::uint64_t seed);
     // Copies of parameters and state to and from host tensors. import matches them as
     // match_parameters() does, and returns its remarks for the user; `source` says where the
-    // tensors come from.
+    // tensors come from. finetune: layers that they do not fit stay as they are.
     std::vector<HostTensor> export_parameters() const;
     std::vector<std::string> import_parameters(const std::vector<HostTensor>& tensors,
-                                               const std::string& source);
+                                               const std::string& source, bool finetune = false);
 
     // Data type of activations between operations.
     DataType type() const { return type_; }

@@ -33,6 +33,7 @@ constexpr DataType type_of(Precision precision) {
 struct NetSpec {
     std::string model = "net";  // a built-in net, or a file
     std::string init = {};      // a file of weights to start from; empty: they are drawn
+    bool finetune = false;      // layers that the file does not fit are drawn
     WeightInit weight_init = WeightInit::automatic;
     bool dropout = true;
     Precision precision = Precision::fp32;

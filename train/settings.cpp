@@ -168,6 +168,9 @@ std::vector<Setting> model_settings(RunSpec& run) {
                 .may_change(),  // its text is compared
             precision_setting(run),
             path("init", run.net.init, "FILE", "Start from the weights in this safetensors file")
+                .of_rank_0(),
+            toggle("finetune", run.net.finetune,
+                   "With `init`: layers that the file has not, or in other shapes, begin anew")
                 .of_rank_0()};
 }
 

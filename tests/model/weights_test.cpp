@@ -245,6 +245,62 @@ TEST_CASE("files that torch.save wrote are answered with the Python that convert
     CHECK(read_safetensors(path).tensors.size() == 1);
 }
 
+TEST_CASE("finetune takes the layers that fit, and names those that begin anew") {
+    const auto backend = make_cpu_backend(1);
+    Net whole(*backend, load_model("net"), {1, 28, 28}, 10, {1, 1});
+    whole.initialise(1);
+    const auto given = whole.export_parameters();
+    struct Case {
+        const char* description;
+        Names layers;  // in the file, of the net's four
+        std::string unused;
+    };
+    for (const Case& c : {Case{"the net's names", {"conv1", "conv2", "fc1", "fc2"}, "fc2"},
+                          Case{"another head", {"conv1", "conv2", "fc1", "head"}, "head"},
+                          Case{"a Sequential", {"0", "3", "7", "9"}, "9"},
+                          Case{"no head", {"conv1", "conv2", "fc1", ""}, ""}}) {
+        INFO(c.description);
+        auto file = given;
+        for (std::size_t i = 0; i < file.size(); ++i) {
+            file[i].name = c.layers[i / 2] + file[i].name.substr(file[i].name.find('.'));
+        }
+        std::erase_if(file, [](const HostTensor& t) { return t.name.starts_with("."); });
+        Net five(*backend, load_model("net"), {1, 28, 28}, 5, {1, 1});
+        five.initialise(2);
+        const auto drawn = five.export_parameters();
+        expect_error(ExitCode::bad_input, {"fc2"}, [&] { five.import_parameters(file, "w"); });
+        const auto remarks = five.import_parameters(file, "w", true);
+        CHECK(remarks.back() ==
+              "these begin anew: fc2.weight [5, 50], fc2.bias [5]; not used of the file: " +
+                  (c.unused.empty() ? "nothing"
+                                    : c.unused + ".weight [10, 50], " + c.unused + ".bias [10]"));
+        const auto taken = five.export_parameters();
+        for (std::size_t i = 0; i < taken.size(); ++i) {
+            INFO(taken[i].name);
+            CHECK(taken[i].values == (i < 6 ? given[i] : drawn[i]).values);
+        }
+    }
+    // A layer is taken as a whole: of this one only the bias has another shape.
+    auto file = given;
+    file[1].shape = {2, 5};
+    CHECK(whole.import_parameters(file, "w", true).back() ==
+          "these begin anew: conv1.weight [10, 1, 5, 5], conv1.bias [10]; "
+          "not used of the file: conv1.weight [10, 1, 5, 5], conv1.bias [2, 5]");
+    Net other(*backend, parse_model("linear 3\nlinear classes\n", "mine"), {1, 4, 4}, 10, {});
+    expect_error(ExitCode::bad_input, {"nothing in the file fits the net", "fc1.bias [3]"},
+                 [&] { other.import_parameters(given, "w", true); });
+    // Which of the file's two layers the net's one is cannot be known.
+    Net same(*backend, parse_model("linear 10\nlinear classes\n", "mine"), {1, 2, 5}, 10, {});
+    auto layers = same.export_parameters();
+    for (HostTensor& tensor : layers) {
+        tensor.name = "0." + tensor.name;
+    }
+    Net once(*backend, parse_model("linear 7\nlinear 10\nlinear classes\n", "mine"), {1, 2, 5}, 10,
+             {});
+    expect_error(ExitCode::bad_input, {"the net has 1 layers with the shapes of fc3, the file 2"},
+                 [&] { once.import_parameters(layers, "w", true); });
+}
+
 TEST_CASE("weights named by PyTorch's wrappers and containers are matched, or refused") {
     CHECK(import_as("net", {}) == "");
     expect_remarks("net", {}, "module.", {"prefix 'module.'"});

@@ -55,6 +55,7 @@ const std::map<std::string, std::string> kOwnFlags = {
     {"--resume", "--resume FILE"},
     {"--overwrite", "--overwrite"},
     {"--init", "--init FILE"},
+    {"--finetune", "--finetune"},
     {"--metrics", "--metrics FILE.csv"},
     {"--tensorboard", "--tensorboard FILE"},
     {"--trace", "--trace FILE"},
@@ -131,8 +132,8 @@ TEST_CASE("a flag that one rank alone has neither hangs the job nor changes what
             CHECK(losses(outcome.output) == expected);
             const bool events = name == "--tensorboard" || name == "--metrics";
             const bool writes = name == "--save" || name == "--trace" || events;
-            const bool roots =
-                writes || name == "--init" || name == "--resume" || name == "--overwrite";
+            const bool roots = writes || name == "--init" || name == "--finetune" ||
+                               name == "--resume" || name == "--overwrite";
             CHECK(count_of(outcome.output, name + " counts on rank 0 only") ==
                   (roots && rank == 1 ? 1 : 0));
             if (writes) {

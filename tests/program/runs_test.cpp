@@ -6,6 +6,7 @@
 #include <fstream>
 #include <map>
 
+#include "model/safetensors.hpp"
 #include "tests/program/gyre_process.hpp"
 #include "tests/program/protobuf_reader.hpp"
 #include "tests/support/catch.hpp"
@@ -153,6 +154,32 @@ TEST_CASE("--val-split: held-out images decide, and the test images are evaluate
     CHECK(count_of(outcome.output, "(" + std::to_string(right) + "/100)") == 1);
     set.refuse("--val-split 0.25 --no-eval", 2, "--no-eval");
     set.refuse("--val-split 1", 2, "'1' must be a number from 0.001 to 0.9");
+}
+
+TEST_CASE("--finetune trains a new head on weights of a net with fewer classes") {
+    const Set set;
+    const std::string first = set.file("first") + "/last.safetensors",
+                      second = set.file("second") + "/last.safetensors";
+    REQUIRE(run_gyre(0, set.base + "--epochs 1 --save " + set.file("first")).exit_code == 0);
+    const std::string more = "--classes 12 --init " + first;
+    set.refuse(more, 3, "'fc2.bias' has shape [4], but the net needs [12]");
+    const Outcome outcome = run_gyre(2, set.base + more + " --epochs 1 --finetune --save " +
+                                            set.file("second") + " --freeze 'conv*,fc1.*'");
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    CHECK(count_of(outcome.output, "these begin anew: fc2.weight [12, 50], fc2.bias [12];") == 1);
+    std::map<std::string, std::vector<float>> before, after;
+    for (auto [file, values] : {std::pair(first, &before), std::pair(second, &after)}) {
+        for (const gyre::model::HostTensor& tensor : gyre::model::read_safetensors(file).tensors) {
+            (*values)[tensor.name] = tensor.values;
+        }
+    }
+    for (const char* name : {"conv1.weight", "conv1.bias", "conv2.weight", "fc1.bias"}) {
+        CHECK(after.at(name) == before.at(name));
+    }
+    CHECK(after.at("fc2.bias").size() == 12);
+    CHECK(count_of(run_gyre(0, set.base + "--epochs 1 --finetune").output,
+                   "--finetune is for --init, which is not given: ignored") == 1);
 }
 
 TEST_CASE("--max-seconds ends a training like an interrupt, but with success") {

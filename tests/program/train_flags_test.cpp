@@ -115,6 +115,7 @@ const std::vector<Row> kRows = {
     {"--log-interval", "7", [](O o) { return o.reports.log_interval == 7; }, true},
     {"--save", "x", [](O o) { return o.checkpoints.save == "x"; }, false},
     {"--init", "x", [](O o) { return o.net.init == "x"; }, false},
+    {"--finetune", "", [](O o) { return o.net.finetune; }, false},
     {"--save-every", "7steps",
      [](O o) { return o.checkpoints.every.count == 7 && o.checkpoints.every.steps; }, true},
     {"--keep", "7", [](O o) { return o.checkpoints.keep == 7; }, true},

@@ -25,10 +25,14 @@ namespace {
 // The weights that rank 0 begins with.
 void start_weights(Net& net, const RunSpec& options) {
     const std::string& file = options.net.init;
-    if (file.empty()) {
-        return net.initialise(options.seed);
+    if (file.empty() || options.net.finetune) {
+        net.initialise(options.seed);
     }
-    for (const std::string& remark : net.import_parameters(read_weights(file).tensors, file)) {
+    if (file.empty()) {
+        return;
+    }
+    for (const std::string& remark :
+         net.import_parameters(read_weights(file).tensors, file, options.net.finetune)) {
         fmt::print(stderr, "gyre: {}: {}\n", file, remark);
     }
 }

@@ -59,6 +59,7 @@ void tell_of_ignored(const RunSpec& options) {
     const std::tuple<bool, const char*, const char*> ignored[] = {
         {options.checkpoints.overwrite && options.checkpoints.save.empty(), "--overwrite",
          "--save"},
+        {options.net.finetune && options.net.init.empty(), "--finetune", "--init"},
         {options.reports.trace_steps != TraceSteps{} && options.reports.trace.empty(),
          "--trace-steps", "--trace"}};
     for (const auto& [is, flag, needed] : ignored) {
