@@ -123,6 +123,13 @@ std::vector<Outcome> trained(int ranks, Settings settings, bool shared) {
     return run(ranks, settings, [](Rank& rank) { rank.train(0, kSteps); });
 }
 
+// Steps of a scaled loss.
+float skipped(const Outcome& outcome) {
+    const auto found = std::ranges::find(outcome.state, "scaler.skipped", &HostTensor::name);
+    REQUIRE(found != outcome.state.end());
+    return found->values.at(0);
+}
+
 const std::vector<Settings> kSettings = {
     {.optimizer = {.rule = UpdateRule::adam}},
     {.optimizer = {.rule = UpdateRule::adamw, .weight_decay = 0.1f},
@@ -236,11 +243,7 @@ TEST_CASE("shared updates of shards give the same bits on any number of ranks") 
 TEST_CASE("shared updates skip what every rank would skip") {
     const Settings& scaled = kSettings.back();
     for (const Outcome& outcome : trained(3, scaled, true)) {
-        const auto skipped =
-            std::find_if(outcome.state.begin(), outcome.state.end(),
-                         [](const HostTensor& t) { return t.name == "scaler.skipped"; });
-        REQUIRE(skipped != outcome.state.end());
-        CHECK(skipped->values.at(0) >= 1.0f);
+        CHECK(skipped(outcome) >= 1.0f);
     }
 }
 
@@ -346,9 +349,13 @@ TEST_CASE("a shared training goes on from the state of another number of ranks, 
 TEST_CASE("a gradient that is not finite in one rank's share is known to all in the same step") {
     Settings settings{.optimizer = {.rule = UpdateRule::adam}};
     settings.shared = true;
-    for (const int spoilt : {0, 1, 2, 3, 4, 5}) {
-        // As gradients arrive, and when their norm is taken.
-        settings.optimizer.max_grad_norm = spoilt < 3 ? std::nullopt : std::optional(1.0f);
+    for (const int spoilt : {0, 1, 2, 3, 4, 5, 6, 7, 8}) {
+        // As gradients arrive, when their norm is taken, and when they are unscaled.
+        const bool clipped = spoilt / 3 == 1, scaled = spoilt / 3 == 2;
+        settings.optimizer.max_grad_norm = clipped ? std::optional(1.0f) : std::nullopt;
+        settings.optimizer.loss_scaling =
+            scaled ? std::optional(LossScaling{.init_scale = 1.0f}) : std::nullopt;
+        settings.precision = scaled ? Precision::fp16 : Precision::fp32;
         // In the last step one rank alone sees a NaN, in its row of the largest sum.
         std::mutex mutex;
         std::int64_t largest = 0;
@@ -372,14 +379,22 @@ TEST_CASE("a gradient that is not finite in one rank's share is known to all in 
                     std::numeric_limits<float>::quiet_NaN();
             }
         };
-        INFO("rank " << spoilt % 3 << (spoilt < 3 ? "" : ", clipped"));
+        INFO("rank " << spoilt % 3 << (clipped ? ", clipped" : scaled ? ", scaled" : ""));
         const std::vector<Outcome> outcomes = run(3, settings, training, spoil);
         for (const Outcome& outcome : outcomes) {
             CHECK(outcome.shared > 0);
             REQUIRE(outcome.not_finite.size() == kSteps + 1);
-            CHECK(std::count(outcome.not_finite.begin(), outcome.not_finite.end(), "") == kSteps);
-            CHECK(outcome.not_finite.back().starts_with("fc"));
             CHECK(outcome.not_finite == outcomes.front().not_finite);
+            const auto finite =
+                std::count(outcome.not_finite.begin(), outcome.not_finite.end(), "");
+            if (scaled) {
+                CHECK(finite == kSteps + 1);
+                CHECK(skipped(outcome) == 1.0f);
+                CHECK(same(outcome.weights, outcomes.front().weights));
+                continue;
+            }
+            CHECK(finite == kSteps);
+            CHECK(outcome.not_finite.back().starts_with("fc"));
         }
     }
 }
