@@ -93,7 +93,7 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
               for (const Bucket& part : all) {
                   const Range range = {std::max(own.begin, part.begin), std::min(own.end, part.end),
                                        moment,
-                                       // What all ranks have, rank 0 counts.
+                                       // Rank 0 counts a range that all ranks have.
                                        own.shared() || rank() == 0};
                   if (range.begin >= range.end) {
                       continue;

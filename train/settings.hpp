@@ -25,7 +25,7 @@ Setting device_setting(RunSpec& run, std::string help);
 Setting optimizer_setting(RunSpec& run, std::string help);
 Setting bucket_setting(RunSpec& run);
 
-// What a run has for a setting.
+// The value that a run has for a setting.
 struct SettingValue {
     std::string name;
     std::string value;  // as Setting::value() writes it
@@ -33,7 +33,7 @@ struct SettingValue {
     Scope scope;
     bool must_match_on_resume;
 };
-// Those of all rows, in their order.
+// The values of all rows, in their order.
 std::vector<SettingValue> values_of(RunSpec run);
 // The one of this name; null if there is none.
 const SettingValue* find(const std::vector<SettingValue>& values, std::string_view name);

@@ -59,8 +59,8 @@ struct FiniteCheck {
     std::int64_t first_elem = 0;   // a multiple of kGrain
 };
 
-// What a rank finds in its gradients of a step, on the device, before they are clipped or an update
-// is skipped. Where ranks have shares of the gradients, all of them gather what each has found.
+// A rank's findings in its gradients of a step, on the device, before they are clipped or an update
+// is skipped. If ranks have shares of the gradients, all of them gather the findings of each.
 struct GradientFacts {
     double sum_of_squares = 0.0;
     std::int32_t not_finite = 0;  // FiniteCheck's word; 0 again once the step is decided

@@ -220,7 +220,7 @@ TEST_CASE("a step is decided by GradScaler's rule, and Adam counts only updates 
         DeviceBuffer<float> results(backend, 2);
         DeviceBuffer<std::int32_t> word(backend, 1);
         const float beta1 = 0.9f, beta2 = 0.99f, rate = 0.25f;
-        // Of three ranks, of which the first and the last find something in turn.
+        // There are three ranks; the first and the last find something in turn.
         DeviceBuffer<GradientFacts> facts(backend, 3);
         const LossScaleArgs args{.rule = rule,
                                  .state = state.get(),
