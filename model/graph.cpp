@@ -19,13 +19,17 @@ std::string text_of(const Shape& shape) {
                : fmt::format("[{}, {}, {}]", shape.channels, shape.height, shape.width);
 }
 
-LayerTensors weight_and_bias(const std::vector<std::int64_t>& weight_shape) {
+LayerTensors weight_and_bias(const std::vector<std::int64_t>& weight_shape, bool bias) {
     const std::int64_t elems = std::accumulate(weight_shape.begin(), weight_shape.end(),
                                                std::int64_t{1}, std::multiplies<>());
     const std::int64_t outputs = weight_shape.front(), fan_in = elems / outputs;
     return {
         .parameters = {{.name = "weight", .shape = weight_shape, .elems = elems, .fan_in = fan_in},
-                       {.name = "bias", .shape = {outputs}, .elems = outputs, .fan_in = fan_in}}};
+                       {.name = "bias",
+                        .shape = {outputs},
+                        .elems = outputs,
+                        .fan_in = fan_in,
+                        .fixed = !bias}}};
 }
 
 void GraphBuilder::fail(const std::string& why) const {

@@ -29,14 +29,16 @@ struct Parameter {
     std::int64_t elems = 0;
     std::int64_t fan_in = 1;
     Init init = Init::fan_in_uniform;
+    bool fixed = false;  // 0 for ever: there for kernels, but not trained, counted or in files
 };
 
 // A layer's tensors, besides its spec; names without the layer's.
 struct LayerTensors {
     std::vector<Parameter> parameters = {}, state = {};
 };
-// The parameters of a layer with a weight of this shape, its outputs first.
-LayerTensors weight_and_bias(const std::vector<std::int64_t>& weight_shape);
+// The parameters of a layer with a weight of this shape, its outputs first. bias: whether it is
+// trained.
+LayerTensors weight_and_bias(const std::vector<std::int64_t>& weight_shape, bool bias = true);
 
 // One operation. Its output is the value of the same number.
 struct Node {

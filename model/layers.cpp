@@ -29,7 +29,7 @@ void no_options(Words& words, LayerSpec&) {
 
 void parse_conv(Words& words, LayerSpec& layer) {
     layer.out = words.integer("the number of output channels", 1);
-    words.options("ksp", layer);
+    words.options("kspn", layer);
 }
 void build_conv(GraphBuilder& net, const LayerSpec& layer) {
     net.require_planes();
@@ -38,19 +38,22 @@ void build_conv(GraphBuilder& net, const LayerSpec& layer) {
         net.fail(fmt::format("its {0} x {0} window with padding {1} is larger than its input",
                              layer.kernel, layer.padding));
     }
-    net.append(
-        "conv", Conv2dSpec{.shape = shape},
-        weight_and_bias({shape.out_channels, shape.in.channels, shape.kernel, shape.kernel}));
+    net.append("conv", Conv2dSpec{.shape = shape},
+               weight_and_bias({shape.out_channels, shape.in.channels, shape.kernel, shape.kernel},
+                               layer.bias));
 }
 
 void parse_maxpool(Words& words, LayerSpec& layer) {
     layer.kernel = words.integer("the window", 1);
     layer.stride = layer.kernel;
-    words.options("s", layer);
+    words.options("sp", layer);
 }
 void build_maxpool(GraphBuilder& net, const LayerSpec& layer) {
     net.require_planes();
-    const MaxPool2dShape shape{net.shape(), layer.kernel, layer.stride};
+    if (layer.padding > layer.kernel / 2) {
+        net.fail(fmt::format("its padding {} is more than half of its window", layer.padding));
+    }
+    const MaxPool2dShape shape{net.shape(), layer.kernel, layer.stride, layer.padding};
     if (shape.out().height < 1 || shape.out().width < 1) {
         net.fail(fmt::format("its {0} x {0} window is larger than its input", layer.kernel));
     }
@@ -173,8 +176,8 @@ void build_add(GraphBuilder& net, const LayerSpec& layer) {
 void build_nothing(GraphBuilder&, const LayerSpec&) {}
 
 constexpr LayerType kLayerTypes[] = {
-    {"conv", "conv OUT kK [sS] [pP]", parse_conv, build_conv},
-    {"maxpool", "maxpool K [sS]", parse_maxpool, build_maxpool},
+    {"conv", "conv OUT kK [sS] [pP] [nobias]", parse_conv, build_conv},
+    {"maxpool", "maxpool K [sS] [pP]", parse_maxpool, build_maxpool},
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
     {"batchnorm", "batchnorm [local]", parse_batchnorm, build_batchnorm},
     {"relu", "relu", no_options, build_relu},
@@ -256,6 +259,10 @@ void Words::options(std::string_view letters, LayerSpec& layer) {
             fail(fmt::format("'{}' was not expected", *word));
         }
         seen += letter;
+        if (*word == "nobias") {
+            layer.bias = false;
+            continue;
+        }
         const int value =
             checked_integer(word->substr(1), *word, "an option", letter == 'p' ? 0 : 1);
         (letter == 'k' ? layer.kernel : letter == 's' ? layer.stride : layer.padding) = value;

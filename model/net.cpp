@@ -79,8 +79,10 @@ void Net::make_head(const NetOptions& options) {
 void Net::place_parameters(const NetOptions& options) {
     const auto place = [](Parameter& tensor, std::int64_t& end, std::vector<Parameter>& list) {
         tensor.offset_elems = end;
-        end += (tensor.elems + kAlignElems - 1) / kAlignElems * kAlignElems;
-        list.push_back(tensor);
+        end += padded(tensor.elems);
+        if (!tensor.fixed) {
+            list.push_back(tensor);
+        }
     };
     std::int64_t state_elems = 0;
     for (Node& node : graph_.nodes) {
@@ -103,7 +105,13 @@ void Net::place_parameters(const NetOptions& options) {
 void Net::find_fusable_layers(const Graph& fused, int most_images) {
     TrainingPassSpec spec{
         .input = input_shape_, .classes = classes_, .layers = {}, .images = most_images};
-    std::size_t parameter = 0;
+    std::vector<std::int64_t> offsets;  // of each layer's weight and bias
+    for (const Node& node : graph_.nodes) {
+        for (const Parameter& parameter : node.parameters) {
+            offsets.push_back(parameter.offset_elems);
+        }
+    }
+    auto offset = offsets.begin();
     for (std::size_t i = 0; i < fused.nodes.size(); ++i) {
         const Node& node = fused.nodes[i];
         const int before = i == 0 ? Node::kInput : static_cast<int>(i) - 1;
@@ -113,8 +121,8 @@ void Net::find_fusable_layers(const Graph& fused, int most_images) {
         TrainingPassSpec::Layer& layer = spec.layers.emplace_back();
         layer.spec = node.spec;
         if (!node.parameters.empty()) {
-            layer.weight_offset = parameters_[parameter++].offset_elems;
-            layer.bias_offset = parameters_[parameter++].offset_elems;
+            layer.weight_offset = *offset++;
+            layer.bias_offset = *offset++;
         }
     }
     fusable_layers_ = std::move(spec);
@@ -231,8 +239,7 @@ void Net::backward_params(std::size_t node, const Batch& batch, const float* x, 
 
 Net::FlatRange Net::flat_range(const Node& node) {
     const Parameter& last = node.parameters.back();
-    return {node.parameters.front().offset_elems,
-            (last.offset_elems + last.elems + kAlignElems - 1) / kAlignElems * kAlignElems};
+    return {node.parameters.front().offset_elems, padded(last.offset_elems + last.elems)};
 }
 
 void Net::backward(const Batch& batch, const BackwardHooks& hooks) {

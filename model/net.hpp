@@ -51,6 +51,9 @@ struct BackwardHooks {
 class Net {
  public:
     static constexpr std::int64_t kAlignElems = 16;
+    static constexpr std::int64_t padded(std::int64_t elems) {
+        return (elems + kAlignElems - 1) / kAlignElems * kAlignElems;
+    }
     static constexpr std::int64_t kStatsElems = sizeof(StepStats) / sizeof(float);
 
     // Throws Error(bad_input) for a model that does not fit the images.

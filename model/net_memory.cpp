@@ -287,7 +287,7 @@ std::string Net::description() const {
     for (const Node& node : graph_.nodes) {
         std::int64_t elems = 0;
         for (const Parameter& parameter : node.parameters) {
-            elems += parameter.elems;
+            elems += parameter.fixed ? 0 : parameter.elems;
         }
         text += fmt::format("{}  {} -> {}{}\n", node.name, text_of(node.in), text_of(node.out),
                             elems == 0 ? "" : fmt::format(", {} parameters", elems));

@@ -51,7 +51,8 @@ Operator operator_of(const LinearSpec&) {
 Operator operator_of(const MaxPool2dSpec& spec) {
     const MaxPool2dShape& s = spec.shape;
     return {"MaxPool", attribute("kernel_shape", {s.kernel, s.kernel}) +
-                           attribute("strides", {s.stride, s.stride})};
+                           attribute("strides", {s.stride, s.stride}) +
+                           attribute("pads", {s.padding, s.padding, s.padding, s.padding})};
 }
 Operator operator_of(const AvgPool2dSpec& spec) {
     return {"AveragePool", attribute("kernel_shape", {spec.kernel_height, spec.kernel_width}) +
@@ -105,7 +106,9 @@ class Nodes {
         }
         for (const auto* list : {&node.parameters, &node.state}) {
             for (const Parameter& parameter : *list) {
-                inputs.push_back(parameter.name);
+                if (!parameter.fixed) {
+                    inputs.push_back(parameter.name);
+                }
             }
         }
         const bool last = i + 1 == graph_.nodes.size();

@@ -1,8 +1,8 @@
 // A net as data: the list of its layers, read from a small text file, one layer a line.
 //
 //   # comment                        nothing
-//   conv OUT kK [sS] [pP]            2-D convolution, K x K window, stride S (1), padding P (0)
-//   maxpool K [sS]                   max-pooling, K x K window, stride S (K)
+//   conv OUT kK [sS] [pP] [nobias]   2-D convolution, K x K window, stride S (1), padding P (0)
+//   maxpool K [sS] [pP]              max-pooling, K x K window, stride S (K), padding P (0)
 //   avgpool K [sS] | avgpool global  average over K x K windows | each whole plane
 //   batchnorm [local]                statistics over the global batch, or each rank's share
 //   relu
@@ -29,6 +29,7 @@ struct LayerSpec {
     const LayerType* type = nullptr;
     int out = 0;  // channels or features; 0: the number of classes
     int kernel = 1, stride = 1, padding = 0;
+    bool bias = true;
     float probability = 0.0f;
     bool local = false;  // statistics of a rank's share
     std::string name;    // of a value

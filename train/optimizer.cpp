@@ -49,11 +49,9 @@ std::vector<Bucket> trained(const Net& net, const std::string& freeze) {
             }
         }
         names += (i == 0 ? "" : ", ") + parameter.name;
-        const std::int64_t end = i + 1 < net.parameters().size()
-                                     ? net.parameters()[i + 1].offset_elems
-                                     : net.flat_elems();
         if (!frozen) {
-            ranges.push_back({parameter.offset_elems, end});
+            const std::int64_t begin = parameter.offset_elems;
+            ranges.push_back({begin, begin + Net::padded(parameter.elems)});
         }
     }
     if (!unused.empty() || ranges.empty()) {
@@ -191,7 +189,8 @@ void Optimizer::begin_step(std::int32_t* not_finite, int index) {
 }
 
 const UpdateArgs* Optimizer::in_pass() {
-    return waits() || !spec_.freeze.empty() ? nullptr : &update_;
+    const bool all = ranges_.size() == 1 && ranges_.front().elems() == net_.flat_elems();
+    return waits() || !all ? nullptr : &update_;
 }
 
 void Optimizer::updated(std::int64_t begin, std::int64_t end) {

@@ -147,7 +147,8 @@ inline UnpoolFunction unpool_function(int kernel) {
 // Whether each input belongs to exactly one window, so that dx need not be zeroed first.
 inline bool windows_cover(const MaxPool2dShape& shape) {
     const Shape out = shape.out();
-    return shape.stride == shape.kernel && out.height * shape.stride == shape.in.height &&
+    return shape.stride == shape.kernel && shape.padding == 0 &&
+           out.height * shape.stride == shape.in.height &&
            out.width * shape.stride == shape.in.width;
 }
 

@@ -1,12 +1,14 @@
-// Max-pooling: y[p][oh][ow] = max over kh, kw of x[p][oh*s + kh][ow*s + kw] for each plane p of
-// n * channels. NaN propagates. The forward pass keeps the position kh * kernel + kw of the first
-// maximum (one byte), and the backward pass routes dy to it:
+// Max-pooling: y[p][oh][ow] = max over kh, kw of x[p][oh*s - padding + kh][ow*s - padding + kw],
+// those within the plane, for each plane p of n * channels. NaN propagates. The forward pass keeps
+// the position kh * kernel + kw of the first maximum (one byte), and the backward pass routes dy to
+// it:
 //   dx[p][h][w] = sum of dy[p][oh][ow] over the windows whose argmax is (h, w), by oh, ow.
 //
 // Memory-bound. Bytes per input for 2x2 windows: forward 4 read, 1.25 written; backward 1.25 read,
 // 4 written; 1 comparison. 256 threads per block.
-//   2x2 windows, stride 2, even width: a thread has 2 adjacent windows, with accesses of 16 bytes
-//   (x, dx), 8 (y, dy) and 2 (argmax), or half of that if the width is not a multiple of 4.
+//   2x2 windows, stride 2, even width, no padding: a thread has 2 adjacent windows, with accesses
+//   of 16 bytes (x, dx), 8 (y, dy) and 2 (argmax), or half of that if the width is not a multiple
+//   of 4.
 //   Otherwise: forward one thread per output; backward one thread per square of stride x stride
 //   inputs, which reads all windows that cover it, so that no two threads add to one input.
 // A plane has fewer than 2^31 elements.
@@ -19,7 +21,7 @@ namespace {
 // Unsigned, because nvcc's 64-bit division uses the 32-bit one at run time if operands allow it.
 struct Extents {
     std::uint32_t in_height, in_width, out_height, out_width;
-    int kernel, stride;
+    int kernel, stride, padding;
 };
 
 // One unit of work per thread, without a loop over `elems`: nvcc would unroll it, which takes a
@@ -160,7 +162,7 @@ __global__ void backward_2x2_kernel(std::int64_t elems, Extents e, const float* 
 }
 
 // --- any window --------------------------------------------------------------------------------
-// kKernel, kStride: the extents if known at compile time, else 0.
+// kKernel, kStride: the extents if known at compile time, else 0. kPadded: there may be padding.
 
 struct Place2d {
     std::int64_t plane;
@@ -175,7 +177,7 @@ __device__ __forceinline__ Place2d place_of(std::int64_t i, std::uint32_t height
             static_cast<int>(at - row * width)};
 }
 
-template <int kKernel, int kStride>
+template <int kKernel, int kStride, bool kPadded>
 __global__ void forward_kernel(std::int64_t elems, Extents e, const float* x, float* y,
                                std::uint8_t* argmax) {
     const int kernel = kKernel > 0 ? kKernel : e.kernel;
@@ -185,13 +187,30 @@ __global__ void forward_kernel(std::int64_t elems, Extents e, const float* x, fl
         return;
     }
     const Place2d out = place_of(i, e.out_height, e.out_width);
-    const float* row = x + (out.plane * e.in_height + std::int64_t{out.h} * stride) * e.in_width +
-                       std::int64_t{out.w} * stride;
-    float best = *row;
+    float best = 0.0f;
     int where = 0;
-    for (int kh = 0; kh < kernel; ++kh, row += e.in_width) {
-        for (int kw = 0; kw < kernel; ++kw) {
-            take_larger(row[kw], kh * kernel + kw, best, where);
+    if constexpr (kPadded) {
+        const int h = out.h * stride - e.padding, w = out.w * stride - e.padding;
+        const int first_h = max(-h, 0), first_w = max(-w, 0);
+        const int end_h = min(kernel, static_cast<int>(e.in_height) - h);
+        const int end_w = min(kernel, static_cast<int>(e.in_width) - w);
+        const float* row = x + (out.plane * e.in_height + h + first_h) * e.in_width + w + first_w;
+        best = *row;
+        where = first_h * kernel + first_w;
+        for (int kh = first_h; kh < end_h; ++kh, row += e.in_width) {
+            for (int kw = first_w; kw < end_w; ++kw) {
+                take_larger(row[kw - first_w], kh * kernel + kw, best, where);
+            }
+        }
+    } else {
+        const float* row = x +
+                           (out.plane * e.in_height + std::int64_t{out.h} * stride) * e.in_width +
+                           std::int64_t{out.w} * stride;
+        best = *row;
+        for (int kh = 0; kh < kernel; ++kh, row += e.in_width) {
+            for (int kw = 0; kw < kernel; ++kw) {
+                take_larger(row[kw], kh * kernel + kw, best, where);
+            }
         }
     }
     y[i] = best;
@@ -200,9 +219,9 @@ __global__ void forward_kernel(std::int64_t elems, Extents e, const float* x, fl
     }
 }
 
-// squares: the number of stride x stride squares of inputs in all planes; each has the index of the
-// window that begins in its corner.
-template <int kKernel, int kStride>
+// squares: the number of stride x stride squares of inputs, with the padding above and left of
+// them, in all planes; each has the index of the window that begins in its corner.
+template <int kKernel, int kStride, bool kPadded>
 __global__ void backward_kernel(std::int64_t squares, Extents e, const float* __restrict__ dy,
                                 const std::uint8_t* __restrict__ argmax, float* __restrict__ dx) {
     const std::int64_t i = thread_index();
@@ -214,15 +233,20 @@ __global__ void backward_kernel(std::int64_t squares, Extents e, const float* __
     const auto in_height = static_cast<int>(e.in_height), in_width = static_cast<int>(e.in_width);
     const auto out_height = static_cast<int>(e.out_height),
                out_width = static_cast<int>(e.out_width);
-    const Place2d square = place_of(i, (e.in_height - 1) / static_cast<std::uint32_t>(stride) + 1,
-                                    (e.in_width - 1) / static_cast<std::uint32_t>(stride) + 1);
+    const int padding = kPadded ? e.padding : 0;
+    const auto squares_of = [=](std::uint32_t extent) {
+        return (extent + static_cast<std::uint32_t>(padding) - 1) /
+                   static_cast<std::uint32_t>(stride) +
+               1;
+    };
+    const Place2d square = place_of(i, squares_of(e.in_height), squares_of(e.in_width));
     const std::int64_t in_plane = square.plane * in_height * in_width;
     const std::int64_t out_plane = square.plane * out_height * out_width;
     const int reach = (kernel - 1) / stride;  // earlier windows that also cover the square
     for (int r = 0; r < stride; ++r) {
         for (int c = 0; c < stride; ++c) {
-            const int h = square.h * stride + r, w = square.w * stride + c;
-            if (h >= in_height || w >= in_width) {
+            const int h = square.h * stride + r - padding, w = square.w * stride + c - padding;
+            if (h >= in_height || w >= in_width || (kPadded && (h < 0 || w < 0))) {
                 continue;
             }
             float sum = 0.0f;
@@ -249,7 +273,8 @@ Extents extents_of(const MaxPool2dShape& shape) {
             static_cast<std::uint32_t>(out.height),
             static_cast<std::uint32_t>(out.width),
             shape.kernel,
-            shape.stride};
+            shape.stride,
+            shape.padding};
 }
 
 bool aligned(const void* at, std::size_t bytes) {
@@ -260,7 +285,7 @@ bool aligned(const void* at, std::size_t bytes) {
 // larger of input and output, narrow: the smaller.
 int width_2x2(const MaxPool2dShape& shape, const float* wide, const float* narrow,
               const std::uint8_t* argmax) {
-    if (shape.kernel != 2 || shape.stride != 2 || shape.in.width % 2 != 0 ||
+    if (shape.kernel != 2 || shape.stride != 2 || shape.padding != 0 || shape.in.width % 2 != 0 ||
         shape.out().elems() == 0 || !aligned(wide, sizeof(float2))) {
         return 0;
     }
@@ -274,11 +299,14 @@ void maxpool2d_forward(const Context& context, const MaxPool2dShape& shape, int 
                        float* y, std::uint8_t* argmax) {
     const std::int64_t outputs = shape.out().elems() * n;
     const int wide = width_2x2(shape, x, y, argmax);
-    const auto kernel = wide == 4                                ? forward_2x2_kernel<4>
-                        : wide == 2                              ? forward_2x2_kernel<2>
-                        : shape.kernel == 2 && shape.stride == 2 ? forward_kernel<2, 2>
-                        : shape.kernel == 3 && shape.stride == 2 ? forward_kernel<3, 2>
-                                                                 : forward_kernel<0, 0>;
+    const bool pads = shape.padding > 0, by_two = shape.stride == 2;
+    const auto kernel = wide == 4                             ? forward_2x2_kernel<4>
+                        : wide == 2                           ? forward_2x2_kernel<2>
+                        : pads && shape.kernel == 3 && by_two ? forward_kernel<3, 2, true>
+                        : pads                                ? forward_kernel<0, 0, true>
+                        : shape.kernel == 2 && by_two         ? forward_kernel<2, 2, false>
+                        : shape.kernel == 3 && by_two         ? forward_kernel<3, 2, false>
+                                                              : forward_kernel<0, 0, false>;
     // For the first two kernels, the number of elements in the windows' upper rows.
     const std::int64_t elems = wide > 0 ? 2 * outputs : outputs;
     start("maxpool2d_forward", kernel, context, elems, std::max(wide, 1), extents_of(shape), x, y,
@@ -288,12 +316,17 @@ void maxpool2d_forward(const Context& context, const MaxPool2dShape& shape, int 
 void maxpool2d_backward(const Context& context, const MaxPool2dShape& shape, int n, const float* dy,
                         const std::uint8_t* argmax, float* dx) {
     const int wide = width_2x2(shape, dx, dy, argmax);
-    const auto kernel = wide == 4                                ? backward_2x2_kernel<4>
-                        : wide == 2                              ? backward_2x2_kernel<2>
-                        : shape.kernel == 2 && shape.stride == 2 ? backward_kernel<2, 2>
-                        : shape.kernel == 3 && shape.stride == 2 ? backward_kernel<3, 2>
-                                                                 : backward_kernel<0, 0>;
-    const auto squares = [&](int extent) { return (extent - 1) / shape.stride + 1; };
+    const bool pads = shape.padding > 0, by_two = shape.stride == 2;
+    const auto kernel = wide == 4                             ? backward_2x2_kernel<4>
+                        : wide == 2                           ? backward_2x2_kernel<2>
+                        : pads && shape.kernel == 3 && by_two ? backward_kernel<3, 2, true>
+                        : pads                                ? backward_kernel<0, 0, true>
+                        : shape.kernel == 2 && by_two         ? backward_kernel<2, 2, false>
+                        : shape.kernel == 3 && by_two         ? backward_kernel<3, 2, false>
+                                                              : backward_kernel<0, 0, false>;
+    const auto squares = [&](int extent) {
+        return (extent + shape.padding - 1) / shape.stride + 1;
+    };
     const std::int64_t elems = wide > 0 ? 2 * shape.out().elems() * n
                                         : std::int64_t{n} * shape.in.channels *
                                               squares(shape.in.height) * squares(shape.in.width);

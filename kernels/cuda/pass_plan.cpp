@@ -361,7 +361,7 @@ class Planner {
         return true;
     }
     bool make(const MaxPool2dSpec& spec, std::size_t l) {
-        if (pools_ == kMostPassPools) {
+        if (pools_ == kMostPassPools || spec.shape.padding > 0) {
             return false;
         }
         add(l, PassKind::maxpool, pools_);

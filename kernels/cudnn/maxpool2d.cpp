@@ -13,12 +13,12 @@ class MaxPool2dOp final : public Op {
           pooling_(handles.cudnn.own(handles.cudnn.cudnnCreatePoolingDescriptor,
                                      handles.cudnn.cudnnDestroyPoolingDescriptor,
                                      "cudnnCreatePoolingDescriptor")) {
-        GYRE_CALL(
-            handles.cudnn,
-            cudnnSetPooling2dDescriptor(
-                pooling_.get(),
-                handles.deterministic ? CUDNN_POOLING_MAX_DETERMINISTIC : CUDNN_POOLING_MAX,
-                CUDNN_PROPAGATE_NAN, shape.kernel, shape.kernel, 0, 0, shape.stride, shape.stride));
+        GYRE_CALL(handles.cudnn,
+                  cudnnSetPooling2dDescriptor(
+                      pooling_.get(),
+                      handles.deterministic ? CUDNN_POOLING_MAX_DETERMINISTIC : CUDNN_POOLING_MAX,
+                      CUDNN_PROPAGATE_NAN, shape.kernel, shape.kernel, shape.padding, shape.padding,
+                      shape.stride, shape.stride));
         for_each_size(sizes, [&](int n, bool) { plan(n); });
         handles.context.workspace.reserve(output_bytes(sizes.train_images));
     }

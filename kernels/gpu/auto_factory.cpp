@@ -149,12 +149,14 @@ std::optional<Facts> facts_of(const LinearSpec& spec) {
 }
 std::optional<Facts> facts_of(const MaxPool2dSpec& spec) {
     const MaxPool2dShape& shape = spec.shape;
-    return Facts{.name = "maxpool2d",
-                 .shape = fmt::format("{} -> {}, kernel {}, stride {}", text_of(shape.in),
-                                      text_of(shape.out()), shape.kernel, shape.stride),
-                 .in_elems = shape.in.elems(),
-                 .out_elems = shape.out().elems(),
-                 .as_a_whole = true};
+    return Facts{
+        .name = "maxpool2d",
+        .shape = fmt::format("{} -> {}, kernel {}, stride {}{}", text_of(shape.in),
+                             text_of(shape.out()), shape.kernel, shape.stride,
+                             shape.padding > 0 ? fmt::format(", padding {}", shape.padding) : ""),
+        .in_elems = shape.in.elems(),
+        .out_elems = shape.out().elems(),
+        .as_a_whole = true};
 }
 
 std::optional<Facts> facts_of(const BatchNorm2dSpec& spec) {

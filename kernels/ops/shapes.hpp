@@ -42,14 +42,16 @@ struct Conv2dShape {
     std::int64_t flop_per_image() const { return 2 * out().plane_elems() * weight_elems(); }
 };
 
+// Padding, of which there is at most kernel / 2, is less than any value.
 struct MaxPool2dShape {
     Shape in;
     int kernel = 2;
     int stride = 2;
+    int padding = 0;
 
     Shape out() const {
-        return {in.channels, window_extent(in.height, kernel, stride, 0),
-                window_extent(in.width, kernel, stride, 0)};
+        return {in.channels, window_extent(in.height, kernel, stride, padding),
+                window_extent(in.width, kernel, stride, padding)};
     }
 };
 

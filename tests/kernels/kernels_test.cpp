@@ -21,13 +21,15 @@ const int kBatches[] = {1, 15, 17, 64};
 }  // namespace
 
 TEST_CASE("max-pooling picks the first maximum and routes the gradient to it", "[gpu]") {
-    const MaxPool2dShape shapes[] = {{{10, 24, 24}, 2, 2}, {{3, 7, 5}, 2, 2}, {{2, 1, 1}, 1, 1},
-                                     {{2, 9, 8}, 3, 2},    {{1, 7, 7}, 2, 3}, {{1, 6, 4}, 3, 1}};
+    const MaxPool2dShape shapes[] = {
+        {{10, 24, 24}, 2, 2}, {{3, 7, 5}, 2, 2},    {{2, 1, 1}, 1, 1},    {{2, 9, 8}, 3, 2},
+        {{1, 7, 7}, 2, 3},    {{1, 6, 4}, 3, 1},    {{3, 8, 9}, 3, 2, 1}, {{2, 6, 4}, 2, 2, 1},
+        {{1, 6, 4}, 3, 1, 1}, {{2, 7, 6}, 5, 3, 2}, {{1, 1, 1}, 3, 2, 1}, {{1, 5, 4}, 3, 3, 1}};
     on_every_backend([&](Bench& bench) {
         for (const MaxPool2dShape& s : shapes) {
             for (const int n : kBatches) {
                 INFO("pool " << s.in.height << "x" << s.in.width << " k" << s.kernel << " s"
-                             << s.stride << ", n = " << n);
+                             << s.stride << " p" << s.padding << ", n = " << n);
                 Floats x = random_floats(n * s.in.elems(), 11);
                 for (float& value : x) {
                     if (!bench.normwise) {  // libraries do not say which of equal values they take
@@ -41,16 +43,18 @@ TEST_CASE("max-pooling picks the first maximum and routes the gradient to it", "
                 for (std::size_t i = 0; i < expected.size(); ++i) {
                     const auto at = static_cast<std::int64_t>(i);
                     const std::int64_t plane = at / out.plane_elems();
-                    const std::int64_t corner =
-                        plane * s.in.plane_elems() +
-                        at / out.width % out.height * s.stride * s.in.width +
-                        at % out.width * s.stride;
-                    std::int64_t best = corner;
-                    for (int kh = 0; kh < s.kernel; ++kh) {
-                        for (int kw = 0; kw < s.kernel; ++kw) {
-                            const std::int64_t here = corner + kh * s.in.width + kw;
-                            if (x[static_cast<std::size_t>(here)] >
-                                x[static_cast<std::size_t>(best)]) {
+                    const std::int64_t top = at / out.width % out.height * s.stride - s.padding;
+                    const std::int64_t left = at % out.width * s.stride - s.padding;
+                    std::int64_t best = -1;
+                    for (std::int64_t h = top; h < top + s.kernel; ++h) {
+                        for (std::int64_t w = left; w < left + s.kernel; ++w) {
+                            if (h < 0 || h >= s.in.height || w < 0 || w >= s.in.width) {
+                                continue;
+                            }
+                            const std::int64_t here =
+                                plane * s.in.plane_elems() + h * s.in.width + w;
+                            if (best < 0 || x[static_cast<std::size_t>(here)] >
+                                                x[static_cast<std::size_t>(best)]) {
                                 best = here;
                             }
                         }

@@ -34,6 +34,11 @@ class BoundedNet {
             tensors_[tensor.name] = Values(tensor.values.begin(), tensor.values.end());
         }
         for (const model::Node& node : graph.nodes) {
+            for (const model::Parameter& parameter : node.parameters) {
+                if (parameter.fixed) {
+                    tensors_[parameter.name] = Values(size(parameter.elems));
+                }
+            }
             gradients_.emplace_back(size(n_ * node.out.elems()));
         }
         for (const model::Node& node : graph.nodes) {
@@ -170,12 +175,15 @@ class BoundedNet {
     // Calls body(output, input) for every input of every window.
     template <typename Body>
     void for_windows(const Shape& in, const Shape& out, int height, int width, int stride,
-                     Body&& body) const {
+                     int padding, Body&& body) const {
         for (std::int64_t plane = 0; plane < std::int64_t{n_} * in.channels; ++plane) {
             for (int o = 0; o < out.height * out.width; ++o) {
                 for (int k = 0; k < height * width; ++k) {
-                    const int row = o / out.width * stride + k / width;
-                    const int col = o % out.width * stride + k % width;
+                    const int row = o / out.width * stride - padding + k / width;
+                    const int col = o % out.width * stride - padding + k % width;
+                    if (row < 0 || row >= in.height || col < 0 || col >= in.width) {
+                        continue;
+                    }
                     body(size(plane * out.plane_elems() + o),
                          size(plane * in.plane_elems() + std::int64_t{row} * in.width + col));
                 }
@@ -184,11 +192,12 @@ class BoundedNet {
     }
     template <typename Body>
     void for_windows(const MaxPool2dSpec& s, Body&& body) const {
-        for_windows(s.shape.in, s.out(), s.shape.kernel, s.shape.kernel, s.shape.stride, body);
+        for_windows(s.shape.in, s.out(), s.shape.kernel, s.shape.kernel, s.shape.stride,
+                    s.shape.padding, body);
     }
     template <typename Body>
     void for_windows(const AvgPool2dSpec& s, Body&& body) const {
-        for_windows(s.in, s.out(), s.kernel_height, s.kernel_width, s.stride, body);
+        for_windows(s.in, s.out(), s.kernel_height, s.kernel_width, s.stride, 0, body);
     }
 
     void forward(const AvgPool2dSpec& s, const model::Node& node, Values& y) {

@@ -8,12 +8,14 @@
 #include "kernels/make_backend.hpp"
 #include "model/net.hpp"
 #include "model/spec.hpp"
+#include "tests/support/built_file.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/clip_norm.hpp"
 #include "tests/support/expect_error.hpp"
 
 using namespace gyre;
 using namespace gyre::model;
+using gyre::test::built_file;
 using gyre::test::expect_error;
 
 namespace {
@@ -52,6 +54,11 @@ TEST_CASE("the built-in nets have the parameters they are known for") {
     CHECK(net.parameters()[4].shape == std::vector<std::int64_t>{50, 320});
     const Net wide(*backend, load_model("wide"), {1, 28, 28}, 10, {4, 4});
     CHECK(wide.parameter_count() == 25775882);
+    // torchvision's number.
+    const Net resnet18(*backend, load_model(built_file("tests/resnet18.model")), {3, 64, 64}, 1000,
+                       {});
+    CHECK(resnet18.parameter_count() == 11689512);
+    CHECK(resnet18.state().size() == 40);  // two statistics of each batch normalisation
 }
 
 TEST_CASE("nets take their input and classes from the data") {
@@ -63,9 +70,13 @@ TEST_CASE("nets take their input and classes from the data") {
 
 TEST_CASE("model files: comments, options and defaults") {
     const ModelSpec model = parse_model(
-        "# a comment\n\n  conv 8 k3 s2 p1   # first\nmaxpool 3 s2\r\nmaxpool 2\nlinear classes\n",
+        "# a comment\n\n  conv 8 k3 s2 p1   # first\nmaxpool 3 s2\r\nmaxpool 2\nlinear classes\n"
+        "conv 8 nobias k3\nmaxpool 3 p1 s2\n",
         "mine");
-    REQUIRE(model.layers.size() == 4);
+    REQUIRE(model.layers.size() == 6);
+    CHECK(model.layers[0].bias);
+    CHECK(!model.layers[4].bias);
+    CHECK(model.layers[5].padding == 1);
     CHECK(model.layers[0].stride == 2);
     CHECK(model.layers[0].padding == 1);
     CHECK(model.layers[0].line == 3);
@@ -84,6 +95,9 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("conv 8 k3 p-1\n", {"'p-1'"});
     expect_bad_model("conv 8 k3 k5\n", {"'k5' was not expected"});
     expect_bad_model("conv 8 k3 q1\n", {"'q1' was not expected"});
+    expect_bad_model("conv 8 k3 nobias nobias\n", {"'nobias' was not expected"});
+    expect_bad_model("conv 8 k3 nope\n", {"'nope'", "[nobias]"});
+    expect_bad_model("maxpool 2 nobias\n", {"'nobias' was not expected"});
     expect_bad_model("conv 0 k3\n", {"'0'"});
     expect_bad_model("conv 99999999999 k3\n", {"'99999999999'"});
     expect_bad_model("conv 8.5 k3\n", {"'8.5'"});
@@ -104,6 +118,8 @@ TEST_CASE("nets that do not fit name the layer and the shapes") {
     expect_misfit("conv 8 k9\nlinear classes\n", {1, 8, 8}, 10, {"line 1", "9 x 9", "[1, 8, 8]"});
     expect_misfit("maxpool 4\nmaxpool 4\nlinear classes\n", {3, 8, 9}, 10,
                   {"line 2", "4 x 4", "[3, 2, 2]", "[3, 8, 9]"});
+    expect_misfit("maxpool 3 s2 p2\nlinear classes\n", {1, 8, 8}, 10,
+                  {"line 1", "padding 2 is more than half of its window"});
     expect_misfit("linear 8\nconv 3 k1\nlinear classes\n", {1, 8, 8}, 10,
                   {"line 2", "flat", "[8]"});
     expect_misfit("linear 8\ndropout2d 0.5\n", {1, 8, 8}, 8, {"line 2", "flat"});

@@ -117,14 +117,15 @@ TEST_CASE("an ONNX model has the net's operations in order and its parameters to
 TEST_CASE("an ONNX model's operators have the net's windows, and a sum both of its inputs") {
     const Shape image{3, 20, 16};
     const ModelSpec spec = parse_model(
-        "conv 4 k5 s2 p1\nas a\nconv 4 k1\nbatchnorm\nas b\nrelu\nadd a\nadd b\nmaxpool 3 s2\n"
+        "conv 4 k5 s2 p1\nas a\nconv 4 k1 nobias\nbatchnorm\nas b\nrelu\nadd a\nadd b\n"
+        "maxpool 3 s2 p1\n"
         "avgpool 3 s1\navgpool global\nlinear classes\n",
         "windows");
     const auto backend = make_cpu_backend(1);
     Net net(*backend, spec, image, 5, {.train_batch = 1, .eval_batch = 1});
     const Model model = read_model(
         onnx_model(build_graph(spec, image, 5, false), image, net.export_parameters(), {}));
-    // [9, 7] after the first convolution, [4, 3] after maxpool, [2, 1] after the first avgpool.
+    // [9, 7] after the first convolution, [5, 4] after maxpool, [3, 2] after the first avgpool.
     const std::vector<std::map<std::string, std::string>> expected = {
         {{"kernel_shape", "5 5"}, {"strides", "2 2"}, {"pads", "1 1 1 1"}},
         {{"kernel_shape", "1 1"}, {"strides", "1 1"}, {"pads", "0 0 0 0"}},
@@ -132,13 +133,15 @@ TEST_CASE("an ONNX model's operators have the net's windows, and a sum both of i
         {},
         {},
         {},
-        {{"kernel_shape", "3 3"}, {"strides", "2 2"}},
+        {{"kernel_shape", "3 3"}, {"strides", "2 2"}, {"pads", "1 1 1 1"}},
         {{"kernel_shape", "3 3"}, {"strides", "1 1"}},
-        {{"kernel_shape", "2 1"}, {"strides", "1 1"}},
+        {{"kernel_shape", "3 2"}, {"strides", "1 1"}},
         {},
         {{"transB", "1"}}};
     CHECK(model.attributes == expected);
     REQUIRE(model.operators.size() == expected.size());
+    CHECK(model.inputs[0] == std::vector<std::string>{"input", "conv1.weight", "conv1.bias"});
+    CHECK(model.inputs[1] == std::vector<std::string>{"conv1", "conv2.weight"});
     CHECK(model.inputs[4] == std::vector<std::string>{"relu1", "conv1"});
     CHECK(model.inputs[5] == std::vector<std::string>{"add1", "bn1"});
 }

@@ -22,10 +22,10 @@ EVERY = """conv 4 k3 p1 s2
 batchnorm
 relu
 as a
-conv 4 k3 p1
+conv 4 k3 p1 nobias
 batchnorm local
 add a
-maxpool 2
+maxpool 2 p1
 dropout2d 0.5
 avgpool 2
 conv 6 k1

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -409,4 +410,65 @@ TEST_CASE("frozen parameters stay as they are, and the others' updates do not de
                  [&] { step(clipped, "conv1.*,fc3"); });
     expect_error(ExitCode::usage, {"`freeze` *", "no parameter is left"},
                  [&] { step(clipped, "*"); });
+}
+
+TEST_CASE("a convolution without bias trains as one whose bias is 0 and frozen") {
+    struct Case {
+        bool emulated;
+        int ranks;
+        OptimizerSpec optimizer;
+    };
+    const auto train = [](const Case& c, bool bias, std::vector<HostTensor> start) {
+        const std::string end = bias ? "\n" : " nobias\n";
+        const ModelSpec model = parse_model("conv 4 k5 s2" + end + "batchnorm\nrelu\nconv 6 k3" +
+                                                end + "maxpool 3 s2 p1\nrelu\nlinear classes\n",
+                                            "mine");
+        std::vector<HostTensor> after;
+        ThreadRanks job(c.ranks);
+        job.run([&](Communicator& comm) {
+            const auto backend = c.emulated ? make_emulated_backend({}) : make_cpu_backend(1);
+            RunSpec run{.batch = {.global_batch = 12}, .optimizer = c.optimizer};
+            run.optimizer.freeze = bias ? "conv*.bias" : "";
+            run.reduction.shard_optimizer = c.ranks > 1 ? ShardUse::on : ShardUse::off;
+            Session session(comm, *backend, run, {.model = model},
+                            random_images(36, {1, 28, 28}, 10), {{0.5f}, {0.3f}});
+            session.initialise();
+            if (bias) {
+                session.net().import_parameters(start, "start");
+            }
+            const auto before = session.net().export_parameters();
+            session.trainer().begin_epoch(1);
+            for (int step = 0; step < 3; ++step) {
+                session.trainer().step(step, false);
+            }
+            while (session.trainer().next_result()) {
+            }
+            if (comm.is_root()) {
+                start = before;
+                after = session.net().export_parameters();
+            }
+        });
+        return std::pair(start, after);
+    };
+    const OptimizerSpec sgd{.weight_decay = 0.1f, .max_grad_norm = 0.5f};
+    const OptimizerSpec adam{.rule = UpdateRule::adamw};
+    for (const Case& c : {Case{false, 1, sgd}, Case{true, 1, adam}, Case{false, 3, sgd},
+                          Case{false, 2, {.momentum = 0.0f}}}) {
+        INFO("emulated " << c.emulated << ", " << c.ranks << " ranks");
+        auto [start, without] = train(c, false, {});
+        REQUIRE(without.size() == 8);
+        start.push_back({"conv1.bias", {4}, std::vector<float>(4)});
+        start.push_back({"conv2.bias", {6}, std::vector<float>(6)});
+        std::map<std::string, std::vector<float>> with;
+        for (const HostTensor& tensor : train(c, true, start).second) {
+            with[tensor.name] = tensor.values;
+        }
+        REQUIRE(with.size() == 10);
+        CHECK(with.at("conv1.bias") == std::vector<float>(4));
+        for (std::size_t i = 0; i < without.size(); ++i) {
+            INFO(without[i].name);
+            CHECK(without[i].values == with.at(without[i].name));
+            CHECK(without[i].values != start[i].values);
+        }
+    }
 }

@@ -40,13 +40,12 @@ void print_model(const InfoOptions& options) {
         model::build_graph(model::load_model(options.model), options.image, options.classes, true);
     std::vector<std::int64_t> begins;  // as a net places them
     std::int64_t elems = 0;
-    constexpr std::int64_t kAlign = model::Net::kAlignElems;
     for (const model::Node& node : graph.nodes) {
         if (!node.parameters.empty()) {
             begins.push_back(elems);
         }
         for (const model::Parameter& parameter : node.parameters) {
-            elems += (parameter.elems + kAlign - 1) / kAlign * kAlign;
+            elems += model::Net::padded(parameter.elems);
         }
     }
     const std::int64_t with_stats = elems + model::Net::kStatsElems;
@@ -59,7 +58,7 @@ void print_model(const InfoOptions& options) {
     for (const model::Node& node : graph.nodes) {
         std::int64_t own = 0;
         for (const model::Parameter& parameter : node.parameters) {
-            own += parameter.elems;
+            own += parameter.fixed ? 0 : parameter.elems;
         }
         std::string bucket;
         if (!node.parameters.empty()) {
