@@ -4,6 +4,7 @@
 
 #include <cctype>
 #include <charconv>
+#include <cmath>
 
 #include "base/error.hpp"
 #include "model/graph.hpp"
@@ -125,6 +126,21 @@ void build_relu(GraphBuilder& net, const LayerSpec&) {
     net.append("relu", ReluSpec{net.shape()});
 }
 
+void build_gelu(GraphBuilder& net, const LayerSpec&) {
+    net.append("gelu", ActivationSpec{.in = net.shape(), .function = Activation::gelu});
+}
+void build_silu(GraphBuilder& net, const LayerSpec&) {
+    net.append("silu", ActivationSpec{.in = net.shape(), .function = Activation::silu});
+}
+
+void parse_leaky_relu(Words& words, LayerSpec& layer) {
+    layer.slope = words.slope();
+    words.end();
+}
+void build_leaky_relu(GraphBuilder& net, const LayerSpec& layer) {
+    net.append("leaky_relu", ActivationSpec{net.shape(), Activation::leaky_relu, layer.slope});
+}
+
 void parse_dropout(Words& words, LayerSpec& layer) {
     layer.probability = words.probability();
     words.end();
@@ -181,6 +197,9 @@ constexpr LayerType kLayerTypes[] = {
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
     {"batchnorm", "batchnorm [local]", parse_batchnorm, build_batchnorm},
     {"relu", "relu", no_options, build_relu},
+    {"gelu", "gelu", no_options, build_gelu},
+    {"silu", "silu", no_options, build_silu},
+    {"leaky_relu", "leaky_relu SLOPE", parse_leaky_relu, build_leaky_relu},
     {"dropout", "dropout P", parse_dropout, build_dropout},
     {"dropout2d", "dropout2d P", parse_dropout, build_dropout2d},
     {"flatten", "flatten", no_options, build_flatten},
@@ -236,6 +255,15 @@ float Words::probability() {
     const auto value = number<float>(word);
     if (!value || !(*value >= 0.0f && *value <= 1.0f)) {
         fail(fmt::format("'{}' is no probability between 0 and 1", word));
+    }
+    return *value;
+}
+
+float Words::slope() {
+    const std::string word = next("the slope below zero");
+    const auto value = number<float>(word);
+    if (!value || !(*value > 0.0f) || !std::isfinite(*value)) {
+        fail(fmt::format("'{}' is no slope above 0, such as PyTorch's default of 0.01", word));
     }
     return *value;
 }

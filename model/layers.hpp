@@ -26,6 +26,7 @@ class Words {
     int checked_integer(const std::string& digits, const std::string& word, const char* what,
                         int least) const;
     float probability();
+    float slope();
     std::string name();
     // The remaining words, each a letter and a number, such as k5: kernel, stride, padding; or, if
     // `letters` has n, nobias. The kernel must be among them if `letters` has it.

@@ -61,6 +61,9 @@ Operator operator_of(const AvgPool2dSpec& spec) {
 Operator operator_of(const ReluSpec&) {
     return {"Relu"};
 }
+Operator operator_of(const ActivationSpec& spec) {
+    return {"LeakyRelu", attribute("alpha", spec.slope)};
+}
 Operator operator_of(const DropoutSpec&) {
     return {"Identity"};
 }
@@ -79,6 +82,38 @@ std::string node_field(const std::string& name, const Operator& op,
     }
     return text_field(1, node + text_field(2, output) + text_field(3, name) +
                              text_field(4, op.type) + op.attributes);
+}
+
+// The nodes of an operation: one, except for activations that this opset lacks.
+template <typename Spec>
+std::string nodes_of(const Spec& spec, const std::string& name,
+                     const std::vector<std::string>& inputs, const std::string& output) {
+    return node_field(name, operator_of(spec), inputs, output);
+}
+std::string nodes_of(const ActivationSpec& spec, const std::string& name,
+                     const std::vector<std::string>& inputs, const std::string& output) {
+    const std::string& x = inputs.front();
+    const auto part = [&](const char* suffix, const Operator& op, std::vector<std::string> from) {
+        return node_field(name + suffix, op, from, name + suffix);
+    };
+    const auto constant = [&](const char* suffix, float value) {
+        return part(suffix, {"Constant", attribute("value_float", value)}, {});
+    };
+    switch (spec.function) {
+        case Activation::gelu:  // x / 2 * (1 + erf(x / sqrt(2)))
+            return constant(".root", 0.707106781f) + constant(".one", 1.0f) +
+                   constant(".half", 0.5f) + part(".scaled", {"Mul"}, {x, name + ".root"}) +
+                   part(".erf", {"Erf"}, {name + ".scaled"}) +
+                   part(".twice", {"Add"}, {name + ".erf", name + ".one"}) +
+                   part(".cumulative", {"Mul"}, {name + ".twice", name + ".half"}) +
+                   node_field(name, {"Mul"}, {x, name + ".cumulative"}, output);
+        case Activation::silu:
+            return part(".sigmoid", {"Sigmoid"}, {x}) +
+                   node_field(name, {"Mul"}, {x, name + ".sigmoid"}, output);
+        case Activation::leaky_relu:
+            break;
+    }
+    return node_field(name, operator_of(spec), inputs, output);
 }
 
 // The nodes of a GraphProto. A value is [N][C][H][W], or [N][features] from the first Gemm or
@@ -113,9 +148,8 @@ class Nodes {
         }
         const bool last = i + 1 == graph_.nodes.size();
         const std::string output = last && flat_[i] ? "logits" : node.name;
-        text_ += node_field(
-            node.name, std::visit([](const auto& spec) { return operator_of(spec); }, node.spec),
-            inputs, output);
+        text_ += std::visit(
+            [&](const auto& spec) { return nodes_of(spec, node.name, inputs, output); }, node.spec);
         if (last && !flat_[i]) {
             text_ += node_field("flatten", {"Flatten"}, {output}, "logits");
         }

@@ -5,7 +5,8 @@
 //   maxpool K [sS] [pP]              max-pooling, K x K window, stride S (K), padding P (0)
 //   avgpool K [sS] | avgpool global  average over K x K windows | each whole plane
 //   batchnorm [local]                statistics over the global batch, or each rank's share
-//   relu
+//   relu | gelu | silu
+//   leaky_relu SLOPE                SLOPE > 0, of what is below zero
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
 //   flatten                          implied before the first linear layer
 //   linear OUT                       OUT is a number, or the word `classes`
@@ -31,6 +32,7 @@ struct LayerSpec {
     int kernel = 1, stride = 1, padding = 0;
     bool bias = true;
     float probability = 0.0f;
+    float slope = 0.0f;  // of leaky_relu
     bool local = false;  // statistics of a rank's share
     std::string name;    // of a value
     std::string text;    // as it was written

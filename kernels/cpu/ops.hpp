@@ -14,6 +14,7 @@ std::unique_ptr<Op> make_op(const Context&, const LinearSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const MaxPool2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const AvgPool2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const ReluSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const ActivationSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const BatchNorm2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const DropoutSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const AddSpec&, const OpSizes&);

@@ -22,6 +22,8 @@ std::unique_ptr<Op> make_op(const Context& context, const MaxPool2dSpec& spec,
 std::unique_ptr<Op> make_op(const Context& context, const AvgPool2dSpec& spec,
                             const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const ReluSpec& spec, const OpSizes& sizes);
+std::unique_ptr<Op> make_op(const Context& context, const ActivationSpec& spec,
+                            const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec,
                             const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const DropoutSpec& spec, const OpSizes& sizes);

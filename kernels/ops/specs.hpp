@@ -28,6 +28,15 @@ struct ReluSpec {
     Shape out() const { return in; }
 };
 
+// y = f(x) for each element; formulas: kernels/ops/activations.hpp.
+enum class Activation { gelu, silu, leaky_relu };
+struct ActivationSpec {
+    Shape in;
+    Activation function = Activation::gelu;
+    float slope = 0.01f;  // of leaky_relu; > 0
+    Shape out() const { return in; }
+};
+
 // y[c][oh][ow] = max over the window; NaN if the window contains one.
 struct MaxPool2dSpec {
     MaxPool2dShape shape;
@@ -114,7 +123,7 @@ struct BatchNorm2dSpec {
 };
 
 using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec, ReluSpec,
-                            DropoutSpec, BatchNorm2dSpec, AddSpec>;
+                            ActivationSpec, DropoutSpec, BatchNorm2dSpec, AddSpec>;
 
 inline bool is_fused(const OpSpec& spec) {
     return std::visit(

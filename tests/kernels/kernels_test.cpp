@@ -1,5 +1,5 @@
-// Max-pooling, ReLU and dropout on every backend, against a naive double-precision reference. Other
-// operations are in products_test.cpp and norm_pool_test.cpp.
+// Max-pooling, activations and dropout on every backend, against a naive double-precision
+// reference. Other operations are in products_test.cpp and norm_pool_test.cpp.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -80,7 +80,7 @@ TEST_CASE("max-pooling picks the first maximum and routes the gradient to it", "
     });
 }
 
-TEST_CASE("max-pooling and ReLU propagate NaN", "[gpu]") {
+TEST_CASE("max-pooling, ReLU and other activations propagate NaN", "[gpu]") {
     on_every_backend([](Bench& bench) {
         const Shape in{1, 2, 2}, out{1, 1, 1};
         for (std::size_t where = 0; where < 4; ++where) {
@@ -93,6 +93,14 @@ TEST_CASE("max-pooling and ReLU propagate NaN", "[gpu]") {
             CHECK(std::isnan(bench.read(out, 1, y)[0]));
             RunOp(bench.backend, ReluSpec{in}, 1).forward({.x = dev_x.get(), .y = dev_x.get()});
             CHECK(std::isnan(bench.read(in, 1, dev_x)[where]));
+            for (const Activation function :
+                 {Activation::gelu, Activation::silu, Activation::leaky_relu}) {
+                const Guarded at = bench.activation(in, 1, x), to = bench.empty_activation(in, 1);
+                RunOp op(bench.backend, ActivationSpec{in, function}, 1);
+                const Guarded& result = op.needs().in_place ? at : to;
+                op.forward({.x = at.get(), .y = result.get()});
+                CHECK(std::isnan(bench.read(in, 1, result)[where]));
+            }
         }
     });
 }
@@ -115,6 +123,53 @@ TEST_CASE("ReLU clips below zero, and its gradient is zero where the output is",
             }
             CHECK(bench.read(shape, n, y) == expected_y);
             CHECK(bench.read(shape, n, dx) == expected_dx);
+        }
+    });
+}
+
+TEST_CASE("activations and their gradients are the formulas of PyTorch's modules", "[gpu]") {
+    const Shape shape{3, 5, 7};
+    const ActivationSpec specs[] = {{shape, Activation::gelu},
+                                    {shape, Activation::silu},
+                                    {shape, Activation::leaky_relu, 0.25f},
+                                    {shape, Activation::leaky_relu, 2.0f}};
+    on_every_backend([&](Bench& bench) {
+        for (const ActivationSpec& spec : specs) {
+            for (const int n : kBatches) {
+                INFO("function " << static_cast<int>(spec.function) << ", n = " << n);
+                Floats x = random_floats(n * shape.elems(), 16);
+                for (float& value : x) {
+                    value *= 6.0f;
+                }
+                const Floats edges = {0.0f,  -0.0f,  1e-30f, -1e-30f, 0.75f,   -0.75f,
+                                      13.0f, -13.0f, 30.0f,  -30.0f,  1000.0f, -1000.0f};
+                std::copy(edges.begin(), edges.end(), x.begin() + 2);
+                const Floats dy = random_floats(n * shape.elems(), 17);
+                RunOp op(bench.backend, spec, n);
+                const bool in_place = op.needs().in_place;
+                const Guarded from = bench.activation(shape, n, x);
+                const Guarded to = bench.empty_activation(shape, n);
+                const Guarded gradient = bench.activation(shape, n, dy);
+                const Guarded result = bench.empty_activation(shape, n);
+                float* const y = in_place ? from.get() : to.get();
+                float* const dx = in_place ? gradient.get() : result.get();
+                op.forward({.x = from.get(), .y = y});
+                const Floats found = bench.read(shape, n, in_place ? from : to);
+                op.backward({.x = from.get(), .y = y, .dy = gradient.get(), .dx = dx});
+                const Floats found_dx = bench.read(shape, n, in_place ? gradient : result);
+                for (std::size_t i = 0; i < x.size(); ++i) {
+                    const auto expected = reference::activated(spec, double{x[i]});
+                    const double rounding = Sums::rounding(expected.roundings + 1);
+                    // Powers below e^-87 count as that.
+                    const double least = 0x1.2p-126 * 1.25 * (1.0 + std::abs(double{x[i]}));
+                    INFO("x = " << x[i]);
+                    CHECK(std::abs(double{found[i]} - expected.value) <=
+                          rounding * std::abs(expected.value) + least);
+                    CHECK(std::abs(double{found_dx[i]} - double{dy[i]} * expected.derivative) <=
+                          std::abs(double{dy[i]}) * rounding * expected.derivative_magnitude +
+                              least);
+                }
+            }
         }
     });
 }

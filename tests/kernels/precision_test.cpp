@@ -173,6 +173,8 @@ const std::vector<OpSpec> kSpecs = {
     MaxPool2dSpec{{{4, 7, 8}, 2, 2}},
     AvgPool2dSpec{.in = {4, 6, 6}},
     ReluSpec{{5, 4, 3}},
+    ActivationSpec{.in = {5, 4, 3}, .function = Activation::gelu},
+    ActivationSpec{{5, 4, 3}, Activation::leaky_relu, 0.25f},
     DropoutSpec{.in = {5, 4, 3}},
     BatchNorm2dSpec{.in = {5, 4, 3}},
     AddSpec{{5, 4, 3}},

@@ -11,7 +11,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/ops/shapes.hpp"
+#include "kernels/ops/specs.hpp"
 
 namespace gyre::reference {
 
@@ -38,6 +38,30 @@ struct Sums {
         return ku / (1.0 - ku);
     }
 };
+
+// An activation function at x: its value, its derivative, and the sum of the magnitudes of the
+// terms of which that consists.
+struct Activated {
+    double value, derivative, derivative_magnitude;
+    int roundings;  // of a term in float32, as a relative error
+};
+inline Activated activated(const ActivationSpec& spec, double x) {
+    if (spec.function == Activation::leaky_relu) {
+        const double slope = x <= 0.0 ? double{spec.slope} : 1.0;
+        return {slope * x, slope, slope, 1};
+    }
+    const bool gelu = spec.function == Activation::gelu;
+    const auto share = [&](double at) {
+        return gelu ? 0.5 * std::erfc(-at / std::sqrt(2.0)) : 1.0 / (1.0 + std::exp(-at));
+    };
+    const double slope_of_share =
+        gelu ? std::exp(-0.5 * x * x) / std::sqrt(2.0 * std::acos(-1.0)) : share(x) * share(-x);
+    // 24 for the exponential, the polynomial and the quotient; the exponent -x^2 / 2 is rounded,
+    // too, and its error is that of the power, relative to it.
+    const int roundings = 24 + static_cast<int>(std::min(x * x, 200.0));
+    return {x * share(x), share(x) + x * slope_of_share, share(x) + std::abs(x) * slope_of_share,
+            roundings};
+}
 
 // Calls body(image, o, oh, ow, c, ih, iw, weight index) for every multiply-add of a convolution.
 template <typename Body>

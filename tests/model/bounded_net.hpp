@@ -140,6 +140,26 @@ class BoundedNet {
         }
     }
 
+    // GELU's slope is at most 1.13 and changes by at most 0.8 per unit; SiLU's are less.
+    void forward(const ActivationSpec& s, const model::Node& node, Values& y) {
+        std::transform(x(node).begin(), x(node).end(), y.begin(), [&](const Bounded& v) {
+            const auto at = reference::activated(s, v.value);
+            return Bounded(at.value, 1.13 * v.error).rounded(at.roundings);
+        });
+    }
+    void backward(const ActivationSpec& s, const model::Node& node, const Values& dy) {
+        const bool leaky = s.function == Activation::leaky_relu;
+        for (std::size_t i = 0; i < dy.size(); ++i) {
+            const Bounded& v = x(node)[i];
+            undecided += leaky && v.error > 0.0 && std::abs(v.value) <= v.error;
+            const auto at = reference::activated(s, v.value);
+            const double off = leaky ? 0.0 : 0.8 * v.error;
+            const double rounding = reference::Sums::rounding(at.roundings);
+            pass(node.inputs[0], i,
+                 dy[i] * Bounded(at.derivative, off + rounding * at.derivative_magnitude));
+        }
+    }
+
     void forward(const AddSpec&, const model::Node& node, Values& y) {
         for (std::size_t i = 0; i < y.size(); ++i) {
             y[i] = x(node)[i] + value(node.inputs[1])[i];

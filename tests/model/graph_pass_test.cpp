@@ -46,14 +46,20 @@ constexpr const char* kEveryLayer =
     "conv 8 k3 s2 p1\ndropout2d 0.5\nrelu\nconv 8 k3 p1 nobias\nbatchnorm\nadd y\nrelu\n"
     "conv 7 k2\nrelu\nmaxpool 2 s1\nmaxpool 3 s1 p1\navgpool 2 s1\nconv 9 k1\nrelu\navgpool "
     "global\n"
-    "linear 12\nrelu\nas v\nlinear 12\nrelu\nadd v\nrelu\ndropout 0.5\nlinear classes\n";
+    "linear 12\nrelu\nas v\nlinear 12\ngelu\nadd v\nsilu\nlinear 12\nleaky_relu 0.1\ndropout 0.5\n"
+    "linear classes\n";
 
 // The same, short: bounds grow with every layer, above all with batch normalisation. No
 // convolution is computed by Winograd's formula, which has others.
 constexpr const char* kShort =
     "conv 4 k5 p2\nrelu\nbatchnorm\nas x\nconv 4 k1\ndropout2d 0.5\nas y\nfrom x\n"
-    "conv 4 k1 nobias\nadd y\nmaxpool 2 p1\navgpool 2 s1\nconv 6 k2\nrelu\navgpool global\n"
+    "conv 4 k1 nobias\nadd y\nmaxpool 2 p1\navgpool 2 s1\nconv 6 k2\nleaky_relu 0.3\navgpool "
+    "global\n"
     "linear 7\nrelu\ndropout 0.5\nlinear classes\n";
+// Smooth activations have larger bounds, so without batch normalisation.
+constexpr const char* kSmooth =
+    "conv 4 k5 p2\ngelu\nas x\nconv 4 k1\nsilu\nadd x\navgpool 2 s1\navgpool global\nlinear 7\n"
+    "gelu\nlinear classes\n";
 
 struct PassResults {
     std::vector<float> sums, evaluated, gradients, last_x, last_dy;
@@ -229,7 +235,9 @@ TEST_CASE("a net of every kind of layer computes the same with and without fusin
 
 TEST_CASE("a net of every kind of layer: loss and gradients match double precision") {
     const int n = 2;
-    const ModelSpec model = parse_model(kShort, "mine");
+    const char* const text = GENERATE(kShort, kSmooth);
+    INFO(text);
+    const ModelSpec model = parse_model(text, "mine");
     const Graph graph = build_graph(model, kInput, 5, true);
     const BoundedNet::Images images = images_of(n);
     for (const auto& make :

@@ -146,6 +146,28 @@ TEST_CASE("an ONNX model's operators have the net's windows, and a sum both of i
     CHECK(model.inputs[5] == std::vector<std::string>{"add1", "bn1"});
 }
 
+TEST_CASE("an ONNX model has the formulas of activations that are no operators of its opset") {
+    const Shape image{3, 6, 6};
+    const ModelSpec spec =
+        parse_model("conv 4 k3\ngelu\nsilu\nleaky_relu 0.25\nlinear classes\ngelu\n", "mine");
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, spec, image, 5, {.train_batch = 1, .eval_batch = 1});
+    const Model model = read_model(
+        onnx_model(build_graph(spec, image, 5, false), image, net.export_parameters(), {}));
+    const std::vector<std::string> gelu = {"Constant", "Constant", "Constant", "Mul",
+                                           "Erf",      "Add",      "Mul",      "Mul"};
+    std::vector<std::string> expected = {"Conv"};
+    expected.insert(expected.end(), gelu.begin(), gelu.end());
+    expected.insert(expected.end(), {"Sigmoid", "Mul", "LeakyRelu", "Flatten", "Gemm"});
+    expected.insert(expected.end(), gelu.begin(), gelu.end());
+    REQUIRE(model.operators == expected);
+    CHECK(model.attributes[1] == std::map<std::string, std::string>{{"value_float", "0.707107"}});
+    CHECK(model.attributes[11] == std::map<std::string, std::string>{{"alpha", "0.250000"}});
+    CHECK(model.inputs[8] == std::vector<std::string>{"conv1", "gelu1.cumulative"});
+    CHECK(model.inputs[9] == std::vector<std::string>{"gelu1"});
+    CHECK(model.inputs[10] == std::vector<std::string>{"gelu1", "silu1.sigmoid"});
+}
+
 TEST_CASE("gyre export refuses what it cannot read or write") {
     const TempDir dir;
     const Outcome missing =

@@ -91,6 +91,7 @@ const std::vector<Case>& cases() {
         linear("linear", {.in = {300, 1, 1}, .shape = {300, 41}}),
         {"max-pooling", MaxPool2dSpec{{{5, 9, 8}, 2, 2}}},
         {"relu", ReluSpec{{5, 9, 8}}},
+        {"silu", ActivationSpec{.in = {5, 9, 8}, .function = Activation::silu}},
         {"add", AddSpec{{5, 9, 8}}},
         {"dropout", DropoutSpec{.in = {5, 9, 8}}},
         {"dropout2d", DropoutSpec{.in = {5, 9, 8}, .by_channel = true}},

@@ -48,16 +48,20 @@ WEIGHT_BOUND = 1e-3  # of the weights after SGD: absolute, against max(1, greate
 STRIDED = """\
 # stride, padding, uneven pooling
 conv 8 k3 s2 p1
-relu
+{}
 conv 16 k5 s2 p2
 maxpool 2
-relu
+{}
 
 linear 32
-relu
+{}
 linear classes
 log-softmax
 """
+FILES = {
+    "strided": STRIDED.format("relu", "relu", "relu"),
+    "activations": STRIDED.format("leaky_relu 0.1", "gelu", "silu"),
+}
 
 # name, gyre's options, optimiser and options of torch, bound of the relative loss difference
 CASES = [
@@ -97,7 +101,7 @@ GOLDEN_SIDE, GOLDEN_CLASSES, GOLDEN_BATCH, GOLDEN_STEPS, GOLDEN_SEED = 12, 5, 32
 
 
 def make_model(name: str, seed: int):
-    """The PyTorch net of `net` (without dropout) or `strided`, from a seed."""
+    """The PyTorch net of `net` (without dropout), `resnet` or one of FILES, from a seed."""
     from collections import OrderedDict
 
     import torch
@@ -108,11 +112,13 @@ def make_model(name: str, seed: int):
         return torch_ddp.build_model("net", dropout=False)
     if name == "resnet":
         return resnet()
+    relus = [nn.ReLU(), nn.ReLU(), nn.ReLU()]
+    first, second, third = [nn.LeakyReLU(0.1), nn.GELU(), nn.SiLU()] if name == "activations" else relus
     return nn.Sequential(OrderedDict([
-        ("conv1", nn.Conv2d(1, 8, 3, stride=2, padding=1)), ("relu1", nn.ReLU()),
+        ("conv1", nn.Conv2d(1, 8, 3, stride=2, padding=1)), ("act1", first),
         ("conv2", nn.Conv2d(8, 16, 5, stride=2, padding=2)), ("pool1", nn.MaxPool2d(2)),
-        ("relu2", nn.ReLU()), ("flatten", nn.Flatten()), ("fc1", nn.Linear(16 * 3 * 3, 32)),
-        ("relu3", nn.ReLU()), ("fc2", nn.Linear(32, 10)), ("log_softmax", nn.LogSoftmax(1)),
+        ("act2", second), ("flatten", nn.Flatten()), ("fc1", nn.Linear(16 * 3 * 3, 32)),
+        ("act3", third), ("fc2", nn.Linear(32, 10)), ("log_softmax", nn.LogSoftmax(1)),
     ]))  # fmt: skip
 
 
@@ -285,12 +291,12 @@ def compare(args: argparse.Namespace, work: pathlib.Path, name: str, case, seed:
     stem = f"{name}-{label}"
     init, out, run = (work / f"{stem}{end}" for end in ("-init.safetensors", ".jsonl", "-run"))
     saved = run / "last.safetensors"
-    model_file = work / "strided.model"
-    model_file.write_text(STRIDED)
+    model_file = work / f"{name}.model"
+    model_file.write_text(FILES.get(name, ""))
     model = make_model(name, seed)
     save_safetensors(init, model.state_dict())
     command = [args.gyre, "train", "--data", args.data]
-    command += ["--model", str(model_file) if name == "strided" else name, *options.split()]
+    command += ["--model", str(model_file) if name in FILES else name, *options.split()]
     command += ["--init", str(init), "--save", str(run), "--overwrite", "--metrics", str(out)]
     command += ["--no-shuffle", "--no-dropout", "--no-eval", "--log-interval", "1"]
     command += ["--threads", "1", "--mean", str(torch_ddp.MEAN), "--std", str(torch_ddp.STD)]
@@ -396,7 +402,7 @@ def run(args: argparse.Namespace, work: pathlib.Path) -> int:
         return 2
     print(f"torch {torch.__version__}, {args.steps} steps of {BATCH} images", flush=True)
     results = [torch_rates.hold()]
-    for name, cases in (("net", CASES), ("strided", CASES), ("resnet", CASES[:1])):
+    for name, cases in (("net", CASES), ("strided", CASES), ("activations", CASES[:1]), ("resnet", CASES[:1])):
         for case in cases:
             steps = min(args.steps, MOST_STEPS.get((name, case[0]), args.steps))
             few = argparse.Namespace(**{**vars(args), "steps": steps})
