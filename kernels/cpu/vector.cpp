@@ -31,13 +31,8 @@ void CpuBackend::sum_of_squares(std::int64_t elems, const float* x, const Finite
 
 void CpuBackend::scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks,
                                int ranks, float* x) {
-    double total = 0.0;
-    for (int rank = 0; rank < ranks; ++rank) {
-        total += of_ranks[rank].sum_of_squares;
-    }
-    const double ratio = double{most} / (std::sqrt(total) + 1e-6);
-    if (ratio < 1.0 || std::isnan(ratio)) {
-        const auto factor = static_cast<float>(ratio);
+    const float factor = clip_factor(most, of_ranks, ranks);
+    if (factor != 1.0f) {
         context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
             for (std::int64_t i = begin; i < end; ++i) {
                 x[i] *= factor;

@@ -67,12 +67,7 @@ __global__ void round_kernel(std::int64_t elems, const float* x, float* y) {
 
 __global__ void scale_to_norm_kernel(std::int64_t elems, float most, const GradientFacts* of_ranks,
                                      int ranks, float* x) {
-    double sum = 0.0;
-    for (int rank = 0; rank < ranks; ++rank) {
-        sum += of_ranks[rank].sum_of_squares;
-    }
-    const double ratio = static_cast<double>(most) / (sqrt(sum) + 1e-6);
-    const float factor = ratio >= 1.0 ? 1.0f : static_cast<float>(ratio);  // NaN stays NaN
+    const float factor = clip_factor(most, of_ranks, ranks);
     for_my_quad(
         elems,
         [=](std::int64_t i) {

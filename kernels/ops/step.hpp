@@ -2,8 +2,10 @@
 // images, the loss, the check of gradients and the update.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 
+#include "base/data_type.hpp"
 #include "base/epoch_order.hpp"
 #include "kernels/ops/augment.hpp"
 #include "kernels/ops/shapes.hpp"
@@ -66,6 +68,17 @@ struct GradientFacts {
     std::int32_t not_finite = 0;  // FiniteCheck's word; 0 again once the step is decided
     std::int32_t unused = 0;      // so that no byte is undefined
 };
+
+// The factor of torch.nn.utils.clip_grad_norm_, after which gradients of these findings have at
+// most this norm: min(1, most / (norm + 1e-6)), NaN if the norm is.
+GYRE_HOST_DEVICE inline float clip_factor(float most, const GradientFacts* of_ranks, int ranks) {
+    double sum = 0.0;
+    for (int rank = 0; rank < ranks; ++rank) {
+        sum += of_ranks[rank].sum_of_squares;
+    }
+    const double ratio = double{most} / (sqrt(sum) + 1e-6);
+    return ratio >= 1.0 ? 1.0f : static_cast<float>(ratio);
+}
 
 // What an update reads that changes from step to step. It lies on the device, so that a step that
 // was captured once reads it anew in every launch. Step t counts from 1.
