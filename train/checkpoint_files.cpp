@@ -201,8 +201,30 @@ void CheckpointFiles::save(const Training& training, bool last, bool best) {
         return;
     }
     Session& session = training.session;
+    const bool takes_part = is_root_ || session.optimizer().shared_out();
+    if (best && session.optimizer().averages()) {
+        // The average, from which no training resumes.
+        TensorFile weights;
+        if (takes_part) {
+            session.optimizer().with_average(
+                [&] { weights = weights_file(session.net(), facts_); });
+        }
+        agree(session.communicator(), [&] {
+            if (is_root_) {
+                writer_->write({.weights = std::move(weights),
+                                .optimizer = {},
+                                .cursor = training.cursor,
+                                .identity = identity_},
+                               training.steps(), false, true);
+            }
+        });
+        best = false;
+    }
+    if (!(last || best)) {
+        return;
+    }
     std::vector<HostTensor> optimizer;
-    if (is_root_ || session.optimizer().shared_out()) {
+    if (takes_part) {
         optimizer = session.optimizer().export_state();
     }
     agree(session.communicator(), [&] {

@@ -103,7 +103,8 @@ class Fit {
                        .best_accuracy = better ? epoch.evaluation.accuracy : cursor_.best_accuracy,
                        .best_epoch = better ? epoch.epoch : cursor_.best_epoch};
             if (training_.held_back && epoch.best) {
-                training_.best.emplace(session_.backend(), session_.net());
+                session_.optimizer().with_average(
+                    [&] { training_.best.emplace(session_.backend(), session_.net()); });
             }
         }
         for (FitObserver* observer : observers_) {
@@ -172,7 +173,8 @@ class Fit {
 
     void evaluate(EpochFacts& epoch) {
         const EvaluatedSet& set = training_.evaluated;
-        epoch.evaluation = session_.evaluate(*set.images);
+        session_.optimizer().with_average(
+            [&] { epoch.evaluation = session_.evaluate(*set.images); });
         stopped_ = epoch.evaluation.stop;
         if (!stopped_ && !std::isfinite(epoch.evaluation.loss)) {
             throw AgreedError(
@@ -184,15 +186,17 @@ class Fit {
     }
 
     void evaluate_held_back() {
-        KeptNet last(session_.backend(), session_.net());
-        if (training_.best) {
-            training_.best->put_back();
-        }
-        const Evaluation found = session_.evaluate(*training_.held_back->images);
-        if (!found.stop) {
-            training_.outcome = found;
-        }
-        last.put_back();
+        session_.optimizer().with_average([&] {
+            KeptNet last(session_.backend(), session_.net());
+            if (training_.best) {
+                training_.best->put_back();
+            }
+            const Evaluation found = session_.evaluate(*training_.held_back->images);
+            if (!found.stop) {
+                training_.outcome = found;
+            }
+            last.put_back();
+        });
     }
 
     Training& training_;

@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "base/printable.hpp"
+#include "train/kept_net.hpp"
 
 namespace gyre::train {
 namespace {
@@ -127,6 +128,12 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
             update_.states[k] = states_.emplace_back(backend, moment_elems).get();
         }
     });
+    if (spec_.ema) {
+        average_ = {backend, moment_elems};
+        average_step_ = {backend, 1};
+        const StepScalars step = {.learning_rate = *spec_.ema - 1.0f};
+        backend.upload(average_step_.get(), &step, sizeof step);
+    }
     if (waits()) {
         facts_ = {backend, ranks()};
     }
@@ -166,6 +173,12 @@ StepScalars Optimizer::scalars(std::int64_t step) const {
 }
 
 void Optimizer::next_steps(StepScalars* pinned, int steps) {
+    if (averages() && steps_ == 0) {
+        for (const Range& range : ranges_) {
+            backend_.copy(average_.get() + range.moment, net_.parameter_data() + range.begin,
+                          static_cast<std::size_t>(range.elems()) * sizeof(float));
+        }
+    }
     std::generate_n(pinned, steps, [&] { return scalars(++steps_); });
     const auto count = static_cast<std::size_t>(steps);
     if (written_.size() >= count && std::equal(pinned, pinned + steps, written_.begin())) {
@@ -252,6 +265,47 @@ void Optimizer::end_step() {
         update(0, net_.flat_elems());
         std::for_each(shared_.begin(), shared_.end(), [&](const Bucket& b) { gather(b); });
     }
+    if (averages()) {
+        move_average();
+    }
+}
+
+// average += (1 - decay) * (parameters - average), as a step of SGD whose gradient are the
+// parameters and whose weight decay is -1.
+void Optimizer::move_average() {
+    const UpdateArgs args = {.formula = Formula::sgd,
+                             .scalars = average_step_.get(),
+                             .weight_decay = -1.0f,
+                             .skip = update_.skip};
+    for (const Range& range : ranges_) {
+        backend_.update(args, range.elems(), average_.get() + range.moment,
+                        net_.parameter_data() + range.begin);
+    }
+}
+
+void Optimizer::with_average(FunctionRef<void()> body) {
+    if (!averages()) {
+        return body();
+    }
+    KeptNet now(backend_, net_);
+    const std::vector<float> average = download(average_.get());
+    for (const Bucket& part : trained(net_, spec_.freeze)) {
+        backend_.upload(net_.parameter_data() + part.begin, average.data() + part.begin,
+                        static_cast<std::size_t>(part.elems()) * sizeof(float));
+    }
+    body();
+    now.put_back();
+}
+
+std::vector<std::pair<const char*, float*>> Optimizer::kept() const {
+    std::vector<std::pair<const char*, float*>> all;
+    for (std::size_t k = 0; k < states_.size(); ++k) {
+        all.emplace_back(facts(spec_.rule).states[k], states_[k].get());
+    }
+    if (averages()) {
+        all.emplace_back("ema", average_.get());
+    }
+    return all;
 }
 
 std::vector<float> Optimizer::download(const float* state) const {
@@ -281,12 +335,12 @@ std::vector<HostTensor> Optimizer::export_state() const {
         tensors.push_back({"scaler._growth_tracker", {}, {static_cast<float>(now.growth_tracker)}});
         tensors.push_back({"scaler.skipped", {}, {static_cast<float>(now.skipped)}});
     }
-    std::vector<std::pair<const char*, std::vector<float>>> kept;
-    for (std::size_t k = 0; k < states_.size(); ++k) {
-        kept.emplace_back(facts(spec_.rule).states[k], download(states_[k].get()));
+    std::vector<std::pair<const char*, std::vector<float>>> all;
+    for (const auto& [name, state] : kept()) {
+        all.emplace_back(name, download(state));
     }
     for (const Parameter& parameter : net_.parameters()) {
-        for (const auto& [name, flat] : kept) {
+        for (const auto& [name, flat] : all) {
             const auto begin = flat.begin() + parameter.offset_elems;
             tensors.push_back({fmt::format("{}.{}", parameter.name, name),
                                parameter.shape,
@@ -329,15 +383,14 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
     }
     // All are looked at before any is taken.
     std::vector<std::pair<float*, std::vector<float>>> copies;
-    for (std::size_t k = 0; k < states_.size(); ++k) {
+    for (const auto& [name, state] : kept()) {
         std::vector<float> flat(static_cast<std::size_t>(net_.flat_elems()));
         for (const Parameter& parameter : net_.parameters()) {
-            const std::string name =
-                fmt::format("{}.{}", parameter.name, facts(spec_.rule).states[k]);
-            const std::vector<float>& values = *take(name, parameter.shape);
+            const std::vector<float>& values =
+                *take(fmt::format("{}.{}", parameter.name, name), parameter.shape);
             std::copy(values.begin(), values.end(), flat.begin() + parameter.offset_elems);
         }
-        copies.emplace_back(states_[k].get(), std::move(flat));
+        copies.emplace_back(state, std::move(flat));
     }
     if (!given.empty()) {
         throw input_error(fmt::format(

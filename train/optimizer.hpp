@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/function_ref.hpp"
 #include "comm/reducer.hpp"
 #include "model/net.hpp"
 #include "train/optimizer_spec.hpp"
@@ -54,10 +55,15 @@ class Optimizer {
     // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
     // steps done so far, rounded to float32 as PyTorch's, with `step_rest`, what the rounding left
     // (states without it have 0), and for each parameter, in its shape,
-    // the rule's states by PyTorch's names, such as NAME.exp_avg; of a scaled loss, scalars by the
-    // names of GradScaler's state, `scaler.scale` and `scaler._growth_tracker`, and
+    // the rule's states by PyTorch's names, such as NAME.exp_avg, and NAME.ema; of a scaled loss,
+    // scalars by the names of GradScaler's state, `scaler.scale` and `scaler._growth_tracker`, and
     // `scaler.skipped`. Collective where updates are shared out: all ranks get all.
     std::vector<HostTensor> export_state() const;
+    // Calls body() with the moving average of the parameters in the net, frozen ones as they are,
+    // if there is one; else with the net as it is. After next_steps(), and between steps.
+    // Collective where updates are shared out.
+    void with_average(FunctionRef<void()> body);
+    bool averages() const { return spec_.ema.has_value(); }
     bool shared_out() const { return !shared_.empty(); }
     // Elements of each moment that this rank has memory for.
     std::int64_t moment_elems() const { return states_.empty() ? 0 : states_.front().elems(); }
@@ -76,9 +82,12 @@ class Optimizer {
     int ranks() const { return shared_out() ? reducer_->communicator().size() : 1; }
     // Scales what has arrived, and decides whether it leads to an update.
     void finish_gradients();
-    // A state over the flat buffer, from all ranks.
+    // All that is kept for each parameter, by its name in exported states.
+    std::vector<std::pair<const char*, float*>> kept() const;
+    // One of these over the flat buffer, from all ranks; 0 for frozen parameters.
     std::vector<float> download(const float* state) const;
     void update(std::int64_t begin, std::int64_t end);
+    void move_average();
     // The updated parameters of a bucket that is shared out, from all ranks.
     void gather(const Bucket& bucket);
     // True if all gradients must be known before any parameter is updated.
@@ -105,6 +114,8 @@ class Optimizer {
     std::int32_t* clip_word_ = nullptr;  // FiniteCheck's
     std::vector<Bucket> updated_;        // by the step's pass, ascending, apart from each other
     std::vector<DeviceBuffer<float>> states_;  // as many as the formula has
+    DeviceBuffer<float> average_;              // as a state, if `ema` asks for it
+    DeviceBuffer<StepScalars> average_step_;   // [1], likewise
 };
 
 }  // namespace gyre::train

@@ -248,6 +248,9 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
         text("freeze", optimizer.freeze, "PATTERN,...",
              "Leave parameters as they are whose names match a pattern, such as 'conv*' or "
              "'fc1.weight'; with `init`: trains the rest of a net"),
+        number("ema", optimizer.ema, {0.0f, kBelowOne},
+               "Keep an exponential moving average of the weights with this decay, such as 0.99: "
+               "it is what evaluations look at and best.safetensors has"),
         number("label-smoothing", run.loss.label_smoothing, {0.0f, kBelowOne},
                "Share of the training's targets that is spread over all classes"),
         toggle("no-shuffle", run.batch.shuffle, "Keep the file's order in every epoch", false),

@@ -182,6 +182,57 @@ TEST_CASE("--finetune trains a new head on weights of a net with fewer classes")
                    "--finetune is for --init, which is not given: ignored") == 1);
 }
 
+TEST_CASE("--ema: the average is evaluated and saved as the best, and resumes with the training") {
+    const Set set;
+    const std::string whole = set.file("whole"), part = set.file("part"),
+                      json = set.file("log.jsonl");
+    const std::string flags = set.base + "--ema 0.875 --batch-size 16 --lr 0.05 ";
+    REQUIRE(run_gyre(2, flags + "--epochs 3 --metrics " + json + " --save " + whole).exit_code ==
+            0);
+    REQUIRE(run_gyre(2, flags + "--epochs 2 --save " + part).exit_code == 0);
+    const Outcome resumed = run_gyre(2, flags + "--epochs 3 --save " + part + " --resume " + part);
+    INFO(resumed.output);
+    REQUIRE(resumed.exit_code == 0);
+    for (const char* name : {"/last.safetensors", "/best.safetensors"}) {
+        CHECK(file_bytes(whole + name) == file_bytes(part + name));
+    }
+    double best = 0.0;
+    for (const auto& epoch : read_events(json, "epoch")) {
+        best = std::max(best, epoch.at("test_accuracy").get<double>());
+    }
+    const auto evaluated = [&](const std::string& file) {
+        return run_gyre(0, "eval --data " + set.data + " --weights " + file).output;
+    };
+    const std::string right = "(" + std::to_string(std::lround(100.0 * best)) + "/100)";
+    CHECK(count_of(evaluated(whole + "/best.safetensors"), right) == 1);
+    // The average alone, from which no training can be resumed.
+    const std::string one = set.file("one");
+    REQUIRE(run_gyre(2, flags + "--epochs 1 --save " + one).exit_code == 0);
+    const auto tensors = [](const std::string& file) {
+        std::map<std::string, std::vector<float>> all;
+        for (const auto& tensor : gyre::model::read_safetensors(file).tensors) {
+            all[tensor.name] = tensor.values;
+        }
+        return all;
+    };
+    const auto last = tensors(one + "/last.safetensors");
+    const auto averages = tensors(one + "/best.safetensors");
+    CHECK(averages.size() == 8);
+    for (const auto& [name, values] : averages) {
+        INFO(name);
+        CHECK(values == last.at("optimizer." + name + ".ema"));
+        CHECK(values != last.at(name));
+    }
+    const Outcome refused =
+        run_gyre(2, flags + "--epochs 4 --resume " + whole + "/best.safetensors");
+    CHECK(refused.exit_code == 3);
+    CHECK(count_of(refused.output, "the optimiser's state lacks step") == 1);
+    const Outcome without =
+        run_gyre(2, set.base + "--batch-size 16 --lr 0.05 --epochs 4 --resume " + whole);
+    CHECK(without.exit_code == 3);
+    CHECK(count_of(without.output, "`ema`") + count_of(without.output, "--ema") == 1);
+}
+
 TEST_CASE("--max-seconds ends a training like an interrupt, but with success") {
     const Set set;
     for (const int ranks : {0, 2}) {

@@ -94,6 +94,7 @@ const std::vector<Row> kRows = {
     {"--alpha", "0.25", [](O o) { return o.optimizer.alpha == 0.25f; }, true},
     {"--eps", "0.25", [](O o) { return o.optimizer.epsilon == 0.25f; }, true},
     {"--freeze", "conv*", [](O o) { return o.optimizer.freeze == "conv*"; }, true},
+    {"--ema", "0.25", [](O o) { return o.optimizer.ema == 0.25f; }, true},
     {"--max-grad-norm", "0.25", [](O o) { return o.optimizer.max_grad_norm == 0.25f; }, true},
     {"--no-shuffle", "", [](O o) { return !o.batch.shuffle; }, true},
     {"--weight-init", "kaiming-normal",

@@ -84,6 +84,7 @@ const std::vector<OptimizerSpec> kRules = {
     {.rule = UpdateRule::lion, .weight_decay = 0.1f},
     {.rule = UpdateRule::rmsprop},
     {.schedule = {.kind = ScheduleKind::one_cycle, .total_steps = kSteps}},
+    {.rule = UpdateRule::adam, .ema = 0.75f},
 };
 
 }  // namespace
@@ -471,4 +472,89 @@ TEST_CASE("a convolution without bias trains as one whose bias is 0 and frozen")
             CHECK(without[i].values != start[i].values);
         }
     }
+}
+
+TEST_CASE("the moving average of the parameters follows them, in shares or not") {
+    struct Case {
+        bool emulated;
+        int ranks;
+        bool shared;
+        OptimizerSpec optimizer;
+    };
+    static constexpr float kDecay = 0.75f;
+    constexpr int kCount = 4;
+    using Values = std::vector<std::vector<float>>;
+    // The parameters before the first step and after each, and their average at the end.
+    const auto train = [](const Case& c) {
+        std::vector<Values> course;
+        Values average, after;
+        ThreadRanks job(c.ranks);
+        job.run([&](Communicator& comm) {
+            const auto backend = c.emulated ? make_emulated_backend({}) : make_cpu_backend(1);
+            RunSpec run{.batch = {.global_batch = 12}, .optimizer = c.optimizer};
+            run.optimizer.ema = kDecay;
+            run.reduction.shard_optimizer = c.shared ? ShardUse::on : ShardUse::off;
+            Session session(comm, *backend, run, {.model = load_model("net")},
+                            random_images(12 * kCount, {1, 28, 28}, 10), {{0.5f}, {0.3f}});
+            session.initialise();
+            const auto values = [&] {
+                Values all;
+                for (const HostTensor& tensor : session.net().export_parameters()) {
+                    all.push_back(tensor.values);
+                }
+                return all;
+            };
+            std::vector<Values> own = {values()};
+            session.trainer().begin_epoch(1);
+            for (int step = 0; step < kCount; ++step) {
+                session.trainer().step(step, false);
+                session.trainer().next_result();
+                own.push_back(values());
+            }
+            Values found;
+            session.optimizer().with_average([&] { found = values(); });
+            if (comm.is_root()) {  // Catch2's checks are for one thread
+                course = own;
+                average = found;
+                after = values();
+            }
+        });
+        CHECK(after == course.back());
+        return std::pair(course, average);
+    };
+    const OptimizerSpec adam{.rule = UpdateRule::adam};
+    const OptimizerSpec clipping{.learning_rate = 0.1f, .max_grad_norm = 0.1f};
+    OptimizerSpec freezing{.learning_rate = 0.1f};
+    freezing.freeze = "conv*";
+    std::map<bool, Values> of_three_ranks;
+    for (const Case& c : {Case{false, 1, false, adam}, Case{true, 1, false, freezing},
+                          Case{true, 1, false, clipping}, Case{false, 3, false, adam},
+                          Case{false, 3, true, adam}, Case{false, 3, true, freezing}}) {
+        INFO("emulated " << c.emulated << ", " << c.ranks << " ranks, shared " << c.shared);
+        const auto [course, average] = train(c);
+        REQUIRE(course.size() == kCount + 1);
+        if (c.ranks == 3 && c.optimizer.freeze.empty()) {
+            of_three_ranks[c.shared] = average;
+        }
+        double most_off = 0.0, most_apart = 0.0;  // as shares of the tolerance, and of a value
+        for (std::size_t i = 0; i < average.size(); ++i) {
+            for (std::size_t k = 0; k < average[i].size(); ++k) {
+                double expected = double{course[0][i][k]}, largest = std::abs(expected);
+                for (int step = 1; step <= kCount; ++step) {
+                    const double now = double{course[static_cast<std::size_t>(step)][i][k]};
+                    expected += (1.0 - double{kDecay}) * (now - expected);
+                    largest = std::max(largest, std::abs(now));
+                }
+                // Of a step: the difference, the product and the sum are rounded.
+                const double tolerance = kCount * 3 * 0x1p-23 * largest;
+                const double off = std::abs(double{average[i][k]} - expected);
+                most_off = std::max(most_off, tolerance > 0.0 ? off / tolerance : off);
+                most_apart = std::max(
+                    most_apart, std::abs(double{average[i][k]} - double{course.back()[i][k]}));
+            }
+        }
+        CHECK(most_off <= 1.0);
+        CHECK(most_apart > 1e-4);
+    }
+    CHECK(of_three_ranks.at(true) == of_three_ranks.at(false));
 }
