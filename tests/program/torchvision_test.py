@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""examples/resnet18.model, with the weights of torchvision's resnet18, gives torchvision's answers.
+
+    tests/program/torchvision_test.py BUILD MODEL    the folder with gyre; PYTHON=… a Python with torchvision, if not
+                                                     this one
+
+Exit code 77 where there is no Python with torch, torchvision and numpy.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+from python_with import require_modules
+
+CLASSES, IMAGES, SIDE = 10, 12, 64
+MEAN, STD = 0.5, 0.25
+
+
+def save_safetensors(path: pathlib.Path, tensors: dict, metadata: dict[str, str]) -> None:
+    header, data = {"__metadata__": metadata}, bytearray()
+    for name, tensor in tensors.items():
+        raw = tensor.detach().numpy().tobytes()
+        kind = {"torch.float32": "F32", "torch.int64": "I64"}[str(tensor.dtype)]
+        header[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [len(data), len(data) + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def by_order(model) -> dict:
+    """The state_dict under gyre's names: layers numbered by their kinds, in torchvision's order."""
+    from torch import nn
+
+    kinds = {nn.Conv2d: "conv", nn.BatchNorm2d: "bn", nn.Linear: "fc"}
+    counts, tensors = dict.fromkeys(kinds, 0), {}
+    for module in model.modules():
+        if type(module) in kinds:
+            counts[type(module)] += 1
+            name = f"{kinds[type(module)]}{counts[type(module)]}"
+            tensors |= {f"{name}.{key}": tensor for key, tensor in module.state_dict().items()}
+    return tensors
+
+
+def main() -> int:
+    require_modules("numpy", "torch", "torchvision")
+    import numpy
+    import torch
+    import torchvision
+
+    gyre, model_file = pathlib.Path(sys.argv[1]).resolve() / "gyre", pathlib.Path(sys.argv[2])
+    torch.manual_seed(1)
+    model = torchvision.models.resnet18(num_classes=CLASSES)
+    pixels = numpy.random.default_rng(1).integers(0, 256, (IMAGES, 3, SIDE, SIDE), dtype=numpy.uint8)
+    pixels //= numpy.arange(1, IMAGES + 1, dtype=numpy.uint8).reshape(-1, 1, 1, 1)  # images that differ
+    x = (torch.from_numpy(pixels).float() / 255 - MEAN) / STD
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # of batch normalisation; they begin as ones and zeros
+                parameter += 0.2 * torch.randn_like(parameter)
+        model.train()
+        model(x)  # running statistics
+        model.eval()
+        theirs = model(x).softmax(1).numpy()
+    with tempfile.TemporaryDirectory(prefix="gyre-torchvision-") as folder:
+        work = pathlib.Path(folder)
+        facts = {"gyre.model": model_file.read_text()}
+        facts |= {"gyre.shape": f"3x{SIDE}x{SIDE}", "gyre.classes": str(CLASSES)}
+        facts |= {"gyre.mean": ",".join([str(MEAN)] * 3), "gyre.std": ",".join([str(STD)] * 3)}
+        save_safetensors(work / "resnet18.safetensors", by_order(model), facts)
+        head = struct.pack(">BBBB4I", 0, 0, 8, 4, *pixels.shape)
+        (work / "images-idx4-ubyte").write_bytes(head + pixels.tobytes())
+        command = [gyre, "predict", "--weights", str(work / "resnet18.safetensors"), "--csv", "--top", str(CLASSES)]
+        command += ["--device", "cpu", str(work / "images-idx4-ubyte")]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        if done.returncode != 0:
+            sys.exit(f"gyre predict: exit code {done.returncode}\n{done.stdout}{done.stderr}")
+    ours = numpy.zeros_like(theirs)
+    for row in csv.DictReader(done.stdout.splitlines()):
+        ours[int(row["image"].rsplit("[", 1)[1][:-1]), int(row["class"])] = float(row["probability"])
+    apart = float(abs(ours - theirs).max())
+    spread = float(abs(theirs - theirs[0]).max())
+    # Six digits are printed. A wrong net is off by as much as images differ.
+    good = apart < 2e-5 < 0.01 < spread
+    print(f"{'ok' if good else 'FAILED'}: probabilities {apart:.1e} apart, between images {spread:.2f}")
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
