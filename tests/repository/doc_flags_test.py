@@ -6,7 +6,8 @@
 An option is a word --like-this. Known are those of gyre's subcommands (--help), what the scripts, the
 benchmarks and the tests' own programs have in their text, the tutorials' names, and THEIRS.
 Put to use is what a test case gives to its subcommand, or a command of a page that docs_test.py runs; that a
-flag is in the list of train_flags_test.cpp is not enough. Exit code 1 where one is left, with its page and line.
+flag is in the list of train_flags_test.cpp is not enough. Nor does docs/architecture.md name a place in the code that is
+not there. Exit code 1 where one is left, with its page and line.
 """
 
 from __future__ import annotations
@@ -68,6 +69,15 @@ def known_options(texts: dict[str, str]) -> set[str]:
     return set(OPTION.findall(text + "".join(p.read_text() for p in programs)))
 
 
+def stale_places(page: pathlib.Path) -> list[str]:
+    """Rows that name a file, and in the next column what is said to be in it but is not."""
+    rows = re.findall(r"^\|.*\| \[([^\]]+)\]\(\.\./\1\) \| `(.+)` \|$", page.read_text(), re.MULTILINE)
+    if not rows:
+        return [f"{page.name} names no places: did its tables change?"]
+    return [f"{page.name}: {file} has no '{name}'" for file, name in rows
+            if not (ROOT / file).exists() or name not in (ROOT / file).read_text()]  # fmt: skip
+
+
 def main() -> int:
     texts = help_texts(pathlib.Path(sys.argv[1]).resolve() / "gyre")
     known = known_options(texts)
@@ -82,8 +92,10 @@ def main() -> int:
     unused = unused_options(texts)
     for option in unused:
         print(f"no test and no command of a page gives {option}")
-    print(f"{named} options named, {unknown} of them unknown; {len(unused)} never put to use")
-    return 1 if unknown or unused or not named else 0
+    stale = stale_places(ROOT / "docs" / "architecture.md")
+    print(*stale, sep="\n", end="\n" if stale else "")
+    print(f"{named} options named, {unknown} of them unknown; {len(unused)} never put to use; {len(stale)} stale places")
+    return 1 if unknown or unused or stale or not named else 0
 
 
 if __name__ == "__main__":
