@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cstdio>
-#include <filesystem>
 
-#include "train/augment.hpp"
+#include "train/special_settings.hpp"
 
 namespace gyre::train {
 namespace {
@@ -15,152 +12,12 @@ namespace {
 using std::string;
 
 constexpr int kMostParts = 1 << 16;  // of a step's batch; a pass or a shard has an image or more
-constexpr float kBelowOne = 0.9999999f;
 
 std::vector<Setting> under(const char* heading, std::vector<Setting> rows) {
     for (Setting& row : rows) {
         row.heading = heading;
     }
     return rows;
-}
-
-Setting resize_setting(std::optional<ImageSize>& field) {
-    static constexpr int kMost = 1 << 14;
-    return custom(
-        "resize", "HxW", "Bring all images to this size; otherwise they must agree",
-        [&field](const string& text) {
-            ImageSize size;
-            char end = 0;
-            if (std::sscanf(text.c_str(), "%dx%d%c", &size.height, &size.width, &end) != 2 ||
-                std::min(size.height, size.width) < 1 ||
-                std::max(size.height, size.width) > kMost) {
-                return fmt::format("'{}' must be rows and columns from 1 to {}, such as 64x64",
-                                   text, kMost);
-            }
-            field = size;
-            return string();
-        },
-        [&field] { return field ? fmt::format("{}x{}", field->height, field->width) : string(); });
-}
-
-Setting init_method_setting(string& field) {
-    return custom(
-        "init-method", "URL",
-        "Where the ranks meet: mpi, env:// (MASTER_ADDR, MASTER_PORT), tcp://HOST:PORT (rank 0 "
-        "listens there), or file:///PATH (a new folder that all see) [as the launcher says]",
-        [&field](const string& text) {
-            if (text != "mpi" && text != "env://" && !text.starts_with("tcp://") &&
-                !text.starts_with("file://")) {
-                return fmt::format("'{}' must be mpi, env://, tcp://HOST:PORT or file:///PATH",
-                                   text);
-            }
-            field = text;
-            return string();
-        },
-        [&field] { return field; });
-}
-
-// A short form of `device` cpu.
-Setting no_cuda_setting(string& device) {
-    return custom(
-               "no-cuda", "", "The same as `device` cpu",
-               [&device](const string& text) {
-                   if (text == "true" && (device == "cuda" || device == "emulated")) {
-                       return fmt::format("it contradicts `device` {}; leave one of them out",
-                                          device);
-                   }
-                   device = text == "true" ? "cpu" : device;
-                   return string();
-               },
-               [&device] { return device == "cpu" ? "true" : "false"; })
-        .standing_for("device");
-}
-
-Setting betas_setting(OptimizerSpec& spec) {
-    std::optional<std::array<float, 2>>& field = spec.betas;
-    Setting row = custom(
-        "betas", "B1,B2", "Coefficients of the moments [adam and adamw 0.9,0.999; lion 0.9,0.99]",
-        [&field](const string& text) {
-            std::vector<float> values;
-            string problem = read_numbers(text, values, {0.0f, kBelowOne});
-            if (problem.empty() && values.size() != 2) {
-                problem = fmt::format("'{}' must be two numbers, such as 0.9,0.999", text);
-            }
-            if (problem.empty()) {
-                field = {values[0], values[1]};
-            }
-            return problem;
-        },
-        [&spec] {
-            const auto [first, second] = spec.betas.value_or(facts(spec.rule).betas);
-            return fmt::format("{},{}", first, second);
-        });
-    row.max_words = 2;
-    return row;
-}
-
-Setting augment_setting(AugmentSpec& field) {
-    return custom(
-        "augment", "LIST",
-        "Change training images, anew in every epoch: any of shiftN and cropN (up to N pixels; the "
-        "edge, or 0, beyond it), rotateN (up to N degrees), hflip, cutoutN (N x N pixels); or none",
-        [&field](const string& text) { return read_augment(text, field); },
-        [&field] { return augment_text(field); });
-}
-
-Setting save_every_setting(SaveEvery& field) {
-    return custom(
-        "save-every", "N[steps]", "Epochs between two checkpoints, or steps, as in 500steps",
-        [&field](const string& text) {
-            SaveEvery every;
-            const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-            const string unit = text.substr(digits);
-            every.steps = unit == "steps" || unit == "step";
-            if (!read_number(text.substr(0, digits), every.count, {.least = 1}).empty() ||
-                !(every.steps || unit.empty() || unit == "epochs" || unit == "epoch")) {
-                return fmt::format(
-                    "'{}' must be a number of epochs, as 2, or of steps, as 500steps", text);
-            }
-            field = every;
-            return string();
-        },
-        [&field] { return fmt::format("{}{}", field.count, field.steps ? "steps" : ""); });
-}
-
-// A file without an ending, such as a pipe, gets JSON lines.
-Setting metrics_setting(string& field) {
-    Setting row =
-        path("metrics", field, "FILE.csv|FILE.jsonl",
-             "Write the progress to this file: .csv, a row for each step and epoch; .jsonl, JSON "
-             "lines");
-    row.set = [set = row.set](const string& text) {
-        const string ending = std::filesystem::path(text).extension().string();
-        return ending.empty() || ending == ".csv" || ending == ".jsonl" || ending == ".json"
-                   ? set(text)
-                   : fmt::format("'{}' must end in .csv or .jsonl", text);
-    };
-    return row;
-}
-
-Setting trace_steps_setting(TraceSteps& field) {
-    return custom(
-        "trace-steps", "FIRST-LAST", "Which steps, counted over all epochs",
-        [&field](const string& text) {
-            TraceSteps steps;
-            char end = 0;
-            const int read =
-                std::sscanf(text.c_str(), "%ld-%ld%c", &steps.first, &steps.last, &end);
-            steps.last = read == 1 ? steps.first : steps.last;
-            if (read < 1 || read > 2 || steps.first < 1 || steps.last < steps.first ||
-                steps.last - steps.first >= 1000 ||
-                text.find_first_not_of("0123456789-") != text.npos) {
-                return fmt::format("'{}' must be a step or at most 1000 of them, from 1, as 11-14",
-                                   text);
-            }
-            field = steps;
-            return string();
-        },
-        [&field] { return fmt::format("{}-{}", field.first, field.last); });
 }
 
 std::vector<Setting> model_settings(RunSpec& run) {
