@@ -7,7 +7,7 @@
 
 namespace gyre {
 
-// The exit codes of the program `gyre`; documented in README.md.
+// The exit codes of the program `gyre`; documented in docs/running.md.
 enum class ExitCode : int {
     success = 0,
     internal = 1,       // a bug, or a library call that failed for an unknown reason

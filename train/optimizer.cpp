@@ -7,12 +7,12 @@
 #include <algorithm>
 #include <cmath>
 #include <map>
-#include <set>
 #include <sstream>
 
 #include "base/error.hpp"
 #include "base/printable.hpp"
 #include "train/kept_net.hpp"
+#include "train/setting.hpp"
 
 namespace gyre::train {
 namespace {
@@ -31,36 +31,67 @@ std::vector<Bucket> only_shared(std::vector<Bucket> buckets) {
     return buckets;
 }
 
-// The parameters that no pattern of `freeze` names, as ascending ranges with their padding.
-std::vector<Bucket> trained(const Net& net, const std::string& freeze) {
-    std::vector<Bucket> ranges;
-    std::set<std::string> unused;  // patterns
+// What a setting says of the parameters whose names match a pattern.
+struct Group {
+    const char* setting;
+    std::string pattern;
+    float lr_scale;  // 0: frozen
+    bool used = false;
+};
+
+// Those of `lr-scale` and `freeze`; of several that match, the last counts.
+std::vector<Group> groups_of(const OptimizerSpec& spec) {
+    std::vector<Group> groups;
+    std::istringstream scales(spec.lr_scale), frozen(spec.freeze);
+    for (std::string text; std::getline(scales, text, ',');) {
+        const std::size_t equals = std::min(text.rfind('='), text.size());
+        const std::string number = text.substr(std::min(equals + 1, text.size()));
+        float scale = 0.0f;
+        if (!read_number(number, scale, {.least = 0.0f}).empty() || scale == 0.0f) {
+            throw usage_error(fmt::format(
+                "`lr-scale` {}: '{}' must be a pattern and a number above 0, such as conv*=0.1",
+                spec.lr_scale, text));
+        }
+        groups.push_back({"lr-scale", text.substr(0, equals), scale});
+    }
+    for (std::string text; std::getline(frozen, text, ',');) {
+        groups.push_back({"freeze", text, 0.0f});
+    }
+    return groups;
+}
+
+// Parameters that are trained, with their padding.
+struct Trained {
+    std::int64_t begin, end;
+    float lr_scale;
+};
+// All that no pattern freezes, ascending.
+std::vector<Trained> trained(const Net& net, const OptimizerSpec& spec) {
+    std::vector<Group> groups = groups_of(spec);
+    std::vector<Trained> ranges;
     std::string names;
-    for (std::size_t i = 0; i < net.parameters().size(); ++i) {
-        const Parameter& parameter = net.parameters()[i];
-        bool frozen = false;
-        std::istringstream patterns(freeze);
-        for (std::string pattern; std::getline(patterns, pattern, ',');) {
-            if (i == 0) {
-                unused.insert(pattern);
-            }
-            if (fnmatch(pattern.c_str(), parameter.name.c_str(), 0) == 0) {
-                frozen = true;
-                unused.erase(pattern);
+    for (const Parameter& parameter : net.parameters()) {
+        float scale = 1.0f;
+        for (Group& group : groups) {
+            if (fnmatch(group.pattern.c_str(), parameter.name.c_str(), 0) == 0) {
+                scale = group.lr_scale;
+                group.used = true;
             }
         }
-        names += (i == 0 ? "" : ", ") + parameter.name;
-        if (!frozen) {
+        names += (names.empty() ? "" : ", ") + parameter.name;
+        if (scale > 0.0f) {
             const std::int64_t begin = parameter.offset_elems;
-            ranges.push_back({begin, begin + Net::padded(parameter.elems)});
+            ranges.push_back({begin, begin + Net::padded(parameter.elems), scale});
         }
     }
-    if (!unused.empty() || ranges.empty()) {
-        throw usage_error(
-            unused.empty()
-                ? fmt::format("`freeze` {}: no parameter is left to train", freeze)
-                : fmt::format("`freeze` {}: {} matches none of the parameters, which are {}",
-                              freeze, *unused.begin(), names));
+    for (const Group& group : groups) {
+        if (!group.used) {
+            throw usage_error(fmt::format("`{}`: {} matches none of the parameters, which are {}",
+                                          group.setting, group.pattern, names));
+        }
+    }
+    if (ranges.empty()) {
+        throw usage_error(fmt::format("`freeze` {}: no parameter is left to train", spec.freeze));
     }
     return ranges;
 }
@@ -87,18 +118,19 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
       ranges_([&] {
           std::vector<Range> ranges;
           std::int64_t moment = 0;
-          const std::vector<Bucket> all = trained(net, spec.freeze);
+          const std::vector<Trained> all = trained(net, spec);
           for (const Bucket& own : updated_by(rank(), shared_, net.flat_elems())) {
-              for (const Bucket& part : all) {
+              for (const Trained& part : all) {
                   const Range range = {std::max(own.begin, part.begin), std::min(own.end, part.end),
                                        moment,
                                        // Rank 0 counts a range that all ranks have.
-                                       own.shared() || rank() == 0};
+                                       own.shared() || rank() == 0, part.lr_scale};
                   if (range.begin >= range.end) {
                       continue;
                   }
                   if (!ranges.empty() && ranges.back().end == range.begin &&
-                      ranges.back().counted == range.counted) {
+                      ranges.back().counted == range.counted &&
+                      ranges.back().lr_scale == range.lr_scale) {
                       ranges.back().end = range.end;
                   } else {
                       ranges.push_back(range);
@@ -122,7 +154,8 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
                .beta1 = spec_.betas->at(0),
                .beta2 = rule.formula == Formula::rmsprop ? spec_.alpha : spec_.betas->at(1),
                .epsilon = spec_.epsilon,
-               .weight_decay = rule.decoupled ? 0.0f : *spec_.weight_decay};
+               .weight_decay = rule.decoupled ? 0.0f : *spec_.weight_decay,
+               .lr_scale = ranges_.size() == 1 ? ranges_.front().lr_scale : 1.0f};
     with_formula(update_.formula, [&]<typename Rule>(Rule) {
         for (int k = 0; k < Rule::kStates; ++k) {
             update_.states[k] = states_.emplace_back(backend, moment_elems).get();
@@ -289,9 +322,9 @@ void Optimizer::with_average(FunctionRef<void()> body) {
     }
     KeptNet now(backend_, net_);
     const std::vector<float> average = download(average_.get());
-    for (const Bucket& part : trained(net_, spec_.freeze)) {
+    for (const Trained& part : trained(net_, spec_)) {
         backend_.upload(net_.parameter_data() + part.begin, average.data() + part.begin,
-                        static_cast<std::size_t>(part.elems()) * sizeof(float));
+                        static_cast<std::size_t>(part.end - part.begin) * sizeof(float));
     }
     body();
     now.put_back();
@@ -437,19 +470,19 @@ void Optimizer::update_around(const Range& range, std::int64_t begin, std::int64
         }
         const Bucket done = next != last && next->begin < end ? *next++ : Bucket{end, end};
         const std::int64_t until = next == last ? end : std::min(end, next->begin);
-        update_range(begin, until, range.moment + begin - range.begin,
-                     {done.begin - begin, done.elems()});
+        update_range(range, begin, until, {done.begin - begin, done.elems()});
         begin = until;
     }
 }
 
-void Optimizer::update_range(std::int64_t begin, std::int64_t end, std::int64_t moment,
+void Optimizer::update_range(const Range& range, std::int64_t begin, std::int64_t end,
                              const UpdateGap& gap) {
     UpdateArgs args = update_;
+    args.lr_scale = range.lr_scale;
     args.finite.first_elem = begin;
     args.gap = gap;
     for (std::size_t k = 0; k < states_.size(); ++k) {
-        args.states[k] += moment;
+        args.states[k] += range.moment + begin - range.begin;
     }
     backend_.update(args, end - begin, net_.parameter_data() + begin, net_.gradient_data() + begin);
 }

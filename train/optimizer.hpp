@@ -76,6 +76,7 @@ class Optimizer {
     struct Range {
         std::int64_t begin, end, moment;  // where its moments begin
         bool counted;                     // by this rank, in the norm of all gradients
+        float lr_scale;
         std::int64_t elems() const { return end - begin; }
     };
     int rank() const { return shared_out() ? reducer_->communicator().rank() : 0; }
@@ -94,7 +95,7 @@ class Optimizer {
     bool waits() const { return spec_.max_grad_norm || spec_.loss_scaling; }
     void update_around(const Range& range, std::int64_t begin, std::int64_t end);
     // But for the gap, which is counted from begin.
-    void update_range(std::int64_t begin, std::int64_t end, std::int64_t moment,
+    void update_range(const Range& range, std::int64_t begin, std::int64_t end,
                       const UpdateGap& gap);
     StepScalars scalars(std::int64_t step) const;
 

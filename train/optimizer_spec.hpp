@@ -72,7 +72,8 @@ struct OptimizerSpec {
     float alpha = 0.99f;  // rmsprop's
     float epsilon = 1e-8f;
     std::optional<float> max_grad_norm = {};  // empty: gradients are not clipped
-    std::string freeze = {};  // patterns of parameters that are not updated, separated by commas
+    std::string freeze = {};    // patterns of parameters that are not updated, separated by commas
+    std::string lr_scale = {};  // PATTERN=F,...: of parameters whose learning rate is F times it
     std::optional<float> ema = {};  // decay of the weights' moving average; empty: none is kept
     ScheduleSpec schedule = {};     // of the learning rate
     std::optional<LossScaling> loss_scaling = {};  // in fp16 never empty (resolved_optimizer())

@@ -105,6 +105,9 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
         text("freeze", optimizer.freeze, "PATTERN,...",
              "Leave parameters as they are whose names match a pattern, such as 'conv*' or "
              "'fc1.weight'; with `init`: trains the rest of a net"),
+        text("lr-scale", optimizer.lr_scale, "PATTERN=F,...",
+             "The learning rate of parameters whose names match is F times the others', such as "
+             "'conv*=0.1'; of several that match, the last counts"),
         number("ema", optimizer.ema, {0.0f, kBelowOne},
                "Keep an exponential moving average of the weights with this decay, such as 0.99: "
                "it is what evaluations look at and best.safetensors has"),

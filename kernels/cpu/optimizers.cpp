@@ -36,7 +36,7 @@ void CpuBackend::update(const UpdateArgs& args, std::int64_t elems, float* p, co
     with_formula(args.formula, [&]<typename Rule>(Rule) {
         const auto part = [&](std::int64_t first, std::int64_t last) {
             context_.for_ranges(last - first, [=, a = args](std::int64_t begin, std::int64_t end) {
-                update_range<Rule>(a, *a.scalars, first + begin, first + end, p, g,
+                update_range<Rule>(a, scalars_of(a), first + begin, first + end, p, g,
                                    std::make_index_sequence<Rule::kStates>());
             });
         };

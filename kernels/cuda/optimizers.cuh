@@ -30,7 +30,7 @@ struct UpdateBy {
         return quad;
     }
     __device__ __forceinline__ void compute(std::int64_t i, const float4& g, Quad& q) const {
-        const StepScalars s = *a.scalars;
+        const StepScalars s = scalars_of(a);
         check_finite(a.finite, i, g);
         apply(s, q.p.x, g.x, [&](int k) -> float& { return q.state[k].x; });
         apply(s, q.p.y, g.y, [&](int k) -> float& { return q.state[k].y; });
@@ -46,7 +46,7 @@ struct UpdateBy {
     }
     __device__ __forceinline__ void operator()(std::int64_t i, float g) const {
         check_finite(a.finite, i, g);
-        apply(*a.scalars, p[i], g, [&](int k) -> float& { return a.states[k][i]; });
+        apply(scalars_of(a), p[i], g, [&](int k) -> float& { return a.states[k][i]; });
     }
 
  private:

@@ -23,11 +23,22 @@ struct UpdateArgs {
     float beta2 = 0.999f;                  // adam, lion; rmsprop's alpha
     float epsilon = 1e-8f;                 // adam, rmsprop
     float weight_decay = 0.0f;             // added to the gradient; else it is in the scalars
+    float lr_scale = 1.0f;                 // of these parameters' learning rate
     float* states[2] = {};                 // on the device, as p; as many as the formula has
     FiniteCheck finite = {};
     const std::int32_t* skip = nullptr;  // on the device: not 0: nothing is updated; null: 0
     UpdateGap gap = {};
 };
+
+// The scalars of the step at the rate of these parameters, exactly themselves if that is 1 and
+// shrink is 1/2 or more. Without a branch, on which a compiler would make two loops.
+GYRE_HOST_DEVICE inline StepScalars scalars_of(const UpdateArgs& a) {
+    StepScalars s = *a.scalars;
+    s.learning_rate *= a.lr_scale;
+    s.adam_step_size *= a.lr_scale;
+    s.shrink = 1.0f - a.lr_scale * (1.0f - s.shrink);
+    return s;
+}
 
 // Each formula updates one parameter p and its states, which begin as zeros, from its gradient g.
 

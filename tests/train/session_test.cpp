@@ -407,7 +407,7 @@ TEST_CASE("frozen parameters stay as they are, and the others' updates do not de
         }
         CHECK(std::sqrt(squares) == Approx(0x1p-10).epsilon(0.01));
     }
-    expect_error(ExitCode::usage, {"`freeze` conv1.*,fc3", "fc3 matches none", "fc2.bias"},
+    expect_error(ExitCode::usage, {"`freeze`: fc3 matches none", "fc2.bias"},
                  [&] { step(clipped, "conv1.*,fc3"); });
     expect_error(ExitCode::usage, {"`freeze` *", "no parameter is left"},
                  [&] { step(clipped, "*"); });
@@ -557,4 +557,71 @@ TEST_CASE("the moving average of the parameters follows them, in shares or not")
         CHECK(most_apart > 1e-4);
     }
     CHECK(of_three_ranks.at(true) == of_three_ranks.at(false));
+}
+
+TEST_CASE("parameters with a scaled rate learn as if all had that, and the others as if none had") {
+    struct Case {
+        bool emulated;
+        int ranks;
+        bool shared;
+        OptimizerSpec optimizer;
+    };
+    const auto step = [](const Case& c, float rate, const std::string& scales) {
+        std::vector<HostTensor> after;
+        ThreadRanks job(c.ranks);
+        job.run([&](Communicator& comm) {
+            const auto backend = c.emulated ? make_emulated_backend({}) : make_cpu_backend(1);
+            RunSpec run{.batch = {.global_batch = 12}, .optimizer = c.optimizer};
+            run.optimizer.learning_rate = rate;
+            run.optimizer.lr_scale = scales;
+            run.reduction.shard_optimizer = c.shared ? ShardUse::on : ShardUse::off;
+            Session session(comm, *backend, run, {.model = load_model("net")},
+                            random_images(12, {1, 28, 28}, 10), {{0.5f}, {0.3f}});
+            session.initialise();
+            session.trainer().begin_epoch(1);
+            session.trainer().step(0, false);
+            session.trainer().next_result();
+            if (comm.is_root()) {
+                after = session.net().export_parameters();
+            }
+        });
+        return after;
+    };
+    // Powers of two, so that the order of the products does not show.
+    constexpr float kRate = 0x1p-6f, kDecay = 0x1p-4f;
+    const OptimizerSpec sgd{.weight_decay = kDecay, .momentum = 0.0f};
+    const OptimizerSpec clipping{.momentum = 0.9f, .max_grad_norm = 0.5f};
+    const OptimizerSpec adam{.rule = UpdateRule::adam, .weight_decay = kDecay};
+    const OptimizerSpec adamw{.rule = UpdateRule::adamw, .weight_decay = kDecay};
+    const OptimizerSpec lion{.rule = UpdateRule::lion, .weight_decay = kDecay};
+    const OptimizerSpec rmsprop{.rule = UpdateRule::rmsprop};
+    for (const Case& c :
+         {Case{false, 1, false, sgd}, Case{false, 1, false, clipping},
+          Case{true, 1, false, clipping}, Case{false, 1, false, adam}, Case{true, 1, false, adamw},
+          Case{false, 3, true, adamw}, Case{false, 1, false, lion}, Case{true, 1, false, lion},
+          Case{false, 3, false, rmsprop}, Case{true, 1, false, sgd}}) {
+        INFO("emulated " << c.emulated << ", " << c.ranks << " ranks, rule "
+                         << static_cast<int>(c.optimizer.rule));
+        const auto whole = step(c, kRate, ""), half = step(c, kRate / 2, "");
+        const auto scaled = step(c, kRate, "*=4,conv*=0.5,fc1.bias=0.5,fc?.weight=1");
+        CHECK(same(step(c, kRate, "*=0.5"), half));
+        const auto four = step(c, kRate * 4, "");
+        REQUIRE(scaled.size() == 8);
+        for (std::size_t i = 0; i < scaled.size(); ++i) {
+            const std::string& name = scaled[i].name;
+            INFO(name);
+            const bool halved = name.starts_with("conv") || name == "fc1.bias";
+            const auto& expected = halved ? half : name == "fc2.bias" ? four : whole;
+            CHECK(scaled[i].values == expected[i].values);
+            CHECK(half[i].values != whole[i].values);
+        }
+    }
+    const Case plain{false, 1, false, sgd};
+    expect_error(ExitCode::usage, {"`lr-scale`: fc3 matches none", "fc2.bias"},
+                 [&] { step(plain, kRate, "conv*=2,fc3=2"); });
+    for (const char* bad : {"conv*", "conv*=", "conv*=0", "conv*=-1", "conv*=nan", "conv*=1x"}) {
+        expect_error(ExitCode::usage,
+                     {std::string("'") + bad + "' must be a pattern and a number above 0"},
+                     [&] { step(plain, kRate, bad); });
+    }
 }
