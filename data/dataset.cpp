@@ -285,6 +285,12 @@ Dataset load_dataset(const DataSpec& spec, const TellOfData& tell) {
         train.labels.shrink_to_fit();
         train.pixels.resize(static_cast<std::size_t>(train.count) * image_elems);
     }
+    if (spec.val_split && set.validation.count > 0) {
+        throw usage_error(
+            fmt::format("`val-split` {}: {} has validation images already; leave it out, or the "
+                        "folder",
+                        *spec.val_split, set.validation.images_path));
+    }
     if (spec.val_split) {
         set.validation = hold_out(train, *spec.val_split);
     }

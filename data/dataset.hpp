@@ -29,7 +29,7 @@ struct Dataset {
     std::string directory;  // where the files are
     ImageSet train;
     ImageSet test;        // same channels, height and width as train
-    ImageSet validation;  // likewise; empty: none is held out
+    ImageSet validation;  // likewise; empty: there is none
     int classes = 0;
     std::vector<std::string> class_names;  // [classes]; empty if the format has none
 };
@@ -51,9 +51,10 @@ using TellOfData = std::function<void(const std::string&)>;
 // NumPy: train_images.npy, train_labels.npy, test_images.npy and test_labels.npy, or x_train.npy,
 // y_train.npy, x_test.npy and y_test.npy: images [N][H][W] or [N][H][W][C] of uint8, labels [N] or
 // [N][1] of any integers. Images [N][H][W] are mapped, not read.
-// Pictures: PNG and JPEG files in train/CLASS/… and test/CLASS/… (or val/CLASS/…). If any of them
-// is in colour, all get 3 channels. Classes are numbered in the order of their names. Pictures are
-// decoded once, into a file in cache_folder() (data/image_cache.hpp) that is then mapped.
+// Pictures: PNG and JPEG files in train/CLASS/… and test/CLASS/… (or val/CLASS/…; if there are
+// both, val is for validation). If any of them is in colour, all get 3 channels. Classes are
+// numbered in the order of their names. Pictures are decoded once, into a file in cache_folder()
+// (data/image_cache.hpp) that is then mapped.
 //
 // Throws usage_error for a bad option and input_error if anything is wrong with the set: it is not
 // found, empty or malformed, files are missing or ambiguous, values or labels are out of range,

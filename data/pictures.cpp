@@ -1,5 +1,5 @@
-// Reads folders of pictures: train/CLASS/… and test/CLASS/…, the layout of torchvision's
-// ImageFolder.
+// Reads folders of pictures: train/CLASS/…, test/CLASS/… and perhaps val/CLASS/…, the layout of
+// torchvision's ImageFolder.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -296,16 +296,21 @@ fs::path test_folder(const fs::path& directory) {
 
 Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const TellOfData& tell) {
     const fs::path train = files.directory / "train", test = test_folder(files.directory);
+    const fs::path validation = files.directory / "val";
+    std::error_code error;
     Listing of_train = list_pictures(train, {});
-    Listing of_test = list_pictures(test, of_train.classes);
-    const std::size_t train_count = of_train.files.size();
+    Listing of_test = list_pictures(test, of_train.classes), of_validation;
+    if (test != validation && fs::is_directory(validation, error)) {
+        of_validation = list_pictures(validation, of_train.classes);
+    }
+    const std::size_t train_count = of_train.files.size(), test_count = of_test.files.size();
     std::vector<fs::path> all = std::move(of_train.files);
     all.insert(all.end(), of_test.files.begin(), of_test.files.end());
+    all.insert(all.end(), of_validation.files.begin(), of_validation.files.end());
     if (all.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
         throw input_error(fmt::format("{}: more than 2^31 - 1 pictures", files.directory.string()));
     }
 
-    std::error_code error;
     Key place;  // a folder has one cache file for each size
     place.add(fs::weakly_canonical(files.directory, error).string());
     place.add(size_text(spec));
@@ -321,6 +326,10 @@ Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const Tel
     set.class_names = of_train.classes;
     set.train = part_of(images, 0, std::move(of_train.labels), train);
     set.test = part_of(images, train_count, std::move(of_test.labels), test);
+    if (!of_validation.files.empty()) {
+        set.validation =
+            part_of(images, train_count + test_count, std::move(of_validation.labels), validation);
+    }
     return set;
 }
 

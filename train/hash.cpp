@@ -17,7 +17,10 @@ std::string text_of(const Hash& hash) {
 
 std::string hash_dataset(const Dataset& dataset) {
     Hash hash;
-    for (const ImageSet* set : {&dataset.train, &dataset.test}) {
+    for (const ImageSet* set : {&dataset.train, &dataset.test, &dataset.validation}) {
+        if (set->count == 0) {
+            continue;
+        }
         const std::int64_t extents[] = {set->count, set->channels, set->height, set->width};
         hash.add(extents, sizeof extents);
         hash.add(set->pixels.data(), set->pixels.size());

@@ -382,6 +382,34 @@ TEST_CASE("pictures: classes, order, and a cache that is mapped", "[data][format
     }
 }
 
+TEST_CASE("pictures: a folder val beside test is for validation", "[data][formats]") {
+    const CacheFolder cache;
+    const TempDir dir;
+    write_pictures(dir.path());
+    write_png(dir.path() / "val/owl/v.png", 1, 2, 3, counted(6, 60));
+    write_png(dir.path() / "val/elk/w.png", 1, 2, 3, counted(6, 70));
+    write_png(dir.path() / "val/elk/x.png", 1, 2, 3, counted(6, 80));
+    for (int time = 0; time < 2; ++time) {
+        const Dataset set = load(dir.path());
+        CHECK(set.train.count == 3);
+        CHECK(bytes_of(set.test.pixels) == joined({counted(6, 50), counted(6, 40)}));
+        CHECK(set.validation.count == 3);
+        CHECK(set.validation.labels == Labels{0, 0, 1});
+        CHECK(bytes_of(set.validation.pixels) ==
+              joined({counted(6, 70), counted(6, 80), counted(6, 60)}));
+        CHECK(set.validation.height == 2);
+        CHECK(set.validation.width == 3);
+        CHECK(set.validation.images_path == (dir.path() / "val").string());
+    }
+    DataSpec both{dir.path().string()};
+    both.val_split = 0.5;
+    expect_error(ExitCode::usage, {"`val-split` 0.5", "has validation images already"},
+                 [&] { load_dataset(both); });
+    write_png(dir.path() / "val/newt/y.png", 1, 2, 3, counted(6, 90));
+    expect_error(ExitCode::bad_input, {"val/newt", "not in the training set"},
+                 [&] { load(dir.path()); });
+}
+
 TEST_CASE("pictures: the cache follows the files", "[data][formats]") {
     const CacheFolder cache;
     const TempDir dir;

@@ -86,6 +86,22 @@ TEST_CASE("two ranks that come to a folder of pictures at once", "[own-data]") {
     CHECK(eval.output.find("100.00 %") != std::string::npos);
 }
 
+TEST_CASE("a folder val beside test decides, and the test images are evaluated once",
+          "[own-data]") {
+    const Pictures pictures;
+    write_rows(pictures.set / "val", 24, 2000);
+    const Outcome outcome = pictures.run(2, pictures.train("--epochs 2"));
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(count_of(outcome.output, "val accuracy") == 3);  // of each epoch, and the best
+    CHECK(count_of(outcome.output, "test accuracy") == 1);
+    const Outcome without = pictures.run(1, pictures.train("--epochs 1 --no-eval"));
+    INFO(without.output);
+    CHECK(without.exit_code == 0);
+    CHECK(count_of(without.output, "val accuracy") == 0);
+    CHECK(count_of(without.output, "test accuracy") == 0);
+}
+
 TEST_CASE("what is wrong with a folder of pictures is said once", "[own-data]") {
     const Pictures pictures;
     fs::resize_file(pictures.set / "train/low/1.png", 40);

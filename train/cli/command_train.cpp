@@ -68,7 +68,7 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
     if (options.evaluation.enabled) {
         eval_images.push_back(data.test.count);
     }
-    const bool holds_out = data.validation.count > 0;
+    const bool holds_out = options.evaluation.enabled && data.validation.count > 0;
     if (holds_out) {
         eval_images.push_back(data.validation.count);
     }
