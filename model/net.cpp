@@ -17,7 +17,7 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     : backend_(backend),
       input_shape_(input),
       classes_(classes),
-      label_smoothing_(options.loss.label_smoothing),
+      loss_(options.loss),
       type_(type_of(options.spec.precision)),
       wide_(backend),
       graph_(build_graph(model, input, classes, options.spec.dropout)) {
@@ -34,6 +34,10 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
     input_ = {backend, static_cast<std::int64_t>(activation_bytes(input, largest_batch))};
     labels_ = {backend, largest_batch};
+    if (!loss_.class_weights.empty()) {
+        class_weights_ = {backend, classes};
+        backend.upload(class_weights_.get(), loss_.class_weights.data(), class_weights_.bytes());
+    }
     if (type_ != DataType::float32) {
         for (const Node& node : graph_.nodes) {  // add(), and at the end loss()
             wide_.reserve(2 * backend.activation_elems(node.out, largest_batch));
@@ -71,7 +75,7 @@ void Net::make_operations(const NetOptions& options) {
 // The last operation with the loss, if the backend has that; the loss is then the plain one.
 void Net::make_head(const NetOptions& options) {
     const auto* linear = std::get_if<LinearSpec>(&graph_.nodes.back().spec);
-    if (linear != nullptr && !linear->relu && options.train_batch > 0 && label_smoothing_ == 0.0f) {
+    if (linear != nullptr && !linear->relu && options.train_batch > 0 && loss_.plain()) {
         head_ = backend_.make_loss_head(*linear, options.train_batch, type_);
     }
 }
@@ -223,7 +227,8 @@ void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_s
                                 .scale = scale,
                                 .gradient = batch.training ? gradient : nullptr,
                                 .sums = sums,
-                                .label_smoothing = batch.training ? label_smoothing_ : 0.0f};
+                                .label_smoothing = batch.training ? loss_.label_smoothing : 0.0f,
+                                .class_weights = batch.training ? class_weights_.get() : nullptr};
     backend_.cross_entropy(args, batch.n);
     if (!wide && batch.training) {
         backend_.narrow(type_, elems, gradient, logits_gradient_.narrow(), loss_scale);

@@ -99,7 +99,7 @@ class Net {
 
     // Data type of activations between operations.
     DataType type() const { return type_; }
-    float label_smoothing() const { return label_smoothing_; }  // of the training's loss
+    const LossSpec& loss_spec() const { return loss_; }  // of the training
     // The layers as a backend's fused training pass takes them. Empty: the net has state, some
     // layer does not read the one before it alone, or the net is not for training.
     const std::optional<TrainingPassSpec>& fusable_layers() const { return fusable_layers_; }
@@ -164,7 +164,7 @@ class Net {
     Backend& backend_;
     Shape input_shape_;
     int classes_;
-    float label_smoothing_;
+    const LossSpec loss_;
     const DataType type_;
     WideMemory wide_;  // where type_ is a 16-bit one
     Graph graph_;
@@ -179,7 +179,8 @@ class Net {
     DeviceBuffer<std::byte> input_;
     DeviceBuffer<std::byte> arena_;
     DeviceBuffer<std::int32_t> labels_;
-    Tensor logits_[2] = {};  // of an evaluation and a training pass
+    DeviceBuffer<float> class_weights_;  // those of loss_, if it has any
+    Tensor logits_[2] = {};              // of an evaluation and a training pass
     Tensor logits_gradient_ = {};
 };
 

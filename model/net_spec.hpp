@@ -45,6 +45,12 @@ struct NetSpec {
 // The loss of training passes; evaluations have none of it.
 struct LossSpec {
     float label_smoothing = 0.0f;  // in [0, 1)
+    // [classes], by which an image's loss is multiplied, by its label, once they are divided by
+    // their mean over the training images; empty: none are.
+    std::vector<float> class_weights = {};
+    bool balanced = false;  // class_weights are 1 / the number of a class's training images
+
+    bool plain() const { return label_smoothing == 0.0f && class_weights.empty() && !balanced; }
 };
 
 }  // namespace gyre::model

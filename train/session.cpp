@@ -15,6 +15,38 @@ namespace {
 // costs its latency (auto_bucket_bytes()).
 constexpr std::int64_t kLeastSharedBytes = 16 << 10;
 
+// The weights as the net takes them: with the mean 1 over the training images.
+LossSpec weighted(LossSpec spec, const std::vector<std::int32_t>& labels, int classes) {
+    if (spec.class_weights.empty() && !spec.balanced) {
+        return spec;
+    }
+    const auto count = static_cast<std::size_t>(classes);
+    if (!spec.balanced && spec.class_weights.size() != count) {
+        throw usage_error(fmt::format("`class-weights`: {} numbers, but there are {} classes",
+                                      spec.class_weights.size(), classes));
+    }
+    std::vector<double> images(count),
+        weights(spec.class_weights.begin(), spec.class_weights.end());
+    for (const std::int32_t label : labels) {
+        ++images[static_cast<std::size_t>(label)];
+    }
+    double sum = 0.0;
+    weights.resize(count);
+    for (std::size_t k = 0; k < count; ++k) {
+        weights[k] = !spec.balanced ? weights[k] : images[k] > 0.0 ? 1.0 / images[k] : 0.0;
+        sum += weights[k] * images[k];
+    }
+    if (!(sum > 0.0)) {
+        throw usage_error("`class-weights`: no training image has a weight above 0");
+    }
+    spec.class_weights.resize(count);
+    for (std::size_t k = 0; k < count; ++k) {
+        spec.class_weights[k] =
+            static_cast<float>(weights[k] * static_cast<double>(labels.size()) / sum);
+    }
+    return spec;
+}
+
 // Kernels count the images of a step in 32 bits.
 Sharding checked(const Sharding& sharding) {
     constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
@@ -51,7 +83,8 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
     agree(comm, [&] {
         check(optimizer_spec_);
         check(run.batch.augment, {images.channels, images.height, images.width});
-        make_net(task.model, {images.channels, images.height, images.width});
+        make_net(task.model, {images.channels, images.height, images.width},
+                 weighted(run.loss, images.labels, classes_));
         images_ = std::make_unique<DeviceImages>(backend, std::move(images), normalisation);
         program_ = std::make_unique<StepProgram>(backend, *net_, *images_, run.batch.augment,
                                                  run.net.pass);
@@ -71,11 +104,11 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
     restart(buckets);
 }
 
-void Session::make_net(const ModelSpec& model, const Shape& shape) {
+void Session::make_net(const ModelSpec& model, const Shape& shape, const LossSpec& loss) {
     NetOptions options{.train_batch = train_batch_,
                        .eval_batch = eval_batch_,
                        .spec = run_.net,
-                       .loss = run_.loss,
+                       .loss = loss,
                        .train_sizes = train_sizes()};
     for (const std::int64_t images : eval_images_) {
         for (const int n : evaluation_sizes(comm_, images, eval_batch_, run_.batch.shards)) {

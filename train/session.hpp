@@ -72,7 +72,7 @@ class Session {
     Trainer& trainer() { return *trainer_; }
 
  private:
-    void make_net(const ModelSpec& model, const Shape& shape);
+    void make_net(const ModelSpec& model, const Shape& shape, const LossSpec& loss);
     void share(float* data, std::int64_t elems);
     void check_shards() const;
     void check_norms() const;

@@ -113,6 +113,7 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
                "it is what evaluations look at and best.safetensors has"),
         number("label-smoothing", run.loss.label_smoothing, {0.0f, kBelowOne},
                "Share of the training's targets that is spread over all classes"),
+        class_weights_setting(run.loss),
         toggle("no-shuffle", run.batch.shuffle, "Keep the file's order in every epoch", false),
         toggle("no-dropout", run.net.dropout, "Leave the dropout layers out", false),
         augment_setting(run.batch.augment),

@@ -89,6 +89,24 @@ Setting betas_setting(OptimizerSpec& spec) {
     return row;
 }
 
+Setting class_weights_setting(LossSpec& field) {
+    Setting row = numbers(
+        "class-weights", field.class_weights, {.least = 0.0f},
+        "Multiply the loss of an image by its class's weight: auto (by one over the class's number "
+        "of training images), or a number for each class; they are divided by their mean over the "
+        "training images");
+    row.type = "auto|W,W,...";
+    row.set = [&field, set = row.set](const std::string& text) {
+        field.balanced = text == "auto";
+        field.class_weights.clear();
+        return field.balanced ? std::string() : set(text);
+    };
+    row.value = [&field, value = row.value] {
+        return field.balanced ? std::string("auto") : value();
+    };
+    return row;
+}
+
 Setting augment_setting(AugmentSpec& field) {
     return custom(
         "augment", "LIST",

@@ -5,13 +5,14 @@ namespace gyre::train {
 StepProgram::StepProgram(Backend& backend, Net& net, const DeviceImages& images,
                          const AugmentSpec& augment, bool fuse)
     : net_(net), images_(images), augment_(augment) {
-    const char* reason = backend.host_memory()          ? "a CPU has no fused pass"
-                         : !fuse                        ? "a fused pass is not asked for"
-                         : augment.any()                ? "augmentation is not in the fused pass"
-                         : net.label_smoothing() > 0.0f ? "label smoothing is not in the fused pass"
-                         : net.type() != DataType::float32
-                             ? "the fused pass computes in float32 only"
-                         : !net.fusable_layers() ? "the net is not a chain of layers without state"
+    const char* reason =
+        backend.host_memory()                    ? "a CPU has no fused pass"
+        : !fuse                                  ? "a fused pass is not asked for"
+        : augment.any()                          ? "augmentation is not in the fused pass"
+        : net.loss_spec().label_smoothing > 0.0f ? "label smoothing is not in the fused pass"
+        : !net.loss_spec().plain()               ? "class weights are not in the fused pass"
+        : net.type() != DataType::float32        ? "the fused pass computes in float32 only"
+        : !net.fusable_layers()                  ? "the net is not a chain of layers without state"
                                                  : nullptr;
     if (reason == nullptr) {
         fused_ = backend.make_pass(*net.fusable_layers());

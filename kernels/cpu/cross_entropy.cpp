@@ -15,7 +15,7 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
         const std::ptrdiff_t base = std::ptrdiff_t{block} * args.classes * kLanes;
         const float* logits = args.logits + base;
         const int lanes = std::min(kLanes, n - block * kLanes);
-        float largest[kLanes], sum[kLanes] = {};
+        float largest[kLanes], sum[kLanes] = {}, weight[kLanes] = {};
         int best[kLanes] = {};
         std::copy_n(logits, kLanes, largest);
         for (int k = 1; k < args.classes; ++k) {
@@ -32,15 +32,17 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
         }
         for (int lane = 0; lane < lanes; ++lane) {
             const int label = args.labels[block * kLanes + lane];
-            loss += static_cast<double>(std::log(sum[lane]) + largest[lane] -
-                                        logits[label * kLanes + lane]);
+            weight[lane] = args.class_weights == nullptr ? 1.0f : args.class_weights[label];
+            const auto factor = static_cast<double>(weight[lane]);
+            loss += factor * static_cast<double>(std::log(sum[lane]) + largest[lane] -
+                                                 logits[label * kLanes + lane]);
             if (args.label_smoothing > 0.0f) {
                 double others = 0.0;  // sum over the classes of the label's logit - logit
                 for (int k = 0; k < args.classes; ++k) {
                     others += static_cast<double>(logits[label * kLanes + lane] -
                                                   logits[k * kLanes + lane]);
                 }
-                loss += static_cast<double>(args.label_smoothing) * others / args.classes;
+                loss += factor * static_cast<double>(args.label_smoothing) * others / args.classes;
             }
             correct += best[lane] == label;
         }
@@ -49,11 +51,12 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
             for (int k = 0; k < args.classes; ++k) {
                 for (int lane = 0; lane < kLanes; ++lane) {
                     const float p = std::exp(logits[k * kLanes + lane] - largest[lane]) / sum[lane];
-                    gradient[k * kLanes + lane] = lane < lanes ? args.scale * p - spread : 0.0f;
+                    gradient[k * kLanes + lane] =
+                        lane < lanes ? args.scale * weight[lane] * p - spread * weight[lane] : 0.0f;
                 }
             }
             for (int lane = 0; lane < lanes; ++lane) {
-                gradient[args.labels[block * kLanes + lane] * kLanes + lane] -= own;
+                gradient[args.labels[block * kLanes + lane] * kLanes + lane] -= own * weight[lane];
             }
         }
     }

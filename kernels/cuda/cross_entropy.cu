@@ -4,6 +4,7 @@
 // With label smoothing E:
 //   loss_i += E * mean over k of (logits[i][label_i] - logits[i][k])
 //   gradient[i][k] = scale * (softmax - (1 - E) (k == label_i) - E / classes)
+// With class weights w: loss_i and gradient[i] times w[label_i].
 //   sums = scale * sum of loss_i, number of images whose label has the first largest logit
 //
 // 8 bytes per element, about 40 FLOPs (two exp); too small to fill a GPU for ten classes. One warp
@@ -46,22 +47,24 @@ __global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, float spread,
         }
         sum = warp_sum(sum);
         const int label = args.labels[image];
-        loss += static_cast<double>(logf(sum) + largest - logits[label]);
+        const float weight = args.class_weights == nullptr ? 1.0f : args.class_weights[label];
+        loss +=
+            static_cast<double>(weight) * static_cast<double>(logf(sum) + largest - logits[label]);
         if (args.label_smoothing > 0.0f) {
             float others = 0.0f;
             for (int k = lane; k < args.classes; k += 32) {
                 others += logits[label] - logits[k];
             }
-            loss += static_cast<double>(spread * warp_sum(others));
+            loss += static_cast<double>(weight) * static_cast<double>(spread * warp_sum(others));
         }
         correct += best == label ? 1.0 : 0.0;
         if (args.gradient != nullptr) {
             float* gradient = args.gradient + image * args.classes;
-            const float factor = args.scale / sum;
+            const float scale = args.scale * weight, factor = scale / sum;
             const float own = 1.0f - args.label_smoothing + spread;
             for (int k = lane; k < args.classes; k += 32) {
                 gradient[k] =
-                    expf(logits[k] - largest) * factor - args.scale * (k == label ? own : spread);
+                    expf(logits[k] - largest) * factor - scale * (k == label ? own : spread);
             }
         }
     }

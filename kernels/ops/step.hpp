@@ -50,6 +50,9 @@ struct CrossEntropyArgs {
     float* gradient = nullptr;             // [n][classes]: scale * (softmax - target); may be null
     float* sums = nullptr;  // [2], overwritten: scale * sum of losses, number of correct images
     float label_smoothing = 0.0f;  // in [0, 1); LossHead takes 0 alone
+    // [classes], on the device: a further factor of an image's loss, by its label; null: 1, which
+    // is all that LossHead takes.
+    const float* class_weights = nullptr;
 };
 
 // Where a kernel that reads gradients reports those that are not finite: *word becomes at least

@@ -182,6 +182,25 @@ TEST_CASE("--finetune trains a new head on weights of a net with fewer classes")
                    "--finetune is for --init, which is not given: ignored") == 1);
 }
 
+TEST_CASE("--class-weights weighs the loss by classes, and equal weights change nothing") {
+    const Set set;
+    const auto loss = [&](const std::string& flags) {
+        const std::string json = set.file("log.jsonl");
+        const Outcome outcome =
+            run_gyre(2, set.base + "--epochs 1 --metrics " + json + " " + flags);
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        return read_events(json, "epoch").at(0).at("train_loss").get<double>();
+    };
+    const double plain = loss("");
+    CHECK(loss("--class-weights 3,3,3,3") == plain);
+    CHECK(loss("--class-weights 1,2,3,4") != plain);
+    CHECK(loss("--class-weights auto") > 0.0);
+    set.refuse("--class-weights 1,2", 2, "2 numbers, but there are 4 classes");
+    set.refuse("--class-weights 0,0,0,0", 2, "no training image has a weight above 0");
+    set.refuse("--class-weights 1,-2,3,4", 2, "'-2'");
+}
+
 TEST_CASE("--ema: the average is evaluated and saved as the best, and resumes with the training") {
     const Set set;
     const std::string whole = set.file("whole"), part = set.file("part"),

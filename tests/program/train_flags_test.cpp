@@ -96,6 +96,7 @@ const std::vector<Row> kRows = {
     {"--freeze", "conv*", [](O o) { return o.optimizer.freeze == "conv*"; }, true},
     {"--ema", "0.25", [](O o) { return o.optimizer.ema == 0.25f; }, true},
     {"--lr-scale", "conv*=0.5", [](O o) { return o.optimizer.lr_scale == "conv*=0.5"; }, true},
+    {"--class-weights", "auto", [](O o) { return o.loss.balanced; }, true},
     {"--max-grad-norm", "0.25", [](O o) { return o.optimizer.max_grad_norm == 0.25f; }, true},
     {"--no-shuffle", "", [](O o) { return !o.batch.shuffle; }, true},
     {"--weight-init", "kaiming-normal",

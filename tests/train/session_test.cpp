@@ -625,3 +625,46 @@ TEST_CASE("parameters with a scaled rate learn as if all had that, and the other
                      [&] { step(plain, kRate, bad); });
     }
 }
+
+TEST_CASE("class weights: images of classes without weight do not count, automatic ones balance") {
+    const auto step = [](bool emulated, const LossSpec& loss, ImageSet images) {
+        const auto comm = make_single_communicator();
+        const auto backend = emulated ? make_emulated_backend({}) : make_cpu_backend(1);
+        const int count = static_cast<int>(images.count);
+        Session session(*comm, *backend,
+                        {.batch = {.global_batch = count},
+                         .loss = loss,
+                         .optimizer = {.learning_rate = 0.125f, .momentum = 0.0f}},
+                        {.model = load_model("net"), .classes = 4}, std::move(images),
+                        {{0.5f}, {0.3f}});
+        session.initialise();
+        session.trainer().begin_epoch(1);
+        session.trainer().step(0, false);
+        session.trainer().next_result();
+        return session.net().export_parameters();
+    };
+    // Of the classes, 8, 4, 2 and 2 images.
+    ImageSet images = random_images(16, {1, 28, 28}, 4);
+    images.labels = {0, 1, 0, 2, 0, 3, 0, 1, 0, 1, 0, 2, 0, 3, 0, 1};
+    for (const bool emulated : {false, true}) {
+        INFO("emulated " << emulated);
+        const auto plain = step(emulated, {}, images);
+        const auto equal = step(emulated, {.class_weights = {5, 5, 5, 5}}, images);
+        CHECK(same(step(emulated, {.class_weights = {1, 1, 1, 1}}, images), equal));
+        CHECK((emulated || same(equal, plain)));  // a GPU's fused pass has no weights
+        const auto balanced = step(emulated, {.balanced = true}, images);
+        CHECK(same(step(emulated, {.class_weights = {1, 2, 4, 4}}, images), balanced));
+        CHECK(!same(balanced, plain));
+        // Other pixels where the weight is 0.
+        ImageSet changed = images;
+        const std::size_t elems = 28 * 28;
+        for (std::size_t i = 0; i < changed.labels.size(); ++i) {
+            for (std::size_t k = 0; changed.labels[i] == 3 && k < elems; ++k) {
+                changed.pixels.writable()[i * elems + k] ^= 0xffu;
+            }
+        }
+        const LossSpec without{.class_weights = {1, 1, 1, 0}};
+        CHECK(same(step(emulated, without, changed), step(emulated, without, images)));
+        CHECK(!same(step(emulated, {}, changed), plain));
+    }
+}
