@@ -183,6 +183,11 @@ class Fit {
                             "check the data set's values",
                             set.name, epoch.evaluation.loss, epoch.epoch));
         }
+        if (!stopped_ && training_.run.optimizer.schedule.kind == ScheduleKind::plateau) {
+            double loss = epoch.evaluation.loss;  // which a library may round for each rank
+            session_.communicator().broadcast(&loss, sizeof loss, 0);
+            session_.optimizer().evaluated(loss);
+        }
     }
 
     void evaluate_held_back() {

@@ -189,7 +189,8 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
 
 // In double precision, as PyTorch does.
 StepScalars Optimizer::scalars(std::int64_t step) const {
-    const double rate = scheduled_rate(spec_.schedule, double{*spec_.learning_rate}, step - 1);
+    const double rate =
+        scheduled_rate(spec_.schedule, double{*spec_.learning_rate}, step - 1, plateau_.falls);
     StepScalars result = {.learning_rate = static_cast<float>(rate)};
     const UpdateRuleFacts& rule = facts(spec_.rule);
     if (rule.formula == Formula::adam) {
@@ -203,6 +204,12 @@ StepScalars Optimizer::scalars(std::int64_t step) const {
         result.shrink = static_cast<float>(1.0 - rate * double{*spec_.weight_decay});
     }
     return result;
+}
+
+void Optimizer::evaluated(double loss) {
+    if (spec_.schedule.kind == ScheduleKind::plateau) {
+        plateau_.evaluated(spec_.schedule, loss);
+    }
 }
 
 void Optimizer::next_steps(StepScalars* pinned, int steps) {
@@ -368,6 +375,14 @@ std::vector<HostTensor> Optimizer::export_state() const {
         tensors.push_back({"scaler._growth_tracker", {}, {static_cast<float>(now.growth_tracker)}});
         tensors.push_back({"scaler.skipped", {}, {static_cast<float>(now.skipped)}});
     }
+    if (spec_.schedule.kind == ScheduleKind::plateau) {
+        const auto scalar = [&](const char* name, auto value) {
+            tensors.push_back({name, {}, {static_cast<float>(value)}});
+        };
+        scalar("scheduler.best", plateau_.best);
+        scalar("scheduler.num_bad_epochs", plateau_.num_bad_epochs);
+        scalar("scheduler.falls", plateau_.falls);
+    }
     std::vector<std::pair<const char*, std::vector<float>>> all;
     for (const auto& [name, state] : kept()) {
         all.emplace_back(name, download(state));
@@ -414,6 +429,12 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
             static_cast<std::int32_t>(take("scaler._growth_tracker", {})->front());
         scaling.skipped = static_cast<std::int32_t>(take("scaler.skipped", {})->front());
     }
+    Plateau plateau;
+    if (spec_.schedule.kind == ScheduleKind::plateau) {
+        plateau.best = take("scheduler.best", {})->front();
+        plateau.num_bad_epochs = static_cast<int>(take("scheduler.num_bad_epochs", {})->front());
+        plateau.falls = static_cast<int>(take("scheduler.falls", {})->front());
+    }
     // All are looked at before any is taken.
     std::vector<std::pair<float*, std::vector<float>>> copies;
     for (const auto& [name, state] : kept()) {
@@ -439,6 +460,7 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
                         source, step, kStepRest, rest));
     }
     steps_ = static_cast<std::int64_t>(step) + static_cast<std::int64_t>(rest);
+    plateau_ = plateau;
     if (spec_.loss_scaling) {
         scaling.updates = static_cast<std::int32_t>(steps_) - scaling.skipped;
         backend_.upload(scaling_.get(), &scaling, sizeof scaling);

@@ -57,13 +57,17 @@ class Optimizer {
     // (states without it have 0), and for each parameter, in its shape,
     // the rule's states by PyTorch's names, such as NAME.exp_avg, and NAME.ema; of a scaled loss,
     // scalars by the names of GradScaler's state, `scaler.scale` and `scaler._growth_tracker`, and
-    // `scaler.skipped`. Collective where updates are shared out: all ranks get all.
+    // `scaler.skipped`; of schedule plateau `scheduler.best`, `.num_bad_epochs`, `.falls`.
+    // Collective where updates are shared out: all ranks get all.
     std::vector<HostTensor> export_state() const;
     // Calls body() with the moving average of the parameters in the net, frozen ones as they are,
     // if there is one; else with the net as it is. After next_steps(), and between steps.
     // Collective where updates are shared out.
     void with_average(FunctionRef<void()> body);
     bool averages() const { return spec_.ema.has_value(); }
+    // For schedule plateau, after an epoch, before the next one's steps; the same loss on all
+    // ranks.
+    void evaluated(double loss);
     bool shared_out() const { return !shared_.empty(); }
     // Elements of each moment that this rank has memory for.
     std::int64_t moment_elems() const { return states_.empty() ? 0 : states_.front().elems(); }
@@ -108,6 +112,7 @@ class Optimizer {
     DeviceBuffer<StepScalars> scalars_;  // [most_steps]
     std::vector<StepScalars> written_;   // there, as far as anything has been
     std::int64_t steps_ = 0;             // begun
+    Plateau plateau_;                    // of that schedule
     DeviceBuffer<LossScale> scaling_;    // [1], where the loss is scaled
     LossScaleArgs decision_;             // likewise
     DeviceBuffer<GradientFacts> facts_;  // [ranks()], if waits()

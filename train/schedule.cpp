@@ -26,18 +26,25 @@ double one_cycle(double highest, double step, double total_steps) {
 
 void check(const ScheduleSpec& spec) {
     const bool steps = spec.kind == ScheduleKind::step, cosine = spec.kind == ScheduleKind::cosine,
-               one_cycle = spec.kind == ScheduleKind::one_cycle;
+               one_cycle = spec.kind == ScheduleKind::one_cycle,
+               plateau = spec.kind == ScheduleKind::plateau;
     if (steps && !spec.step_size) {
         throw usage_error("`schedule` step needs `step_size`, after which the rate falls");
     }
     if (spec.step_size && *spec.step_size < 1) {
         throw usage_error("`step_size` must be at least 1");
     }
-    if (!steps && (spec.step_size || spec.gamma)) {
-        throw usage_error("`step_size` and `gamma` are for `schedule` step");
+    if (!steps && spec.step_size) {
+        throw usage_error("`step_size` is for `schedule` step");
     }
-    if (!cosine && spec.min_rate) {
-        throw usage_error("`min_rate` is for `schedule` cosine");
+    if (!steps && !plateau && spec.gamma) {
+        throw usage_error("`gamma` is for `schedule` step and plateau");
+    }
+    if (!cosine && !plateau && spec.min_rate) {
+        throw usage_error("`min_rate` is for `schedule` cosine and plateau");
+    }
+    if (!plateau && spec.patience) {
+        throw usage_error("`lr-patience` is for `schedule` plateau");
     }
     if (one_cycle && spec.warmup_steps > 0) {
         throw usage_error(
@@ -62,8 +69,24 @@ ScheduleSpec in_steps(ScheduleSpec spec, int epochs, std::int64_t epoch_steps) {
     return spec;
 }
 
-double scheduled_rate(const ScheduleSpec& spec, double rate, std::int64_t step) {
+void Plateau::evaluated(const ScheduleSpec& spec, double loss) {
+    constexpr int kPatience = 10;
+    constexpr double kThreshold = 1e-4;
+    if (loss < double{best} * (1.0 - kThreshold)) {
+        best = static_cast<float>(loss);
+        num_bad_epochs = 0;
+    } else if (++num_bad_epochs > spec.patience.value_or(kPatience)) {
+        num_bad_epochs = 0;
+        ++falls;
+    }
+}
+
+double scheduled_rate(const ScheduleSpec& spec, double rate, std::int64_t step, int falls) {
     constexpr double kWarmUpFrom = 0.01;
+    if (falls > 0) {
+        rate = std::max(rate * std::pow(spec.gamma.value_or(0.1), falls),
+                        std::min(rate, spec.min_rate.value_or(0.0)));
+    }
     if (step < spec.warmup_steps) {
         const double part = static_cast<double>(step) / static_cast<double>(spec.warmup_steps);
         return rate * (kWarmUpFrom + (1.0 - kWarmUpFrom) * part);
@@ -71,6 +94,7 @@ double scheduled_rate(const ScheduleSpec& spec, double rate, std::int64_t step) 
     const auto after = static_cast<double>(step - spec.warmup_steps);
     switch (spec.kind) {
         case ScheduleKind::constant:
+        case ScheduleKind::plateau:
             break;
         case ScheduleKind::step:
             return rate * std::pow(spec.gamma.value_or(0.1),

@@ -80,15 +80,21 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
         optimizer_setting(run, "How weights follow gradients"),
         number("lr", optimizer.learning_rate, {.least = 0.0f},
                "Learning rate [sgd and rmsprop 0.01, adam and adamw 0.001, lion 0.0001]"),
-        choice("lr-schedule", schedule.kind, kScheduleKinds,
-               "How the learning rate changes, with every step of the training: step (by "
-               "`lr-gamma` every `lr-step-size` epochs), cosine (down to `lr-min` at the end), "
-               "one-cycle (from 1/25 up to `lr`, and down to almost 0)"),
+        choice(
+            "lr-schedule", schedule.kind, kScheduleKinds,
+            "How the learning rate changes, with every step of the training: step (by "
+            "`lr-gamma` every `lr-step-size` epochs), cosine (down to `lr-min` at the end), "
+            "one-cycle (from 1/25 up to `lr`, and down to almost 0), plateau (by `lr-gamma` when "
+            "the evaluated loss has stopped falling, down to `lr-min`)"),
         number("lr-step-size", schedule.step_epochs, {.least = 1},
                "Epochs between two falls of schedule step"),
         number("lr-gamma", schedule.gamma, {.least = 0.0},
-               "What the rate falls by, in schedule step [0.1]"),
-        number("lr-min", schedule.min_rate, {.least = 0.0}, "Where schedule cosine ends [0]"),
+               "What the rate falls by, in schedules step and plateau [0.1]"),
+        number("lr-min", schedule.min_rate, {.least = 0.0},
+               "Where schedules cosine and plateau end [0]"),
+        number(
+            "lr-patience", schedule.patience, {.least = 0},
+            "Epochs in a row without a lower evaluated loss that schedule plateau lets pass [10]"),
         number("warmup-steps", schedule.warmup_steps, {.least = 0},
                "Steps in which the rate rises from a hundredth to `lr` first"),
         number("warmup-epochs", schedule.warmup_epochs, {.least = 0}, "The same, in epochs")

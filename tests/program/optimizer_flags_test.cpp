@@ -261,11 +261,17 @@ TEST_CASE("settings that an optimiser cannot have are refused, in the names of w
     refuse({.schedule = {.kind = Kind::step}},
            "`schedule` step needs `step_size`, after which the rate falls", "--lr-schedule step",
            "--lr-schedule step needs --lr-step-size, after which the rate falls");
-    refuse({.schedule = {.gamma = 0.5}}, "`step_size` and `gamma` are for `schedule` step",
-           "--lr-gamma 0.5", "--lr-step-size and --lr-gamma are for --lr-schedule step");
+    refuse({.schedule = {.gamma = 0.5}}, "`gamma` is for `schedule` step and plateau",
+           "--lr-gamma 0.5", "--lr-gamma is for --lr-schedule step and plateau");
+    refuse({.schedule = {.kind = Kind::plateau, .step_size = 2}},
+           "`step_size` is for `schedule` step", "--lr-schedule plateau --lr-step-size 2",
+           "--lr-step-size is for --lr-schedule step");
+    refuse({.schedule = {.patience = 2}}, "`lr-patience` is for `schedule` plateau",
+           "--lr-patience 2", "--lr-patience is for --lr-schedule plateau");
     refuse({.schedule = {.kind = Kind::one_cycle, .total_steps = 9, .min_rate = 0.5}},
-           "`min_rate` is for `schedule` cosine", "--lr-schedule one-cycle --lr-min 0.5",
-           "--lr-min is for --lr-schedule cosine");
+           "`min_rate` is for `schedule` cosine and plateau",
+           "--lr-schedule one-cycle --lr-min 0.5",
+           "--lr-min is for --lr-schedule cosine and plateau");
     refuse({.schedule = {.kind = Kind::one_cycle, .warmup_steps = 1, .total_steps = 9}},
            "`schedule` one-cycle has its own warm-up: it goes without `warmup_steps`",
            "--lr-schedule one-cycle --warmup-epochs 1",

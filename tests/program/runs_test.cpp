@@ -182,6 +182,41 @@ TEST_CASE("--finetune trains a new head on weights of a net with fewer classes")
                    "--finetune is for --init, which is not given: ignored") == 1);
 }
 
+TEST_CASE("--lr-schedule plateau lowers the rate, and goes on counting where a training resumes") {
+    const Set set;
+    // The rate is so small that the loss stays as it is.
+    const std::string flags =
+        set.base +
+        "--batch-size 160 --lr 1e-12 --lr-schedule plateau --lr-patience 1 --lr-gamma 0.5 ";
+    const auto rates = [&](const std::string& json) {
+        std::map<int, double> of_epochs;
+        for (const auto& step : read_events(json, "step")) {
+            of_epochs[step.at("epoch").get<int>()] = 1e12 * step.at("learning_rate").get<double>();
+        }
+        return of_epochs;
+    };
+    const std::string whole = set.file("whole.jsonl"), part = set.file("part.jsonl"),
+                      run = set.file("run");
+    REQUIRE(run_gyre(2, flags + "--epochs 7 --metrics " + whole).exit_code == 0);
+    const std::vector<double> expected = {1.0, 1.0, 1.0, 0.5, 0.5, 0.25, 0.25};
+    const auto found = rates(whole);
+    REQUIRE(found.size() == expected.size());
+    for (const auto& [epoch, rate] : found) {
+        INFO("epoch " << epoch);
+        CHECK(rate == Approx(expected.at(static_cast<std::size_t>(epoch - 1))));
+    }
+    REQUIRE(run_gyre(2, flags + "--epochs 4 --save " + run).exit_code == 0);
+    REQUIRE(run_gyre(2, flags + "--epochs 7 --resume " + run + " --metrics " + part).exit_code ==
+            0);
+    const auto resumed = rates(part);
+    CHECK(resumed.size() == 3);
+    for (const auto& [epoch, rate] : resumed) {
+        INFO("epoch " << epoch);
+        CHECK(rate == found.at(epoch));
+    }
+    set.refuse("--lr-schedule plateau --no-eval", 2, "--lr-schedule plateau needs the evaluation");
+}
+
 TEST_CASE("--class-weights weighs the loss by classes, and equal weights change nothing") {
     const Set set;
     const auto loss = [&](const std::string& flags) {

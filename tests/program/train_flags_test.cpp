@@ -79,6 +79,7 @@ const std::vector<Row> kRows = {
     {"--lr-schedule", "cosine",
      [](O o) { return o.optimizer.schedule.kind == ScheduleKind::cosine; }, true},
     {"--lr-step-size", "7", [](O o) { return o.optimizer.schedule.step_epochs == 7; }, true},
+    {"--lr-patience", "3", [](O o) { return o.optimizer.schedule.patience == 3; }, true},
     {"--lr-gamma", "0.25", [](O o) { return o.optimizer.schedule.gamma == 0.25; }, true},
     {"--lr-min", "0.25", [](O o) { return o.optimizer.schedule.min_rate == 0.25; }, true},
     {"--warmup-steps", "7", [](O o) { return o.optimizer.schedule.warmup_steps == 7; }, true},

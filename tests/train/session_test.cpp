@@ -168,6 +168,30 @@ TEST_CASE("an optimiser's state has PyTorch's names, and no other is taken") {
     refuse(adam, {"step", "0.5"}, [](Tensors t) { t.front().values = {0.5f}; });
 }
 
+TEST_CASE("schedule plateau falls as ReduceLROnPlateau does") {
+    const ScheduleSpec spec = {
+        .kind = ScheduleKind::plateau, .gamma = 0.5, .min_rate = 0.2, .patience = 2};
+    Plateau plateau;
+    const auto rates = [&](std::initializer_list<double> losses) {
+        std::vector<double> found;
+        for (const double loss : losses) {
+            plateau.evaluated(spec, loss);
+            found.push_back(scheduled_rate(spec, 1.0, 100, plateau.falls));
+        }
+        return found;
+    };
+    // A third epoch in a row that is not better by more than a ten-thousandth; then the count
+    // begins anew, but not the best.
+    CHECK(rates({2.0, 1.0, 1.0, 1.5, 0.99995}) == std::vector<double>{1, 1, 1, 1, 0.5});
+    CHECK(rates({1.0, 1.0, 0.9, 0.95, 0.95}) == std::vector<double>{0.5, 0.5, 0.5, 0.5, 0.5});
+    CHECK(rates({0.9, 1.0, 1.0, 1.0}) == std::vector<double>{0.25, 0.25, 0.25, 0.2});
+    CHECK(rates({1.0, 1.0, 1.0}) == std::vector<double>{0.2, 0.2, 0.2});
+    CHECK(scheduled_rate(spec, 0.1, 100, 3) == 0.1);  // never up to min_rate
+    const ScheduleSpec warming = {.kind = ScheduleKind::plateau, .warmup_steps = 10};
+    CHECK(scheduled_rate(warming, 1.0, 0, 1) == Approx(0.001));
+    CHECK(scheduled_rate(warming, 1.0, 10, 1) == Approx(0.1));
+}
+
 TEST_CASE("a schedule stays where it ended, and short trainings have one, too") {
     using Kind = ScheduleKind;
     for (const std::int64_t total : {1, 2, 3, 4, 100}) {

@@ -30,6 +30,9 @@ void check_together(const RunSpec& options) {
                 fmt::format("--{} needs the evaluation that --no-eval leaves out", asked->name));
         }
     }
+    if (options.optimizer.schedule.kind == ScheduleKind::plateau && !options.evaluation.enabled) {
+        throw usage_error("--lr-schedule plateau needs the evaluation that --no-eval leaves out");
+    }
     if (checkpoints.save.empty() && (checkpoints.keep > 0 || checkpoints.every != SaveEvery{})) {
         throw usage_error("--keep and --save-every say how --save does it: give that, too");
     }
