@@ -30,18 +30,28 @@ void no_options(Words& words, LayerSpec&) {
 
 void parse_conv(Words& words, LayerSpec& layer) {
     layer.out = words.integer("the number of output channels", 1);
-    words.options("kspn", layer);
+    words.options("kspgn", layer);
 }
 void build_conv(GraphBuilder& net, const LayerSpec& layer) {
     net.require_planes();
-    const Conv2dShape shape{net.shape(), layer.out, layer.kernel, layer.stride, layer.padding};
+    const Conv2dShape shape{net.shape(),  layer.out,     layer.kernel,
+                            layer.stride, layer.padding, layer.groups};
+    if (shape.in.channels % shape.groups != 0 || shape.out_channels % shape.groups != 0) {
+        net.fail(
+            fmt::format("its {} groups divide its {} input channels and its {} outputs with a "
+                        "remainder",
+                        shape.groups, shape.in.channels, shape.out_channels));
+    }
     if (shape.out().height < 1 || shape.out().width < 1) {
         net.fail(fmt::format("its {0} x {0} window with padding {1} is larger than its input",
                              layer.kernel, layer.padding));
     }
-    net.append("conv", Conv2dSpec{.shape = shape},
-               weight_and_bias({shape.out_channels, shape.in.channels, shape.kernel, shape.kernel},
-                               layer.bias));
+    const OpSpec spec =
+        shape.groups > 1 ? OpSpec{GroupedConv2dSpec{shape}} : OpSpec{Conv2dSpec{.shape = shape}};
+    net.append(
+        "conv", spec,
+        weight_and_bias({shape.out_channels, shape.group_inputs(), shape.kernel, shape.kernel},
+                        layer.bias));
 }
 
 void parse_maxpool(Words& words, LayerSpec& layer) {
@@ -192,7 +202,7 @@ void build_add(GraphBuilder& net, const LayerSpec& layer) {
 void build_nothing(GraphBuilder&, const LayerSpec&) {}
 
 constexpr LayerType kLayerTypes[] = {
-    {"conv", "conv OUT kK [sS] [pP] [nobias]", parse_conv, build_conv},
+    {"conv", "conv OUT kK [sS] [pP] [gG] [nobias]", parse_conv, build_conv},
     {"maxpool", "maxpool K [sS] [pP]", parse_maxpool, build_maxpool},
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
     {"batchnorm", "batchnorm [local]", parse_batchnorm, build_batchnorm},
@@ -293,7 +303,10 @@ void Words::options(std::string_view letters, LayerSpec& layer) {
         }
         const int value =
             checked_integer(word->substr(1), *word, "an option", letter == 'p' ? 0 : 1);
-        (letter == 'k' ? layer.kernel : letter == 's' ? layer.stride : layer.padding) = value;
+        (letter == 'k'   ? layer.kernel
+         : letter == 's' ? layer.stride
+         : letter == 'g' ? layer.groups
+                         : layer.padding) = value;
     }
     if (letters.find('k') != std::string_view::npos && seen.find('k') == std::string::npos) {
         fail("the window kK is missing");

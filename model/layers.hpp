@@ -28,8 +28,8 @@ class Words {
     float probability();
     float slope();
     std::string name();
-    // The remaining words, each a letter and a number, such as k5: kernel, stride, padding; or, if
-    // `letters` has n, nobias. The kernel must be among them if `letters` has it.
+    // The remaining words, each a letter and a number, such as k5: kernel, stride, padding, groups;
+    // or, if `letters` has n, nobias. The kernel must be among them if `letters` has it.
     void options(std::string_view letters, LayerSpec& layer);
     void end();
     [[noreturn]] void fail(const std::string& what) const;

@@ -45,6 +45,11 @@ Operator operator_of(const Conv2dSpec& spec) {
                         attribute("strides", {s.stride, s.stride}) +
                         attribute("pads", {s.padding, s.padding, s.padding, s.padding})};
 }
+Operator operator_of(const GroupedConv2dSpec& spec) {
+    Operator op = operator_of(Conv2dSpec{.shape = spec.shape});
+    op.attributes += attribute("group", std::int64_t{spec.shape.groups});
+    return op;
+}
 Operator operator_of(const LinearSpec&) {
     return {"Gemm", attribute("transB", std::int64_t{1})};
 }

@@ -1,7 +1,9 @@
 // A net as data: the list of its layers, read from a small text file, one layer a line.
 //
 //   # comment                        nothing
-//   conv OUT kK [sS] [pP] [nobias]   2-D convolution, K x K window, stride S (1), padding P (0)
+//   conv OUT kK [sS] [pP] [gG] [nobias]
+//                                    2-D convolution, K x K window, stride S (1), padding P (0),
+//                                    G groups of channels (1; depthwise: as many as channels)
 //   maxpool K [sS] [pP]              max-pooling, K x K window, stride S (K), padding P (0)
 //   avgpool K [sS] | avgpool global  average over K x K windows | each whole plane
 //   batchnorm [local]                statistics over the global batch, or each rank's share
@@ -29,7 +31,7 @@ struct LayerType;  // model/layers.hpp
 struct LayerSpec {
     const LayerType* type = nullptr;
     int out = 0;  // channels or features; 0: the number of classes
-    int kernel = 1, stride = 1, padding = 0;
+    int kernel = 1, stride = 1, padding = 0, groups = 1;
     bool bias = true;
     float probability = 0.0f;
     float slope = 0.0f;  // of leaky_relu

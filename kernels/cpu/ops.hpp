@@ -10,6 +10,7 @@
 namespace gyre::cpu {
 
 std::unique_ptr<Op> make_op(const Context&, const Conv2dSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const GroupedConv2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const LinearSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const MaxPool2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const AvgPool2dSpec&, const OpSizes&);

@@ -6,6 +6,7 @@
 // additions per input. One thread per output; backward one thread per input; 256 threads per block.
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
+#include "kernels/cuda/planes.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
 namespace {
@@ -14,19 +15,6 @@ struct Extents {
     int in_height, in_width, out_height, out_width, kernel_height, kernel_width, stride;
     float scale;
 };
-
-// The coordinates of element `index` in planes of height x width.
-struct Place {
-    std::int64_t plane;
-    int row, col;
-};
-__device__ __forceinline__ Place place_of(std::int64_t index, int height, int width) {
-    const std::int64_t line = index / width;
-    return {line / height, static_cast<int>(line % height), static_cast<int>(index % width)};
-}
-__device__ __forceinline__ std::int64_t thread_index() {
-    return std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x;
-}
 
 __global__ void avgpool2d_forward_kernel(std::int64_t elems, Extents e, const float* x, float* y) {
     const std::int64_t index = thread_index();
@@ -43,11 +31,6 @@ __global__ void avgpool2d_forward_kernel(std::int64_t elems, Extents e, const fl
         }
     }
     y[index] = sum * e.scale;
-}
-
-// The first window of `kernel` inputs, `stride` apart, that contains input `at`.
-__device__ __forceinline__ int first_window(int at, int kernel, int stride) {
-    return at < kernel ? 0 : (at - kernel) / stride + 1;
 }
 
 __global__ void avgpool2d_backward_kernel(std::int64_t elems, Extents e, const float* dy,

@@ -14,6 +14,8 @@ namespace gyre::SIMT_NAMESPACE {
 std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const Conv2dSpec& spec, const OpSizes& sizes,
                             DataType type);
+std::unique_ptr<Op> make_op(const Context& context, const GroupedConv2dSpec& spec,
+                            const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const LinearSpec& spec, const OpSizes& sizes,
                             DataType type);

@@ -23,20 +23,25 @@ constexpr int window_extent(int in, int kernel, int stride, int padding) {
     return span < 0 ? 0 : span / stride + 1;
 }
 
-// Weights [out_channels][in.channels][kernel][kernel], bias [out_channels].
+// Weights [out_channels][in.channels / groups][kernel][kernel], bias [out_channels]. Both numbers
+// of channels are multiples of groups; output channel o reads the input channels of group o /
+// (out_channels / groups) only.
 struct Conv2dShape {
     Shape in;
     int out_channels = 1;
     int kernel = 1;
     int stride = 1;
     int padding = 0;
+    int groups = 1;
 
+    int group_inputs() const { return in.channels / groups; }
+    int group_outputs() const { return out_channels / groups; }
     Shape out() const {
         return {out_channels, window_extent(in.height, kernel, stride, padding),
                 window_extent(in.width, kernel, stride, padding)};
     }
     std::int64_t weight_elems() const {
-        return std::int64_t{out_channels} * in.channels * kernel * kernel;
+        return std::int64_t{out_channels} * group_inputs() * kernel * kernel;
     }
     // FLOPs (two per multiply-add) of one direction for one image, by the direct formula.
     std::int64_t flop_per_image() const { return 2 * out().plane_elems() * weight_elems(); }

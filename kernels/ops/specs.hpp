@@ -51,7 +51,7 @@ struct MaxPool2dSpec {
 // channels last, [n][height][width][channels], and rounded to TF32; the gradient is then already
 // zero where the activation is not positive.
 struct Conv2dSpec {
-    Conv2dShape shape;
+    Conv2dShape shape;  // of one group
     float dropout = 0.0f;
     std::uint32_t dropout_stream = 0;
     int pool_kernel = 0, pool_stride = 0;
@@ -62,6 +62,15 @@ struct Conv2dSpec {
     bool fused() const { return dropout > 0.0f || pool_kernel > 0 || relu || channels_last(); }
     MaxPool2dShape pool() const { return {shape.out(), pool_kernel, pool_stride}; }
     Shape out() const { return pool_kernel > 0 ? pool().out() : shape.out(); }
+};
+
+// The same with several groups, of which each reads its own input channels, as torch.nn.Conv2d's
+// `groups`; depthwise (Howard et al., "MobileNets", 2017) if each input channel is one:
+//   y[o] = b[o] + sum over c, kh, kw of w[o][c][kh][kw] * x[g * group_inputs + c][oh*stride -
+//   ...][...], g = o / group_outputs
+struct GroupedConv2dSpec {
+    Conv2dShape shape;
+    Shape out() const { return shape.out(); }
 };
 
 // y = x w^T + b of a flattened activation; parameters: weight, bias. May be fused with a ReLU, and
@@ -122,8 +131,8 @@ struct BatchNorm2dSpec {
     void move(float& running, float measured) const { running += momentum * (measured - running); }
 };
 
-using OpSpec = std::variant<Conv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec, ReluSpec,
-                            ActivationSpec, DropoutSpec, BatchNorm2dSpec, AddSpec>;
+using OpSpec = std::variant<Conv2dSpec, GroupedConv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec,
+                            ReluSpec, ActivationSpec, DropoutSpec, BatchNorm2dSpec, AddSpec>;
 
 inline bool is_fused(const OpSpec& spec) {
     return std::visit(

@@ -12,11 +12,12 @@ inline std::string text_of(const Conv2dShape& s, int n) {
     return "conv " + std::to_string(s.in.channels) + "x" + std::to_string(s.in.height) + "x" +
            std::to_string(s.in.width) + " -> " + std::to_string(s.out_channels) + " k" +
            std::to_string(s.kernel) + " s" + std::to_string(s.stride) + " p" +
-           std::to_string(s.padding) + ", n = " + std::to_string(n);
+           std::to_string(s.padding) + " g" + std::to_string(s.groups) +
+           ", n = " + std::to_string(n);
 }
 
 inline bool may_be_winograd(const Conv2dShape& s) {
-    return s.stride == 1 && s.padding < s.kernel &&
+    return s.groups == 1 && s.stride == 1 && s.padding < s.kernel &&
            ((s.kernel == 3 && s.in.channels >= 16) || (s.kernel == 5 && s.in.channels >= 8));
 }
 

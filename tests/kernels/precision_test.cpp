@@ -84,6 +84,9 @@ std::pair<std::int64_t, std::int64_t> parameter_elems(const OpSpec& spec, const 
     if (const auto* conv = std::get_if<Conv2dSpec>(&spec)) {
         return {conv->shape.weight_elems(), conv->shape.out_channels};
     }
+    if (const auto* conv = std::get_if<GroupedConv2dSpec>(&spec)) {
+        return {conv->shape.weight_elems(), conv->shape.out_channels};
+    }
     if (const auto* linear = std::get_if<LinearSpec>(&spec)) {
         return {linear->shape.weight_elems(), out.channels};
     }
@@ -168,6 +171,7 @@ const std::vector<OpSpec> kSpecs = {
                .pool_kernel = 2,
                .pool_stride = 2,
                .relu = true},
+    GroupedConv2dSpec{{{6, 9, 9}, 6, 3, 1, 1, 6}},
     LinearSpec{{6, 3, 3}, {54, 11}},
     LinearSpec{{64, 1, 1}, {64, 64}, true},
     MaxPool2dSpec{{{4, 7, 8}, 2, 2}},

@@ -65,6 +65,29 @@ TEST_CASE("conv2d matches the reference in all three directions", "[gpu]") {
     });
 }
 
+TEST_CASE("grouped conv2d matches the reference in all three directions", "[gpu]") {
+    const Conv2dShape shapes[] = {
+        {{8, 9, 7}, 8, 3, 1, 1, 8},  // depthwise
+        {{32, 14, 14}, 32, 3, 2, 1, 32},
+        {{6, 12, 12}, 12, 5, 2, 2, 6},  // two outputs for each input
+        {{12, 6, 8}, 8, 3, 1, 1, 4},
+        {{4, 5, 5}, 6, 1, 1, 0, 2},
+        {{6, 6, 4}, 3, 2, 9, 1, 3},  // stride > extents
+        {{4, 6, 6}, 4, 2, 3, 0, 2},  // stride > kernel: some pixels are never read
+        {{4, 4, 5}, 4, 4, 2, 4, 4},  // windows entirely in the padding
+        {{9, 1, 1}, 9, 3, 1, 1, 9},
+        {{2, 3, 11}, 4, 3, 2, 2, 2},
+    };
+    on_every_backend([&](Bench& bench) {
+        for (const Conv2dShape& s : shapes) {
+            for (const int n : batches_for(s)) {
+                INFO(text_of(s, n));
+                check_directions(bench, GroupedConv2dSpec{s}, s, n);
+            }
+        }
+    });
+}
+
 TEST_CASE("linear matches the reference in all three directions", "[gpu]") {
     const LinearShape shapes[] = {{320, 50}, {50, 10},  {1, 1},     {1, 63},    {7, 5},
                                   {16, 6},   {65, 129}, {300, 300}, {1030, 11}, {257, 258}};
@@ -93,6 +116,8 @@ TEST_CASE("gradients of weights are zero for an empty batch", "[gpu]") {
             CHECK(db.download() == Floats(static_cast<std::size_t>(biases)));
         };
         check(Conv2dSpec{.shape = conv}, conv.weight_elems(), conv.out_channels);
+        const Conv2dShape grouped{{4, 5, 5}, 6, 3, 1, 1, 2};
+        check(GroupedConv2dSpec{grouped}, grouped.weight_elems(), grouped.out_channels);
         check(LinearSpec{.in = {20, 1, 1}, .shape = linear}, linear.weight_elems(),
               linear.out_features);
     });
@@ -103,8 +128,10 @@ TEST_CASE("gradients of weights are zero for an empty batch", "[gpu]") {
 TEST_CASE("a convolution's results do not depend on the number of threads") {
     for (const auto& [s, n] : {std::pair{Conv2dShape{{9, 6, 7}, 8, 5, 1, 0}, 300},
                                {Conv2dShape{{256, 2, 2}, 256, 3, 1, 1}, 20},
-                               {Conv2dShape{{3, 9, 8}, 7, 3, 2, 1}, 300}}) {
-        const Conv2dSpec spec{.shape = s, .relu = true};
+                               {Conv2dShape{{3, 9, 8}, 7, 3, 2, 1}, 300},
+                               {Conv2dShape{{6, 9, 8}, 12, 3, 2, 1, 6}, 300}}) {
+        const OpSpec spec = s.groups > 1 ? OpSpec{GroupedConv2dSpec{s}}
+                                         : OpSpec{Conv2dSpec{.shape = s, .relu = true}};
         const auto results = [&, shape = s, images = n](int threads) {
             const auto backend = make_cpu_backend(threads);
             Bench bench(*backend);

@@ -69,9 +69,10 @@ void for_each_product(const Conv2dShape& s, int n, Body body) {
     const Shape out = s.out();
     for (int i = 0; i < n; ++i) {
         for (int o = 0; o < s.out_channels; ++o) {
+            const int first = o / s.group_outputs() * s.group_inputs();
             for (int oh = 0; oh < out.height; ++oh) {
                 for (int ow = 0; ow < out.width; ++ow) {
-                    for (int c = 0; c < s.in.channels; ++c) {
+                    for (int c = 0; c < s.group_inputs(); ++c) {
                         for (int kh = 0; kh < s.kernel; ++kh) {
                             for (int kw = 0; kw < s.kernel; ++kw) {
                                 const int ih = oh * s.stride - s.padding + kh;
@@ -84,11 +85,12 @@ void for_each_product(const Conv2dShape& s, int n, Body body) {
                                         out.width +
                                     ow;
                                 const std::int64_t x =
-                                    ((std::int64_t{i} * s.in.channels + c) * s.in.height + ih) *
+                                    ((std::int64_t{i} * s.in.channels + first + c) * s.in.height +
+                                     ih) *
                                         s.in.width +
                                     iw;
                                 const std::int64_t w =
-                                    ((std::int64_t{o} * s.in.channels + c) * s.kernel + kh) *
+                                    ((std::int64_t{o} * s.group_inputs() + c) * s.kernel + kh) *
                                         s.kernel +
                                     kw;
                                 body(y, x, w);

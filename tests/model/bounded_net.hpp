@@ -80,6 +80,7 @@ class BoundedNet {
     }
 
     static Conv2dShape as_conv(const Conv2dSpec& spec) { return spec.shape; }
+    static Conv2dShape as_conv(const GroupedConv2dSpec& spec) { return spec.shape; }
     static Conv2dShape as_conv(const LinearSpec& spec) { return reference::as_conv(spec.shape); }
 
     template <typename Product>
@@ -117,10 +118,16 @@ class BoundedNet {
     void forward(const Conv2dSpec& s, const model::Node& node, Values& y) {
         forward_products(s, node, y);
     }
+    void forward(const GroupedConv2dSpec& s, const model::Node& node, Values& y) {
+        forward_products(s, node, y);
+    }
     void forward(const LinearSpec& s, const model::Node& node, Values& y) {
         forward_products(s, node, y);
     }
     void backward(const Conv2dSpec& s, const model::Node& node, const Values& dy) {
+        backward_products(s, node, dy);
+    }
+    void backward(const GroupedConv2dSpec& s, const model::Node& node, const Values& dy) {
         backward_products(s, node, dy);
     }
     void backward(const LinearSpec& s, const model::Node& node, const Values& dy) {

@@ -95,6 +95,8 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("conv 8 k3 p-1\n", {"'p-1'"});
     expect_bad_model("conv 8 k3 k5\n", {"'k5' was not expected"});
     expect_bad_model("conv 8 k3 q1\n", {"'q1' was not expected"});
+    expect_bad_model("conv 8 k3 g0\n", {"'g0'"});
+    expect_bad_model("maxpool 2 g2\n", {"'g2' was not expected"});
     expect_bad_model("conv 8 k3 nobias nobias\n", {"'nobias' was not expected"});
     expect_bad_model("conv 8 k3 nope\n", {"'nope'", "[nobias]"});
     expect_bad_model("maxpool 2 nobias\n", {"'nobias' was not expected"});
@@ -125,6 +127,10 @@ TEST_CASE("nets that do not fit name the layer and the shapes") {
                   {"line 2", "4 x 4", "[3, 2, 2]", "[3, 8, 9]"});
     expect_misfit("maxpool 3 s2 p2\nlinear classes\n", {1, 8, 8}, 10,
                   {"line 1", "padding 2 is more than half of its window"});
+    expect_misfit("conv 6 k1\nconv 8 k1 g4\nlinear classes\n", {1, 8, 8}, 10,
+                  {"line 2", "4 groups", "6 input channels", "8 outputs"});
+    expect_misfit("conv 8 k1\nconv 6 k1 g4\nlinear classes\n", {1, 8, 8}, 10,
+                  {"line 2", "4 groups", "8 input channels", "6 outputs"});
     expect_misfit("linear 8\nconv 3 k1\nlinear classes\n", {1, 8, 8}, 10,
                   {"line 2", "flat", "[8]"});
     expect_misfit("linear 8\ndropout2d 0.5\n", {1, 8, 8}, 8, {"line 2", "flat"});
@@ -271,7 +277,8 @@ TEST_CASE("dropout layers draw masks of their own; dropout2d drops whole channel
 TEST_CASE("the gradient of a whole net is the slope of its loss") {
     const auto backend = make_cpu_backend(1);
     for (const char* text :
-         {"conv 4 k3 p1\nrelu\ndropout2d 0.3\nmaxpool 2\nconv 5 k3 s2\nrelu\nlinear 12\nrelu\n"
+         {"conv 6 k3\nbatchnorm\nrelu\nconv 12 k3 s2 p1 g6\nrelu\nconv 8 k1 g4\nlinear classes\n",
+          "conv 4 k3 p1\nrelu\ndropout2d 0.3\nmaxpool 2\nconv 5 k3 s2\nrelu\nlinear 12\nrelu\n"
           "dropout 0.5\nlinear classes\n",
           "linear 9\nrelu\nlinear classes\n", "conv 3 k2\nmaxpool 3 s2\nlinear classes\n",
           "conv 4 k3\nbatchnorm\nrelu\navgpool 2\nconv 6 k3\nbatchnorm\navgpool global\nlinear "

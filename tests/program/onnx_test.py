@@ -22,14 +22,14 @@ EVERY = """conv 4 k3 p1 s2
 batchnorm
 relu
 as a
-conv 4 k3 p1 nobias
+conv 4 k3 p1 g4 nobias
 batchnorm local
 add a
 silu
 maxpool 2 p1
 dropout2d 0.5
 avgpool 2
-conv 6 k1
+conv 6 k1 g2
 gelu
 avgpool global
 as b

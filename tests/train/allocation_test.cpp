@@ -89,6 +89,7 @@ const std::vector<Case>& cases() {
                                                                 .relu = true}),
         linear("linear, relu", {.in = {300, 1, 1}, .shape = {300, 41}, .relu = true}),
         linear("linear", {.in = {300, 1, 1}, .shape = {300, 41}}),
+        {"grouped conv", GroupedConv2dSpec{{{6, 9, 9}, 12, 3, 2, 1, 6}}, 12 * 9, 12},
         {"max-pooling", MaxPool2dSpec{{{5, 9, 8}, 2, 2}}},
         {"relu", ReluSpec{{5, 9, 8}}},
         {"silu", ActivationSpec{.in = {5, 9, 8}, .function = Activation::silu}},

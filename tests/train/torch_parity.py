@@ -49,7 +49,7 @@ STRIDED = """\
 # stride, padding, uneven pooling
 conv 8 k3 s2 p1
 {}
-conv 16 k5 s2 p2
+conv 16 k5 s2 p2{}
 maxpool 2
 {}
 
@@ -59,8 +59,8 @@ linear classes
 log-softmax
 """
 FILES = {
-    "strided": STRIDED.format("relu", "relu", "relu"),
-    "activations": STRIDED.format("leaky_relu 0.1", "gelu", "silu"),
+    "strided": STRIDED.format("relu", "", "relu", "relu"),
+    "activations": STRIDED.format("leaky_relu 0.1", " g4", "gelu", "silu"),
 }
 
 # name, gyre's options, optimiser and options of torch, bound of the relative loss difference
@@ -112,11 +112,12 @@ def make_model(name: str, seed: int):
         return torch_ddp.build_model("net", dropout=False)
     if name == "resnet":
         return resnet()
-    relus = [nn.ReLU(), nn.ReLU(), nn.ReLU()]
-    first, second, third = [nn.LeakyReLU(0.1), nn.GELU(), nn.SiLU()] if name == "activations" else relus
+    first, second, third, groups = nn.ReLU(), nn.ReLU(), nn.ReLU(), 1
+    if name == "activations":
+        first, second, third, groups = nn.LeakyReLU(0.1), nn.GELU(), nn.SiLU(), 4
     return nn.Sequential(OrderedDict([
         ("conv1", nn.Conv2d(1, 8, 3, stride=2, padding=1)), ("act1", first),
-        ("conv2", nn.Conv2d(8, 16, 5, stride=2, padding=2)), ("pool1", nn.MaxPool2d(2)),
+        ("conv2", nn.Conv2d(8, 16, 5, stride=2, padding=2, groups=groups)), ("pool1", nn.MaxPool2d(2)),
         ("act2", second), ("flatten", nn.Flatten()), ("fc1", nn.Linear(16 * 3 * 3, 32)),
         ("act3", third), ("fc2", nn.Linear(32, 10)), ("log_softmax", nn.LogSoftmax(1)),
     ]))  # fmt: skip
