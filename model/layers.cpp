@@ -136,19 +136,14 @@ void build_relu(GraphBuilder& net, const LayerSpec&) {
     net.append("relu", ReluSpec{net.shape()});
 }
 
-void build_gelu(GraphBuilder& net, const LayerSpec&) {
-    net.append("gelu", ActivationSpec{.in = net.shape(), .function = Activation::gelu});
-}
-void build_silu(GraphBuilder& net, const LayerSpec&) {
-    net.append("silu", ActivationSpec{.in = net.shape(), .function = Activation::silu});
-}
-
 void parse_leaky_relu(Words& words, LayerSpec& layer) {
     layer.slope = words.slope();
     words.end();
 }
-void build_leaky_relu(GraphBuilder& net, const LayerSpec& layer) {
-    net.append("leaky_relu", ActivationSpec{net.shape(), Activation::leaky_relu, layer.slope});
+template <Activation kFunction>
+void build_activation(GraphBuilder& net, const LayerSpec& layer) {
+    net.append(kFunction == Activation::relu6 ? "clip" : layer.type->word,  // relu61 is a ReLU's
+               ActivationSpec{net.shape(), kFunction, layer.slope});
 }
 
 void parse_dropout(Words& words, LayerSpec& layer) {
@@ -207,9 +202,13 @@ constexpr LayerType kLayerTypes[] = {
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
     {"batchnorm", "batchnorm [local]", parse_batchnorm, build_batchnorm},
     {"relu", "relu", no_options, build_relu},
-    {"gelu", "gelu", no_options, build_gelu},
-    {"silu", "silu", no_options, build_silu},
-    {"leaky_relu", "leaky_relu SLOPE", parse_leaky_relu, build_leaky_relu},
+    {"relu6", "relu6", no_options, build_activation<Activation::relu6>},
+    {"leaky_relu", "leaky_relu SLOPE", parse_leaky_relu, build_activation<Activation::leaky_relu>},
+    {"gelu", "gelu", no_options, build_activation<Activation::gelu>},
+    {"silu", "silu", no_options, build_activation<Activation::silu>},
+    {"sigmoid", "sigmoid", no_options, build_activation<Activation::sigmoid>},
+    {"hardsigmoid", "hardsigmoid", no_options, build_activation<Activation::hardsigmoid>},
+    {"hardswish", "hardswish", no_options, build_activation<Activation::hardswish>},
     {"dropout", "dropout P", parse_dropout, build_dropout},
     {"dropout2d", "dropout2d P", parse_dropout, build_dropout2d},
     {"flatten", "flatten", no_options, build_flatten},

@@ -35,7 +35,7 @@ std::string attribute(const char* name, std::initializer_list<std::int64_t> valu
 }
 
 // The ONNX operator of an operation, and its attributes; a new operation without its line does
-// not compile.
+// not compile. Activations: nodes_of().
 struct Operator {
     std::string type, attributes = {};
 };
@@ -65,9 +65,6 @@ Operator operator_of(const AvgPool2dSpec& spec) {
 }
 Operator operator_of(const ReluSpec&) {
     return {"Relu"};
-}
-Operator operator_of(const ActivationSpec& spec) {
-    return {"LeakyRelu", attribute("alpha", spec.slope)};
 }
 Operator operator_of(const DropoutSpec&) {
     return {"Identity"};
@@ -104,6 +101,11 @@ std::string nodes_of(const ActivationSpec& spec, const std::string& name,
     const auto constant = [&](const char* suffix, float value) {
         return part(suffix, {"Constant", attribute("value_float", value)}, {});
     };
+    const auto whole = [&](const Operator& op, std::vector<std::string> from) {
+        return node_field(name, op, from, output);
+    };
+    const Operator hardsigmoid{"HardSigmoid",
+                               attribute("alpha", 1.0f / 6.0f) + attribute("beta", 0.5f)};
     switch (spec.function) {
         case Activation::gelu:  // x / 2 * (1 + erf(x / sqrt(2)))
             return constant(".root", 0.707106781f) + constant(".one", 1.0f) +
@@ -111,14 +113,22 @@ std::string nodes_of(const ActivationSpec& spec, const std::string& name,
                    part(".erf", {"Erf"}, {name + ".scaled"}) +
                    part(".twice", {"Add"}, {name + ".erf", name + ".one"}) +
                    part(".cumulative", {"Mul"}, {name + ".twice", name + ".half"}) +
-                   node_field(name, {"Mul"}, {x, name + ".cumulative"}, output);
+                   whole({"Mul"}, {x, name + ".cumulative"});
         case Activation::silu:
-            return part(".sigmoid", {"Sigmoid"}, {x}) +
-                   node_field(name, {"Mul"}, {x, name + ".sigmoid"}, output);
+            return part(".sigmoid", {"Sigmoid"}, {x}) + whole({"Mul"}, {x, name + ".sigmoid"});
+        case Activation::relu6:
+            return constant(".zero", 0.0f) + constant(".six", 6.0f) +
+                   whole({"Clip"}, {x, name + ".zero", name + ".six"});
+        case Activation::sigmoid:
+            return whole({"Sigmoid"}, {x});
+        case Activation::hardsigmoid:
+            return whole(hardsigmoid, {x});
+        case Activation::hardswish:
+            return part(".gate", hardsigmoid, {x}) + whole({"Mul"}, {x, name + ".gate"});
         case Activation::leaky_relu:
             break;
     }
-    return node_field(name, operator_of(spec), inputs, output);
+    return whole({"LeakyRelu", attribute("alpha", spec.slope)}, {x});
 }
 
 // The nodes of a GraphProto. A value is [N][C][H][W], or [N][features] from the first Gemm or

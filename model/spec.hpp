@@ -7,7 +7,7 @@
 //   maxpool K [sS] [pP]              max-pooling, K x K window, stride S (K), padding P (0)
 //   avgpool K [sS] | avgpool global  average over K x K windows | each whole plane
 //   batchnorm [local]                statistics over the global batch, or each rank's share
-//   relu | gelu | silu
+//   relu | relu6 | gelu | silu | sigmoid | hardsigmoid | hardswish
 //   leaky_relu SLOPE                SLOPE > 0, of what is below zero
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
 //   flatten                          implied before the first linear layer

@@ -68,17 +68,25 @@ struct Gelu {
     }
 };
 
-// torch.nn.SiLU: x s(x), s(x) = 1 / (1 + e^-x), also called swish; the derivative is
-// s(x) (1 + x s(-x)).
-struct Silu {
-    static constexpr const char *kForward = "silu_forward", *kBackward = "silu_backward";
-    static constexpr bool kInPlace = false;
+// torch.nn.Sigmoid: s(x) = 1 / (1 + e^-x); the derivative is s(x) (1 - s(x)).
+struct Sigmoid {
+    static constexpr const char *kForward = "sigmoid_forward", *kBackward = "sigmoid_backward";
+    static constexpr bool kInPlace = true;
 
     GYRE_HOST_DEVICE static float value(float x) {
         const float power = exp_of_negative(-fabsf(x));
         const float large = 1.0f / (1.0f + power);
-        return x * (x < 0.0f ? power * large : large);
+        return x < 0.0f ? power * large : large;
     }
+    GYRE_HOST_DEVICE static float derivative(float y) { return y * (1.0f - y); }
+};
+
+// torch.nn.SiLU: x s(x), also called swish; the derivative is s(x) (1 + x s(-x)).
+struct Silu {
+    static constexpr const char *kForward = "silu_forward", *kBackward = "silu_backward";
+    static constexpr bool kInPlace = false;
+
+    GYRE_HOST_DEVICE static float value(float x) { return x * Sigmoid::value(x); }
     GYRE_HOST_DEVICE static float derivative(float x) {
         const float power = exp_of_negative(-fabsf(x));
         const float large = 1.0f / (1.0f + power), small = power * large;
@@ -97,6 +105,43 @@ struct LeakyRelu {
     GYRE_HOST_DEVICE float derivative(float y) const { return y <= 0.0f ? slope : 1.0f; }
 };
 
+// torch.nn.ReLU6: min(max(x, 0), 6).
+struct Relu6 {
+    static constexpr const char *kForward = "relu6_forward", *kBackward = "relu6_backward";
+    static constexpr bool kInPlace = true;
+
+    GYRE_HOST_DEVICE static float value(float x) { return x <= 0.0f ? 0.0f : x >= 6.0f ? 6.0f : x; }
+    GYRE_HOST_DEVICE static float derivative(float y) {
+        return y <= 0.0f || y >= 6.0f ? 0.0f : 1.0f;
+    }
+};
+
+// torch.nn.Hardsigmoid: min(max(x + 3, 0), 6) / 6.
+struct HardSigmoid {
+    static constexpr const char *kForward = "hardsigmoid_forward",
+                                *kBackward = "hardsigmoid_backward";
+    static constexpr bool kInPlace = false;
+
+    GYRE_HOST_DEVICE static float value(float x) {
+        return (x <= -3.0f ? 0.0f : x >= 3.0f ? 6.0f : x + 3.0f) * (1.0f / 6.0f);
+    }
+    GYRE_HOST_DEVICE static float derivative(float x) {
+        return x <= -3.0f || x >= 3.0f ? 0.0f : 1.0f / 6.0f;
+    }
+};
+
+// torch.nn.Hardswish (Howard et al., "Searching for MobileNetV3", 2019): x min(max(x + 3, 0), 6)
+// / 6.
+struct HardSwish {
+    static constexpr const char *kForward = "hardswish_forward", *kBackward = "hardswish_backward";
+    static constexpr bool kInPlace = false;
+
+    GYRE_HOST_DEVICE static float value(float x) { return x * HardSigmoid::value(x); }
+    GYRE_HOST_DEVICE static float derivative(float x) {
+        return x <= -3.0f ? 0.0f : x >= 3.0f ? 1.0f : x * (1.0f / 3.0f) + 0.5f;
+    }
+};
+
 // Returns make(the formula).
 template <typename Make>
 auto with_activation(const ActivationSpec& spec, Make make) {
@@ -105,6 +150,14 @@ auto with_activation(const ActivationSpec& spec, Make make) {
             return make(Gelu{});
         case Activation::silu:
             return make(Silu{});
+        case Activation::relu6:
+            return make(Relu6{});
+        case Activation::sigmoid:
+            return make(Sigmoid{});
+        case Activation::hardsigmoid:
+            return make(HardSigmoid{});
+        case Activation::hardswish:
+            return make(HardSwish{});
         case Activation::leaky_relu:
             break;
     }

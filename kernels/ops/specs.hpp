@@ -29,7 +29,7 @@ struct ReluSpec {
 };
 
 // y = f(x) for each element; formulas: kernels/ops/activations.hpp.
-enum class Activation { gelu, silu, leaky_relu };
+enum class Activation { gelu, silu, leaky_relu, relu6, sigmoid, hardsigmoid, hardswish };
 struct ActivationSpec {
     Shape in;
     Activation function = Activation::gelu;

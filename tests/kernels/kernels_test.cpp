@@ -94,7 +94,8 @@ TEST_CASE("max-pooling, ReLU and other activations propagate NaN", "[gpu]") {
             RunOp(bench.backend, ReluSpec{in}, 1).forward({.x = dev_x.get(), .y = dev_x.get()});
             CHECK(std::isnan(bench.read(in, 1, dev_x)[where]));
             for (const Activation function :
-                 {Activation::gelu, Activation::silu, Activation::leaky_relu}) {
+                 {Activation::gelu, Activation::silu, Activation::leaky_relu, Activation::relu6,
+                  Activation::sigmoid, Activation::hardsigmoid, Activation::hardswish}) {
                 const Guarded at = bench.activation(in, 1, x), to = bench.empty_activation(in, 1);
                 RunOp op(bench.backend, ActivationSpec{in, function}, 1);
                 const Guarded& result = op.needs().in_place ? at : to;
@@ -132,7 +133,11 @@ TEST_CASE("activations and their gradients are the formulas of PyTorch's modules
     const ActivationSpec specs[] = {{shape, Activation::gelu},
                                     {shape, Activation::silu},
                                     {shape, Activation::leaky_relu, 0.25f},
-                                    {shape, Activation::leaky_relu, 2.0f}};
+                                    {shape, Activation::leaky_relu, 2.0f},
+                                    {shape, Activation::relu6},
+                                    {shape, Activation::sigmoid},
+                                    {shape, Activation::hardsigmoid},
+                                    {shape, Activation::hardswish}};
     on_every_backend([&](Bench& bench) {
         for (const ActivationSpec& spec : specs) {
             for (const int n : kBatches) {
@@ -142,7 +147,8 @@ TEST_CASE("activations and their gradients are the formulas of PyTorch's modules
                     value *= 6.0f;
                 }
                 const Floats edges = {0.0f,  -0.0f,  1e-30f, -1e-30f, 0.75f,   -0.75f,
-                                      13.0f, -13.0f, 30.0f,  -30.0f,  1000.0f, -1000.0f};
+                                      13.0f, -13.0f, 30.0f,  -30.0f,  1000.0f, -1000.0f,
+                                      3.0f,  -3.0f,  6.0f,   -6.0f};
                 std::copy(edges.begin(), edges.end(), x.begin() + 2);
                 const Floats dy = random_floats(n * shape.elems(), 17);
                 RunOp op(bench.backend, spec, n);

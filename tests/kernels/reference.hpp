@@ -50,6 +50,16 @@ inline Activated activated(const ActivationSpec& spec, double x) {
         const double slope = x <= 0.0 ? double{spec.slope} : 1.0;
         return {slope * x, slope, slope, 1};
     }
+    if (spec.function == Activation::relu6) {
+        return {std::clamp(x, 0.0, 6.0), x > 0.0 && x < 6.0 ? 1.0 : 0.0, 1.0, 0};
+    }
+    const double ramp = std::clamp(x + 3.0, 0.0, 6.0) / 6.0, inside = std::abs(x) < 3.0 ? 1.0 : 0.0;
+    if (spec.function == Activation::hardsigmoid) {
+        return {ramp, inside / 6.0, inside / 6.0, 3};
+    }
+    if (spec.function == Activation::hardswish) {
+        return {x * ramp, ramp + x * inside / 6.0, ramp + std::abs(x) * inside / 6.0, 4};
+    }
     const bool gelu = spec.function == Activation::gelu;
     const auto share = [&](double at) {
         return gelu ? 0.5 * std::erfc(-at / std::sqrt(2.0)) : 1.0 / (1.0 + std::exp(-at));
@@ -59,8 +69,28 @@ inline Activated activated(const ActivationSpec& spec, double x) {
     // 24 for the exponential, the polynomial and the quotient; the exponent -x^2 / 2 is rounded,
     // too, and its error is that of the power, relative to it.
     const int roundings = 24 + static_cast<int>(std::min(x * x, 200.0));
+    if (spec.function == Activation::sigmoid) {  // y (1 - y): the rounding of y counts in 1 - y
+        return {share(x), slope_of_share, share(x), 2 * roundings};
+    }
     return {x * share(x), share(x) + x * slope_of_share, share(x) + std::abs(x) * slope_of_share,
             roundings};
+}
+// Where the derivative jumps.
+inline std::vector<double> jumps_of(Activation function) {
+    switch (function) {
+        case Activation::relu6:
+            return {0.0, 6.0};
+        case Activation::leaky_relu:
+            return {0.0};
+        case Activation::hardsigmoid:
+        case Activation::hardswish:
+            return {-3.0, 3.0};
+        case Activation::gelu:
+        case Activation::silu:
+        case Activation::sigmoid:
+            break;
+    }
+    return {};
 }
 
 // Calls body(image, o, oh, ow, c, ih, iw, weight index) for every multiply-add of a convolution.

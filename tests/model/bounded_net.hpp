@@ -147,20 +147,23 @@ class BoundedNet {
         }
     }
 
-    // GELU's slope is at most 1.13 and changes by at most 0.8 per unit; SiLU's are less.
+    // The slopes are at most 1.5, hardswish's, and change by at most 0.8 per unit, GELU's, apart
+    // from jumps.
     void forward(const ActivationSpec& s, const model::Node& node, Values& y) {
         std::transform(x(node).begin(), x(node).end(), y.begin(), [&](const Bounded& v) {
             const auto at = reference::activated(s, v.value);
-            return Bounded(at.value, 1.13 * v.error).rounded(at.roundings);
+            return Bounded(at.value, 1.5 * v.error).rounded(at.roundings);
         });
     }
     void backward(const ActivationSpec& s, const model::Node& node, const Values& dy) {
-        const bool leaky = s.function == Activation::leaky_relu;
+        const auto jumps = reference::jumps_of(s.function);
         for (std::size_t i = 0; i < dy.size(); ++i) {
             const Bounded& v = x(node)[i];
-            undecided += leaky && v.error > 0.0 && std::abs(v.value) <= v.error;
+            undecided += static_cast<int>(std::ranges::count_if(jumps, [&](double jump) {
+                return v.error > 0.0 && std::abs(v.value - jump) <= v.error;
+            }));
             const auto at = reference::activated(s, v.value);
-            const double off = leaky ? 0.0 : 0.8 * v.error;
+            const double off = 0.8 * v.error;
             const double rounding = reference::Sums::rounding(at.roundings);
             pass(node.inputs[0], i,
                  dy[i] * Bounded(at.derivative, off + rounding * at.derivative_magnitude));

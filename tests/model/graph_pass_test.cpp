@@ -59,7 +59,7 @@ constexpr const char* kShort =
 // Smooth activations have larger bounds, so without batch normalisation.
 constexpr const char* kSmooth =
     "conv 4 k5 p2\ngelu\nas x\nconv 4 k1\nsilu\nadd x\navgpool 2 s1\navgpool global\nlinear 7\n"
-    "gelu\nlinear classes\n";
+    "hardswish\nlinear classes\n";
 
 struct PassResults {
     std::vector<float> sums, evaluated, gradients, last_x, last_dy;

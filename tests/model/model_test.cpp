@@ -112,6 +112,7 @@ TEST_CASE("model files: every mistake is named with its line") {
     for (const char* slope : {"0", "-0.1", "nan", "inf", "0.1x"}) {
         expect_bad_model(std::string("leaky_relu ") + slope + "\n", {slope, "no slope above 0"});
     }
+    expect_bad_model("relu6 3\n", {"'3' was not expected"});
     expect_bad_model("gelu tanh\n", {"'tanh' was not expected"});
     expect_bad_model("log-softmax\nlinear 3\n", {"line 2", "nothing may follow"});
     expect_error(ExitCode::bad_input, {"no/such/model", "net, wide, resnet", "`model`"},
@@ -285,6 +286,9 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
           "classes\n",
           "conv 4 k3 p1\ngelu\nas x\nconv 4 k3 p1\nsilu\nadd x\nleaky_relu 0.1\nmaxpool 2\n"
           "linear 12\nleaky_relu 0.3\ndropout 0.5\nsilu\nlinear classes\n",
+          "conv 4 k3 p1\nhardswish\nas x\nconv 4 k3 p1\nsigmoid\nadd x\nrelu6\nmaxpool 2\nlinear "
+          "12\n"
+          "hardsigmoid\nlinear classes\n",
           "relu\nlinear 9\nas x\nrelu\nadd x\nadd x\nas y\nlinear 9\nadd y\nrelu\nlinear classes\n",
           "conv 4 k3 p1\nas x\nrelu\nas r\nconv 6 k3 s2 p1\nrelu\nconv 6 k3 p1\nas y\nfrom x\n"
           "conv 6 k1 s2\nadd y\nrelu\ndropout 0.2\nas z\nconv 6 k3 p1\nadd z\nas v\nfrom r\n"

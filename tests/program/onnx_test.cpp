@@ -148,8 +148,10 @@ TEST_CASE("an ONNX model's operators have the net's windows, and a sum both of i
 
 TEST_CASE("an ONNX model has the formulas of activations that are no operators of its opset") {
     const Shape image{3, 6, 6};
-    const ModelSpec spec =
-        parse_model("conv 4 k3\ngelu\nsilu\nleaky_relu 0.25\nlinear classes\ngelu\n", "mine");
+    const ModelSpec spec = parse_model(
+        "conv 4 k3\ngelu\nsilu\nleaky_relu 0.25\nrelu6\nhardswish\nhardsigmoid\nsigmoid\n"
+        "linear classes\ngelu\n",
+        "mine");
     const auto backend = make_cpu_backend(1);
     Net net(*backend, spec, image, 5, {.train_batch = 1, .eval_batch = 1});
     const Model model = read_model(
@@ -158,11 +160,18 @@ TEST_CASE("an ONNX model has the formulas of activations that are no operators o
                                            "Erf",      "Add",      "Mul",      "Mul"};
     std::vector<std::string> expected = {"Conv"};
     expected.insert(expected.end(), gelu.begin(), gelu.end());
-    expected.insert(expected.end(), {"Sigmoid", "Mul", "LeakyRelu", "Flatten", "Gemm"});
+    expected.insert(expected.end(),
+                    {"Sigmoid", "Mul", "LeakyRelu", "Constant", "Constant", "Clip", "HardSigmoid",
+                     "Mul", "HardSigmoid", "Sigmoid", "Flatten", "Gemm"});
     expected.insert(expected.end(), gelu.begin(), gelu.end());
     REQUIRE(model.operators == expected);
     CHECK(model.attributes[1] == std::map<std::string, std::string>{{"value_float", "0.707107"}});
     CHECK(model.attributes[11] == std::map<std::string, std::string>{{"alpha", "0.250000"}});
+    CHECK(model.attributes[13] == std::map<std::string, std::string>{{"value_float", "6.000000"}});
+    CHECK(model.attributes[15] ==
+          std::map<std::string, std::string>{{"alpha", "0.166667"}, {"beta", "0.500000"}});
+    CHECK(model.inputs[14] == std::vector<std::string>{"leaky_relu1", "clip1.zero", "clip1.six"});
+    CHECK(model.inputs[16] == std::vector<std::string>{"clip1", "hardswish1.gate"});
     CHECK(model.inputs[8] == std::vector<std::string>{"conv1", "gelu1.cumulative"});
     CHECK(model.inputs[9] == std::vector<std::string>{"gelu1"});
     CHECK(model.inputs[10] == std::vector<std::string>{"gelu1", "silu1.sigmoid"});

@@ -29,13 +29,18 @@ silu
 maxpool 2 p1
 dropout2d 0.5
 avgpool 2
+hardswish
 conv 6 k1 g2
 gelu
+relu6
 avgpool global
 as b
 linear 6
 leaky_relu 0.1
 add b
+sigmoid
+linear 8
+hardsigmoid
 linear classes
 """
 PLANES = "conv 8 k3\nrelu\nconv 5 k3\navgpool global\n"

@@ -61,6 +61,7 @@ log-softmax
 FILES = {
     "strided": STRIDED.format("relu", "", "relu", "relu"),
     "activations": STRIDED.format("leaky_relu 0.1", " g4", "gelu", "silu"),
+    "mobile": STRIDED.format("relu6", " g8", "hardswish", "hardsigmoid"),
 }
 
 # name, gyre's options, optimiser and options of torch, bound of the relative loss difference
@@ -73,6 +74,15 @@ CASES = [
      {"lr": 1e-3, "weight_decay": 1e-2}, 1e-4),
     ("rmsprop", "--optimizer rmsprop --lr 1e-3 --alpha 0.9", "RMSprop", {"lr": 1e-3, "alpha": 0.9}, 1e-4),
 ]  # fmt: skip
+
+# The cases of each net.
+NETS = (
+    ("net", CASES),
+    ("strided", CASES),
+    ("activations", CASES[:1]),
+    ("mobile", CASES[:1]),
+    ("resnet", CASES[:1]),
+)
 
 # Of the golden series: gyre's options, optimiser and options of torch, greatest gradient norm.
 GOLDEN_CASES = [
@@ -115,6 +125,8 @@ def make_model(name: str, seed: int):
     first, second, third, groups = nn.ReLU(), nn.ReLU(), nn.ReLU(), 1
     if name == "activations":
         first, second, third, groups = nn.LeakyReLU(0.1), nn.GELU(), nn.SiLU(), 4
+    if name == "mobile":
+        first, second, third, groups = nn.ReLU6(), nn.Hardswish(), nn.Hardsigmoid(), 8
     return nn.Sequential(OrderedDict([
         ("conv1", nn.Conv2d(1, 8, 3, stride=2, padding=1)), ("act1", first),
         ("conv2", nn.Conv2d(8, 16, 5, stride=2, padding=2, groups=groups)), ("pool1", nn.MaxPool2d(2)),
@@ -403,7 +415,7 @@ def run(args: argparse.Namespace, work: pathlib.Path) -> int:
         return 2
     print(f"torch {torch.__version__}, {args.steps} steps of {BATCH} images", flush=True)
     results = [torch_rates.hold()]
-    for name, cases in (("net", CASES), ("strided", CASES), ("activations", CASES[:1]), ("resnet", CASES[:1])):
+    for name, cases in NETS:
         for case in cases:
             steps = min(args.steps, MOST_STEPS.get((name, case[0]), args.steps))
             few = argparse.Namespace(**{**vars(args), "steps": steps})
