@@ -88,6 +88,7 @@ class GraphBuilder {
           value_{.shape = input} {}
 
     const Shape& shape() const { return value_.shape; }  // of the value that the next layer gets
+    bool flat() const { return value_.flat; }
     int classes() const { return classes_; }
     bool dropout() const { return dropout_; }
 

@@ -194,6 +194,27 @@ void build_add(GraphBuilder& net, const LayerSpec& layer) {
     net.append("add", AddSpec{net.shape()}, {}, {other.number});
 }
 
+void build_mul(GraphBuilder& net, const LayerSpec& layer) {
+    net.require_planes();
+    const Value& other = net.value(layer.name);
+    if (net.shape() != Shape{other.shape.channels, 1, 1} || other.flat) {
+        net.fail(
+            fmt::format("'{}' is {}, and is multiplied by one number for each of its channels; "
+                        "bring it to that with 'avgpool global' and 'conv {} k1'",
+                        layer.name, text_of(other.shape), other.shape.channels));
+    }
+    net.append("mul", MulSpec{net.shape(), other.shape}, {}, {other.number});
+}
+void build_concat(GraphBuilder& net, const LayerSpec& layer) {
+    const Value& other = net.value(layer.name);
+    const Shape &here = net.shape(), &there = other.shape;
+    if (there.height != here.height || there.width != here.width || other.flat != net.flat()) {
+        net.fail(fmt::format("'{}' is {}, and only numbers of channels may differ", layer.name,
+                             text_of(there)));
+    }
+    net.append("concat", ConcatSpec{here, there}, {}, {other.number});
+}
+
 void build_nothing(GraphBuilder&, const LayerSpec&) {}
 
 constexpr LayerType kLayerTypes[] = {
@@ -215,6 +236,8 @@ constexpr LayerType kLayerTypes[] = {
     {"linear", "linear OUT|classes", parse_linear, build_linear},
     {"as", "as NAME", parse_name, build_as},
     {"add", "add NAME", parse_name, build_add},
+    {"mul", "mul NAME", parse_name, build_mul},
+    {"concat", "concat NAME", parse_name, build_concat},
     {"from", "from NAME", parse_name, build_from},
     {"log-softmax", "log-softmax", no_options, build_nothing, true},
 };

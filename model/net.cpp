@@ -274,10 +274,10 @@ void Net::backward(const Batch& batch, const BackwardHooks& hooks) {
             }
             ready(node.parameters.front().offset_elems);
         }
-        if (step.second_gradient) {
+        if (step.second_gradient && !io.dx2) {
             pass_on(batch, step, node);
         }
-        if (io.dx) {
+        if (io.dx || io.dx2) {
             if (step.copy_dy) {
                 backend_.copy(io.dx.data, io.dy.data, activation_bytes(node.in, batch.n));
             }
@@ -286,6 +286,9 @@ void Net::backward(const Batch& batch, const BackwardHooks& hooks) {
             }
             if (step.add_to) {
                 add(node.in, batch.n, io.dx, step.add_to);
+            }
+            if (step.second_gradient && io.dx2) {
+                add(shape_of(node.inputs[1]), batch.n, io.dx2, step.second_gradient);
             }
         }
         if (updates) {

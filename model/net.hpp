@@ -132,7 +132,8 @@ class Net {
         bool backward = false;    // it has a backward pass; with dx where that is not null
         bool copy_dy = false;     // dx begins as a copy of dy
         Tensor add_to = {};       // what dx is added to: another reader's gradient came first
-        // A second input's gradient is dy itself: copied, or added where another came first.
+        // Where a second input's gradient goes that is dy itself: copied, or added where another
+        // came first; or what dx2 is added to.
         Tensor second_gradient = {};
         bool second_adds = false;
     };

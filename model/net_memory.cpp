@@ -25,6 +25,7 @@ struct Net::Plan {
     std::vector<int> value_storage;     // of each value: a number, or the net's input
     std::vector<int> gradient_storage;  // of each value's gradient; kNone: not computed
     std::vector<int> dx_storage;        // of each node: gradient_storage, or memory for a while
+    std::vector<int> dx2_storage;       // likewise
     std::vector<Lifetime> values, values_in_evaluation, gradients, saved;
     std::vector<std::size_t> value_at, value_in_evaluation_at, gradient_at, saved_at;
 
@@ -116,6 +117,9 @@ void Net::plan_training(Plan& plan, const NetOptions& options) {
         if (wanted[i] && plan.needs[i].backward_reads_y) {
             use(now, then);
         }
+        if (wanted[i] && plan.needs[i].backward_reads_x2) {
+            use(node.inputs[1], then);
+        }
         plan.saved.push_back({plan.needs[i].saved_bytes, now, wanted[i] ? then : now});
     }
     use(count - 1, count);
@@ -128,6 +132,7 @@ void Net::plan_gradients(Plan& plan, const NetOptions& options, const std::vecto
     const auto count = graph_.nodes.size();
     plan.gradient_storage.assign(count, kNone);
     plan.dx_storage.assign(count, kNone);
+    plan.dx2_storage.assign(count, kNone);
     const auto storage_of = [&](int value) -> int& {
         return plan.gradient_storage[static_cast<std::size_t>(value)];
     };
@@ -155,7 +160,12 @@ void Net::plan_gradients(Plan& plan, const NetOptions& options, const std::vecto
         if (node.inputs.size() > 1 && wants(node.inputs[1])) {
             int& second = storage_of(node.inputs[1]);
             step.second_adds = second != kNone;
-            second = step.second_adds ? second : block_for(node.out, time);
+            if (plan.needs[i].writes_dx2) {
+                plan.dx2_storage[i] = block_for(shape_of(node.inputs[1]), time);
+                second = step.second_adds ? second : plan.dx2_storage[i];
+            } else {
+                second = step.second_adds ? second : block_for(node.out, time);
+            }
             use(second, time);
         }
         const int input = node.inputs.front();
@@ -272,7 +282,8 @@ void Net::bind(const Plan& plan) {
         if (plan.dx_storage[i] != of_input) {
             step.add_to = gradient(of_input);
         }
-        if (node.inputs.size() > 1) {
+        step.train.dx2 = gradient(plan.dx2_storage[i]);
+        if (node.inputs.size() > 1 && plan.dx2_storage[i] != storage_of(node.inputs[1])) {
             step.second_gradient = gradient(storage_of(node.inputs[1]));
         }
     }

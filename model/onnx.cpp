@@ -76,6 +76,13 @@ Operator operator_of(const AddSpec&) {
     return {"Add"};
 }
 
+Operator operator_of(const MulSpec&) {
+    return {"Mul"};
+}
+Operator operator_of(const ConcatSpec&) {
+    return {"Concat", attribute("axis", std::int64_t{1})};
+}
+
 std::string node_field(const std::string& name, const Operator& op,
                        const std::vector<std::string>& inputs, const std::string& output) {
     std::string node;
@@ -91,6 +98,10 @@ template <typename Spec>
 std::string nodes_of(const Spec& spec, const std::string& name,
                      const std::vector<std::string>& inputs, const std::string& output) {
     return node_field(name, operator_of(spec), inputs, output);
+}
+std::string nodes_of(const ConcatSpec& spec, const std::string& name,
+                     const std::vector<std::string>& inputs, const std::string& output) {
+    return node_field(name, operator_of(spec), {inputs[1], inputs[0]}, output);
 }
 std::string nodes_of(const ActivationSpec& spec, const std::string& name,
                      const std::vector<std::string>& inputs, const std::string& output) {

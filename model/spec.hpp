@@ -14,8 +14,11 @@
 //   linear OUT                       OUT is a number, or the word `classes`
 //   as NAME                          a name for the value so far
 //   add NAME                         adds the value of that name (a residual connection)
-//   from NAME                        goes on from that value: a branch, such as a 1 x 1 projection
-//   log-softmax                      only as the last line, where it is implied: the loss has it
+//   mul NAME                         multiplies that value's channels by numbers
+//   (squeeze-excitation) concat NAME                      puts that value's channels before those
+//   of the value so far from NAME                        goes on from that value: a branch, such as
+//   a 1 x 1 projection log-softmax                      only as the last line, where it is implied:
+//   the loss has it
 //
 // The words, their usage and what becomes of them: model/layers.cpp.
 #pragma once

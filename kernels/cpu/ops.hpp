@@ -19,6 +19,8 @@ std::unique_ptr<Op> make_op(const Context&, const ActivationSpec&, const OpSizes
 std::unique_ptr<Op> make_op(const Context&, const BatchNorm2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const DropoutSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const AddSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const MulSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const ConcatSpec&, const OpSizes&);
 
 // y += x (add.cpp).
 void add(const Context&, std::int64_t elems, const float* x, float* y);

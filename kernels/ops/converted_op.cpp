@@ -21,6 +21,15 @@ const Shape& input_of(const Spec& spec) {
     }
 }
 
+template <typename Spec>
+Shape second_input_of(const Spec& spec) {
+    if constexpr (requires { spec.in2; }) {
+        return spec.in2;
+    } else {
+        return input_of(spec);
+    }
+}
+
 // The number of weights that are operands of products; 0: none.
 template <typename Spec>
 std::int64_t weight_elems(const Spec& spec) {
@@ -41,15 +50,19 @@ class ConvertedOp final : public Op {
           needs_(op_->needs()),
           type_(type),
           in_(std::visit([](const auto& each) { return input_of(each); }, spec)),
+          in2_(std::visit([](const auto& each) { return second_input_of(each); }, spec)),
           out_(std::visit([](const auto& each) { return each.out(); }, spec)),
           weight_elems_(std::visit([](const auto& each) { return weight_elems(each); }, spec)) {
         const std::int64_t in = aligned(backend_.activation_elems(in_, sizes.most()));
+        const std::int64_t in2 = aligned(backend_.activation_elems(in2_, sizes.most()));
         const std::int64_t out = aligned(backend_.activation_elems(out_, sizes.most()));
         x_at_ = aligned(weight_elems_);
         y_at_ = x_at_ + in;
         dx_at_ = y_at_ + out;
         dy_at_ = dx_at_ + in;
-        memory.reserve(dy_at_ + out);
+        x2_at_ = needs_.writes_dx2 ? dy_at_ + out : dx_at_;
+        dx2_at_ = x2_at_ + (needs_.writes_dx2 ? in2 : 0);
+        memory.reserve(needs_.writes_dx2 ? dx2_at_ + in2 : dy_at_ + out);
     }
 
     OpNeeds needs() const override { return needs_; }
@@ -57,8 +70,8 @@ class ConvertedOp final : public Op {
     void forward(const Batch& batch, const OpIo& io) override {
         OpIo wide = wide_io(io);
         if (io.x2) {
-            wide.x2 = at(dx_at_);
-            widen(batch, in_, io.x2, wide.x2);
+            wide.x2 = at(x2_at_);
+            widen(batch, in2_, io.x2, wide.x2);
         }
         widen(batch, in_, needs_.in_place ? io.y : io.x, wide.x);
         round_weight(io, wide);
@@ -78,6 +91,9 @@ class ConvertedOp final : public Op {
         if (needs_.backward_reads_y) {
             widen(batch, out_, io.y, wide.y);
         }
+        if (needs_.backward_reads_x2) {
+            widen(batch, in2_, io.x2, at(x2_at_));
+        }
         op_->backward_begin(batch, wide);
         if (needs_.backward_reads_y && !needs_.in_place) {
             narrow(batch, out_, wide.dy, io.dy);  // a ReLU may have changed it
@@ -95,15 +111,25 @@ class ConvertedOp final : public Op {
         if (needs_.in_place) {
             widen(batch, in_, io.dx, wide.dx);
         }
+        if (needs_.writes_dx2) {
+            wide.x2 = at(x2_at_);
+            wide.dx = io.dx ? wide.dx : Tensor();
+            wide.dx2 = io.dx2 ? at(dx2_at_) : Tensor();
+        }
         op_->backward_input(batch, wide);
-        narrow(batch, in_, wide.dx, io.dx);
+        if (io.dx) {
+            narrow(batch, in_, wide.dx, io.dx);
+        }
+        if (io.dx2) {
+            narrow(batch, in2_, wide.dx2, io.dx2);
+        }
     }
 
  private:
     float* at(std::int64_t elem) const { return memory_.get() + elem; }
     OpIo wide_io(const OpIo& io) const {
         OpIo wide = io;
-        wide.x2 = {};
+        wide.x2 = wide.dx2 = {};
         wide.x = at(x_at_);
         wide.y = at(needs_.in_place ? x_at_ : y_at_);
         wide.dy = at(dy_at_);
@@ -128,9 +154,9 @@ class ConvertedOp final : public Op {
     const std::unique_ptr<Op> op_;
     const OpNeeds needs_;
     const DataType type_;
-    const Shape in_, out_;
+    const Shape in_, in2_, out_;
     const std::int64_t weight_elems_;
-    std::int64_t x_at_, y_at_, dx_at_, dy_at_;  // offsets; the weight comes first
+    std::int64_t x_at_, y_at_, dx_at_, dy_at_, x2_at_, dx2_at_;  // offsets; the weight comes first
 };
 
 }  // namespace

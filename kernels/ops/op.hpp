@@ -38,6 +38,7 @@ struct OpIo {
     Tensor x{}, y{};                 // input [n][in], output [n][out]; the same memory if in place
     Tensor x2{};                     // second input, if the spec has one
     Tensor dy{}, dx{};               // gradients of y and x; the same memory if in place
+    Tensor dx2{};                    // gradient of x2, if OpNeeds::writes_dx2
     void* saved = nullptr;           // kept by the forward pass for backward: OpNeeds::saved_bytes
     std::array<Tensor, 2> params{};  // such as weight and bias
     std::array<Tensor, 2> grads{};   // gradients of params
@@ -49,6 +50,8 @@ struct OpNeeds {
     bool in_place = false;         // x and y share memory, and so do dx and dy
     bool backward_reads_x = true;  // if false, x may have been overwritten by then
     bool backward_reads_y = false;
+    bool backward_reads_x2 = false;
+    bool writes_dx2 = false;  // if false, the gradient of a second input is dy itself
 };
 
 class Op {
@@ -62,7 +65,8 @@ class Op {
     virtual void backward_begin(const Batch&, const OpIo&) {}
     // Overwrites grads (zeros if n = 0); reads x, dy, saved.
     virtual void backward_params(const Batch&, const OpIo&) {}
-    // Overwrites dx; reads dy, params, saved, and x or y if needs() says so.
+    // Overwrites dx; reads dy, params, saved, and x, x2 or y if needs() says so. If that writes
+    // dx2, both are overwritten, except one that is null.
     virtual void backward_input(const Batch& batch, const OpIo& io) = 0;
     // Whether backward_update() can and should replace backward_params() for this batch.
     virtual bool can_update(const Batch&) const { return false; }

@@ -96,6 +96,19 @@ struct AddSpec {
     Shape out() const { return in; }
 };
 
+// y[c] = x[c] * x2[c], where x has one number for each channel: the gate of "Squeeze-and-excitation
+// networks" (Hu et al., CVPR 2018).
+struct MulSpec {
+    Shape in, in2;  // in: {in2.channels, 1, 1}
+    Shape out() const { return in2; }
+};
+
+// y = x2 and after its channels x, which has other channels at most (torch.cat along them).
+struct ConcatSpec {
+    Shape in, in2;
+    Shape out() const { return {in2.channels + in.channels, in.height, in.width}; }
+};
+
 // y = scale * sum over the window, scale = 1 / number of elements in the window.
 struct AvgPool2dSpec {
     Shape in;
@@ -131,8 +144,9 @@ struct BatchNorm2dSpec {
     void move(float& running, float measured) const { running += momentum * (measured - running); }
 };
 
-using OpSpec = std::variant<Conv2dSpec, GroupedConv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec,
-                            ReluSpec, ActivationSpec, DropoutSpec, BatchNorm2dSpec, AddSpec>;
+using OpSpec =
+    std::variant<Conv2dSpec, GroupedConv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec, ReluSpec,
+                 ActivationSpec, DropoutSpec, BatchNorm2dSpec, AddSpec, MulSpec, ConcatSpec>;
 
 inline bool is_fused(const OpSpec& spec) {
     return std::visit(

@@ -468,3 +468,92 @@ TEST_CASE("the sum of a residual connection is rounded once", "[gpu]") {
         }
     });
 }
+
+TEST_CASE("channels are multiplied by their gates, of which each has the sum as its gradient",
+          "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        for (const Shape& shape : {Shape{5, 7, 9}, Shape{3, 1, 1}, Shape{2, 40, 3}}) {
+            const Shape gates{shape.channels, 1, 1};
+            for (const int n : {0, 1, 17, 33}) {
+                INFO(shape.height << " x " << shape.width << ", n = " << n);
+                const Floats gate = random_floats(n * gates.elems(), 31);
+                const Floats x = random_floats(n * shape.elems(), 32);
+                const Floats dy = random_floats(n * shape.elems(), 33);
+                Floats y = x, dx = dy;
+                Sums dgate(n * gates.elems());
+                for (std::size_t i = 0; i < x.size(); ++i) {
+                    const std::size_t plane = i / static_cast<std::size_t>(shape.plane_elems());
+                    y[i] *= gate[plane];
+                    dx[i] *= gate[plane];
+                    dgate.add(static_cast<std::int64_t>(plane), double{x[i]} * double{dy[i]});
+                }
+                const Guarded dev_gate = bench.activation(gates, n, gate);
+                const Guarded dev_x = bench.activation(shape, n, x);
+                const Guarded dev_dy = bench.activation(shape, n, dy);
+                const Guarded dev_y = bench.empty_activation(shape, n);
+                const Guarded dev_dx = bench.empty_activation(shape, n);
+                const Guarded dev_dgate = bench.empty_activation(gates, n);
+                RunOp mul(bench.backend, MulSpec{gates, shape}, std::max(n, 1));
+                mul.batch.n = n;
+                mul.forward({.x = dev_gate.get(), .y = dev_y.get(), .x2 = dev_x.get()});
+                CHECK(bench.read(shape, n, dev_y) == y);
+                const OpIo io{.x = dev_gate.get(), .x2 = dev_x.get(), .dy = dev_dy.get()};
+                OpIo both = io;
+                both.dx = dev_dgate.get();
+                both.dx2 = dev_dx.get();
+                mul.backward(both);
+                CHECK(bench.read(shape, n, dev_dx) == dx);
+                bench.check_close(bench.read(gates, n, dev_dgate), dgate);
+                const Guarded alone = bench.empty_activation(shape, n);
+                const Guarded gate_alone = bench.empty_activation(gates, n);
+                OpIo one = io;
+                one.dx2 = alone.get();
+                mul.backward(one);
+                CHECK(bench.read(shape, n, alone) == dx);
+                one = io;
+                one.dx = gate_alone.get();
+                mul.backward(one);
+                CHECK(bench.read(gates, n, gate_alone) == bench.read(gates, n, dev_dgate));
+            }
+        }
+    });
+}
+
+TEST_CASE("channels of two values are put one after the other, and their gradients taken apart",
+          "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        for (const auto& [shape, shape2] :
+             {std::pair{Shape{5, 7, 9}, Shape{2, 7, 9}}, {Shape{1, 1, 1}, Shape{3, 1, 1}}}) {
+            const Shape whole = ConcatSpec{shape, shape2}.out();
+            for (const int n : {0, 1, 17, 33}) {
+                INFO(shape.height << " x " << shape.width << ", n = " << n);
+                const Floats x = random_floats(n * shape.elems(), 31);
+                const Floats x2 = random_floats(n * shape2.elems(), 32);
+                Floats y;
+                for (std::ptrdiff_t i = 0; i < n; ++i) {
+                    const auto elems = shape.elems(), elems2 = shape2.elems();
+                    y.insert(y.end(), x2.begin() + i * elems2, x2.begin() + (i + 1) * elems2);
+                    y.insert(y.end(), x.begin() + i * elems, x.begin() + (i + 1) * elems);
+                }
+                const Guarded dev_x = bench.activation(shape, n, x);
+                const Guarded dev_x2 = bench.activation(shape2, n, x2);
+                const Guarded dev_y = bench.empty_activation(whole, n);
+                RunOp concat(bench.backend, ConcatSpec{shape, shape2}, std::max(n, 1));
+                concat.batch.n = n;
+                concat.forward({.x = dev_x.get(), .y = dev_y.get(), .x2 = dev_x2.get()});
+                CHECK(bench.read(whole, n, dev_y) == y);
+                for (const bool first : {false, true}) {
+                    for (const bool second : {false, true}) {
+                        const Guarded dx = bench.empty_activation(shape, n);
+                        const Guarded dx2 = bench.empty_activation(shape2, n);
+                        concat.backward({.dy = dev_y.get(),
+                                         .dx = first ? dx.get() : nullptr,
+                                         .dx2 = second ? dx2.get() : nullptr});
+                        CHECK((!first || bench.read(shape, n, dx) == x));
+                        CHECK((!second || bench.read(shape2, n, dx2) == x2));
+                    }
+                }
+            }
+        }
+    });
+}

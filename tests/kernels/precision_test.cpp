@@ -33,10 +33,22 @@ struct Running {
                 }
             },
             spec);
+        in2 = std::visit(
+            [&](const auto& s) {
+                if constexpr (requires { s.in2; }) {
+                    return s.in2;
+                } else {
+                    return in;
+                }
+            },
+            spec);
         out = std::visit([](const auto& s) { return s.out(); }, spec);
         needs = op->needs();
-        for (auto* tensor : {&x, &x2, &dx}) {
+        for (auto* tensor : {&x, &dx}) {
             *tensor = {backend, backend.activation_elems(in, kImages)};
+        }
+        for (auto* tensor : {&x2, &dx2}) {
+            *tensor = {backend, backend.activation_elems(in2, kImages)};
         }
         for (auto* tensor : {&y, &dy}) {
             *tensor = {backend, backend.activation_elems(out, kImages)};
@@ -72,9 +84,9 @@ struct Running {
     const DataType type;
     WideMemory memory;
     std::unique_ptr<Op> op;
-    Shape in, out;
+    Shape in, in2, out;
     OpNeeds needs;
-    DeviceBuffer<float> x, x2, y, dy, dx;
+    DeviceBuffer<float> x, x2, y, dy, dx, dx2;
     DeviceBuffer<std::byte> saved;
 };
 
@@ -96,7 +108,7 @@ std::pair<std::int64_t, std::int64_t> parameter_elems(const OpSpec& spec, const 
 
 // An operation's results, each value as stored.
 struct Found {
-    Floats y, dy, dx;  // dy: as the first part of the backward pass leaves it
+    Floats y, dy, dx, dx2;  // dy: as the first part of the backward pass leaves it
     std::array<Floats, 2> grads;
 };
 
@@ -120,7 +132,7 @@ Found run(Backend& backend, const OpSpec& spec, DataType type, DataType operands
     const Guarded mean = bench.vector(Floats(static_cast<std::size_t>(r.in.channels), 0.0f));
     const Guarded variance = bench.vector(Floats(static_cast<std::size_t>(r.in.channels), 1.0f));
     r.set(r.in, r.x, rounded(random_floats(kImages * r.in.elems(), 1)));
-    r.set(r.in, r.x2, rounded(random_floats(kImages * r.in.elems(), 2)));
+    r.set(r.in2, r.x2, rounded(random_floats(kImages * r.in2.elems(), 2)));
     r.set(r.out, r.dy, rounded(random_floats(kImages * r.out.elems(), 5)));
     std::vector<std::int32_t> indices(kImages);
     std::iota(indices.begin(), indices.end(), 7);
@@ -134,8 +146,11 @@ Found run(Backend& backend, const OpSpec& spec, DataType type, DataType operands
             .params = {weight.get(), bias.get()},
             .grads = {dw.get(), db.get()},
             .state = {mean.get(), variance.get()}};
-    if (std::holds_alternative<AddSpec>(spec)) {
+    if (std::holds_alternative<AddSpec>(spec) || r.needs.writes_dx2) {
         io.x2 = r.tensor(r.x2);
+    }
+    if (r.needs.writes_dx2) {
+        io.dx2 = r.tensor(r.dx2);
     }
     r.op->forward(batch, io);
     Found found;
@@ -154,6 +169,9 @@ Found run(Backend& backend, const OpSpec& spec, DataType type, DataType operands
     }
     r.op->backward_input(batch, io);
     found.dx = rounded(r.get(r.in, r.needs.in_place ? r.dy : r.dx));
+    if (r.needs.writes_dx2) {
+        found.dx2 = rounded(r.get(r.in2, r.dx2));
+    }
     return found;
 }
 
@@ -182,6 +200,8 @@ const std::vector<OpSpec> kSpecs = {
     DropoutSpec{.in = {5, 4, 3}},
     BatchNorm2dSpec{.in = {5, 4, 3}},
     AddSpec{{5, 4, 3}},
+    MulSpec{{5, 1, 1}, {5, 4, 3}},
+    ConcatSpec{{5, 4, 3}, {2, 4, 3}},
 };
 
 }  // namespace
@@ -204,6 +224,7 @@ TEST_CASE("an operation between conversions rounds the float32 result of rounded
                 CHECK(same_bytes(narrow.y, wide.y));
                 CHECK(same_bytes(narrow.dy, wide.dy));
                 CHECK(same_bytes(narrow.dx, wide.dx));
+                CHECK(same_bytes(narrow.dx2, wide.dx2));
                 CHECK(same_bytes(narrow.grads[0], wide.grads[0]));
                 CHECK(same_bytes(narrow.grads[1], wide.grads[1]));
                 CHECK(norm(narrow.y) > 0.0);

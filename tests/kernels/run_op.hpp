@@ -20,14 +20,14 @@ class RunOp {
         io.saved = saved_.get();
         op_->forward(batch, io);
     }
-    // Computes the gradients that have a destination in grads and dx.
+    // Computes the gradients that have a destination in grads, dx and dx2.
     void backward(OpIo io) {
         io.saved = saved_.get();
         op_->backward_begin(batch, io);
         if (io.grads[0]) {
             op_->backward_params(batch, io);
         }
-        if (io.dx) {
+        if (io.dx || io.dx2) {
             op_->backward_input(batch, io);
         }
     }

@@ -182,6 +182,48 @@ class BoundedNet {
         }
     }
 
+    // The gate is the first input.
+    std::size_t channel_of(const MulSpec& s, std::size_t i) const {
+        return i / size(s.in2.plane_elems());
+    }
+    void forward(const MulSpec& s, const model::Node& node, Values& y) {
+        for (std::size_t i = 0; i < y.size(); ++i) {
+            y[i] = (x(node)[channel_of(s, i)] * value(node.inputs[1])[i]).rounded(1);
+        }
+    }
+    void backward(const MulSpec& s, const model::Node& node, const Values& dy) {
+        std::vector<BoundedSum> dx(x(node).size());
+        for (std::size_t i = 0; i < dy.size(); ++i) {
+            dx[channel_of(s, i)].add(dy[i] * value(node.inputs[1])[i]);
+            pass(node.inputs[1], i, (dy[i] * x(node)[channel_of(s, i)]).rounded(1));
+        }
+        const Values to_x = results(dx, 0);
+        for (std::size_t i = 0; i < to_x.size(); ++i) {
+            pass(node.inputs[0], i, to_x[i]);
+        }
+    }
+
+    // Calls body(element of the whole, input, element of that) for each.
+    template <typename Body>
+    void for_parts(const ConcatSpec& s, std::size_t elems, Body&& body) const {
+        const std::size_t first = size(s.in2.elems()), second = size(s.in.elems());
+        for (std::size_t i = 0; i < elems; ++i) {
+            const std::size_t image = i / (first + second), at = i % (first + second);
+            at < first ? body(i, std::size_t{1}, image * first + at)
+                       : body(i, std::size_t{0}, image * second + at - first);
+        }
+    }
+    void forward(const ConcatSpec& s, const model::Node& node, Values& y) {
+        for_parts(s, y.size(), [&](std::size_t i, std::size_t input, std::size_t at) {
+            y[i] = value(node.inputs[input])[at];
+        });
+    }
+    void backward(const ConcatSpec& s, const model::Node& node, const Values& dy) {
+        for_parts(s, dy.size(), [&](std::size_t i, std::size_t input, std::size_t at) {
+            pass(node.inputs[input], at, dy[i]);
+        });
+    }
+
     Bounded factor(const DropoutSpec& s, std::size_t i) const {
         const RandomStream stream{images_.seed, RandomPurpose::dropout, s.stream, 0};
         const std::size_t elem = i % size(s.in.elems());

@@ -132,6 +132,15 @@ TEST_CASE("nets that do not fit name the layer and the shapes") {
                   {"line 2", "4 groups", "6 input channels", "8 outputs"});
     expect_misfit("conv 8 k1\nconv 6 k1 g4\nlinear classes\n", {1, 8, 8}, 10,
                   {"line 2", "4 groups", "8 input channels", "6 outputs"});
+    expect_misfit(
+        "conv 6 k1\nas a\navgpool global\nconv 5 k1\nmul a\nlinear classes\n", {1, 8, 8}, 10,
+        {"line 5", "'a' is [6, 8, 8]", "one number for each of its channels", "conv 6 k1"});
+    expect_misfit("conv 6 k1\nas a\nconv 6 k1\nmul a\nlinear classes\n", {1, 8, 8}, 10,
+                  {"line 4", "avgpool global"});
+    expect_misfit("conv 6 k1\nas a\nlinear 6\nmul a\nlinear classes\n", {1, 8, 8}, 10,
+                  {"line 4", "flat"});
+    expect_misfit("conv 6 k1\nas a\nconv 6 k2\nconcat a\nlinear classes\n", {1, 8, 8}, 10,
+                  {"line 4", "'a' is [6, 8, 8]", "only numbers of channels may differ"});
     expect_misfit("linear 8\nconv 3 k1\nlinear classes\n", {1, 8, 8}, 10,
                   {"line 2", "flat", "[8]"});
     expect_misfit("linear 8\ndropout2d 0.5\n", {1, 8, 8}, 8, {"line 2", "flat"});
@@ -278,7 +287,12 @@ TEST_CASE("dropout layers draw masks of their own; dropout2d drops whole channel
 TEST_CASE("the gradient of a whole net is the slope of its loss") {
     const auto backend = make_cpu_backend(1);
     for (const char* text :
-         {"conv 6 k3\nbatchnorm\nrelu\nconv 12 k3 s2 p1 g6\nrelu\nconv 8 k1 g4\nlinear classes\n",
+         {"conv 4 k3\nas x\navgpool global\nconv 3 k1\nrelu\nconv 4 k1\nsigmoid\nmul x\nas y\n"
+          "conv 2 k1\nconcat y\nas z\navgpool global\nmul z\nconcat z\nconcat x\nlinear classes\n",
+          "as i\nconv 2 k1\nconcat i\navgpool global\nas g\nmul g\nconcat g\nlinear 7\nas "
+          "v\nlinear 5\n"
+          "concat v\nlinear classes\n",
+          "conv 6 k3\nbatchnorm\nrelu\nconv 12 k3 s2 p1 g6\nrelu\nconv 8 k1 g4\nlinear classes\n",
           "conv 4 k3 p1\nrelu\ndropout2d 0.3\nmaxpool 2\nconv 5 k3 s2\nrelu\nlinear 12\nrelu\n"
           "dropout 0.5\nlinear classes\n",
           "linear 9\nrelu\nlinear classes\n", "conv 3 k2\nmaxpool 3 s2\nlinear classes\n",

@@ -177,6 +177,24 @@ TEST_CASE("an ONNX model has the formulas of activations that are no operators o
     CHECK(model.inputs[10] == std::vector<std::string>{"gelu1", "silu1.sigmoid"});
 }
 
+TEST_CASE("an ONNX model joins values in the order of the net's channels") {
+    const Shape image{3, 6, 6};
+    const ModelSpec spec = parse_model(
+        "conv 4 k3 g1\nas x\navgpool global\nconv 4 k1 g2\nmul x\nconcat x\nlinear classes\n",
+        "mine");
+    const auto backend = make_cpu_backend(1);
+    Net net(*backend, spec, image, 5, {.train_batch = 1, .eval_batch = 1});
+    const Model model = read_model(
+        onnx_model(build_graph(spec, image, 5, false), image, net.export_parameters(), {}));
+    REQUIRE(model.operators == std::vector<std::string>{"Conv", "AveragePool", "Conv", "Mul",
+                                                        "Concat", "Flatten", "Gemm"});
+    CHECK(model.attributes[0].count("group") == 0);
+    CHECK(model.attributes[2].at("group") == "2");
+    CHECK(model.attributes[4].at("axis") == "1");
+    CHECK(model.inputs[3] == std::vector<std::string>{"conv2", "conv1"});
+    CHECK(model.inputs[4] == std::vector<std::string>{"conv1", "mul1"});
+}
+
 TEST_CASE("gyre export refuses what it cannot read or write") {
     const TempDir dir;
     const Outcome missing =

@@ -33,13 +33,21 @@ hardswish
 conv 6 k1 g2
 gelu
 relu6
+as c
+avgpool global
+conv 6 k1
+hardsigmoid
+mul c
+concat c
 avgpool global
 as b
-linear 6
+linear 12
 leaky_relu 0.1
 add b
 sigmoid
+as d
 linear 8
+concat d
 hardsigmoid
 linear classes
 """

@@ -94,6 +94,8 @@ const std::vector<Case>& cases() {
         {"relu", ReluSpec{{5, 9, 8}}},
         {"silu", ActivationSpec{.in = {5, 9, 8}, .function = Activation::silu}},
         {"add", AddSpec{{5, 9, 8}}},
+        {"mul", MulSpec{{5, 1, 1}, {5, 9, 8}}},
+        {"concat", ConcatSpec{{5, 9, 8}, {2, 9, 8}}},
         {"dropout", DropoutSpec{.in = {5, 9, 8}}},
         {"dropout2d", DropoutSpec{.in = {5, 9, 8}, .by_channel = true}},
     };
@@ -132,6 +134,7 @@ TEST_CASE("operations of the CPU allocate as they are made, and not in a pass") 
                           .x2 = buffers.at(1),
                           .dy = buffers.at(2),
                           .dx = buffers.at(in_place ? 2 : 3),
+                          .dx2 = op.needs().writes_dx2 ? buffers.at(4) : nullptr,
                           .params = {buffers.at(4), buffers.at(5)},
                           .grads = {c.weights > 0 ? buffers.at(6) : nullptr, buffers.at(7)}};
             const std::int64_t found = allocations_of([&] {
