@@ -5,6 +5,7 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <set>
 
 #include "base/error.hpp"
 #include "model/graph.hpp"
@@ -99,21 +100,32 @@ void build_avgpool(GraphBuilder& net, const LayerSpec& layer) {
     net.append("avgpool", pool);
 }
 
-// Each channel, or each feature of a flat value.
 void parse_batchnorm(Words& words, LayerSpec& layer) {
-    const auto word = words.optional();
-    if (word && *word != "local") {
-        words.fail(fmt::format("'{}' was not expected", *word));
+    std::set<std::string> seen;
+    while (const auto word = words.optional()) {
+        if (!seen.insert(*word).second) {
+            words.fail(fmt::format("'{}' was not expected", *word));
+        } else if (*word == "local") {
+            layer.local = true;
+        } else if (*word == "eps") {
+            layer.epsilon = words.positive("the epsilon", "1e-5");
+        } else if (*word == "momentum") {
+            layer.momentum = words.positive("the momentum", "0.1");
+        } else {
+            words.fail(fmt::format("'{}' was not expected", *word));
+        }
     }
-    layer.local = word.has_value();
-    words.end();
 }
+// Each channel, or each feature of a flat value.
 void build_batchnorm(GraphBuilder& net, const LayerSpec& layer) {
     const std::int64_t channels = net.shape().channels;
     const auto tensor = [&](const char* name, Init init) {
         return Parameter{.name = name, .shape = {channels}, .elems = channels, .init = init};
     };
-    net.append("bn", BatchNorm2dSpec{.in = net.shape(), .local = layer.local},
+    BatchNorm2dSpec spec{.in = net.shape(), .local = layer.local};
+    spec.epsilon = layer.epsilon > 0.0f ? layer.epsilon : spec.epsilon;
+    spec.momentum = layer.momentum > 0.0f ? layer.momentum : spec.momentum;
+    net.append("bn", spec,
                {{tensor("weight", Init::ones), tensor("bias", Init::zeros)},
                 {tensor("running_mean", Init::zeros), tensor("running_var", Init::ones)}});
 }
@@ -137,7 +149,7 @@ void build_relu(GraphBuilder& net, const LayerSpec&) {
 }
 
 void parse_leaky_relu(Words& words, LayerSpec& layer) {
-    layer.slope = words.slope();
+    layer.slope = words.positive("the slope below zero", "0.01");
     words.end();
 }
 template <Activation kFunction>
@@ -221,7 +233,7 @@ constexpr LayerType kLayerTypes[] = {
     {"conv", "conv OUT kK [sS] [pP] [gG] [nobias]", parse_conv, build_conv},
     {"maxpool", "maxpool K [sS] [pP]", parse_maxpool, build_maxpool},
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
-    {"batchnorm", "batchnorm [local]", parse_batchnorm, build_batchnorm},
+    {"batchnorm", "batchnorm [local] [eps E] [momentum M]", parse_batchnorm, build_batchnorm},
     {"relu", "relu", no_options, build_relu},
     {"relu6", "relu6", no_options, build_activation<Activation::relu6>},
     {"leaky_relu", "leaky_relu SLOPE", parse_leaky_relu, build_activation<Activation::leaky_relu>},
@@ -291,11 +303,12 @@ float Words::probability() {
     return *value;
 }
 
-float Words::slope() {
-    const std::string word = next("the slope below zero");
+float Words::positive(const char* what, const char* usual) {
+    const std::string word = next(what);
     const auto value = number<float>(word);
     if (!value || !(*value > 0.0f) || !std::isfinite(*value)) {
-        fail(fmt::format("'{}' is no slope above 0, such as PyTorch's default of 0.01", word));
+        fail(fmt::format("'{}' as {} must be a number above 0, such as PyTorch's default of {}",
+                         word, what, usual));
     }
     return *value;
 }

@@ -26,7 +26,7 @@ class Words {
     int checked_integer(const std::string& digits, const std::string& word, const char* what,
                         int least) const;
     float probability();
-    float slope();
+    float positive(const char* what, const char* usual);
     std::string name();
     // The remaining words, each a letter and a number, such as k5: kernel, stride, padding, groups;
     // or, if `letters` has n, nobias. The kernel must be among them if `letters` has it.

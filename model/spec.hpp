@@ -6,7 +6,9 @@
 //                                    G groups of channels (1; depthwise: as many as channels)
 //   maxpool K [sS] [pP]              max-pooling, K x K window, stride S (K), padding P (0)
 //   avgpool K [sS] | avgpool global  average over K x K windows | each whole plane
-//   batchnorm [local]                statistics over the global batch, or each rank's share
+//   batchnorm [local] [eps E] [momentum M]
+//                                    statistics over the global batch, or each rank's share; 1e-5,
+//                                    0.1
 //   relu | relu6 | gelu | silu | sigmoid | hardsigmoid | hardswish
 //   leaky_relu SLOPE                SLOPE > 0, of what is below zero
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
@@ -37,11 +39,12 @@ struct LayerSpec {
     int kernel = 1, stride = 1, padding = 0, groups = 1;
     bool bias = true;
     float probability = 0.0f;
-    float slope = 0.0f;  // of leaky_relu
-    bool local = false;  // statistics of a rank's share
-    std::string name;    // of a value
-    std::string text;    // as it was written
-    int line = 0;        // in its file, from 1
+    float slope = 0.0f;                     // of leaky_relu
+    bool local = false;                     // statistics of a rank's share
+    float epsilon = 0.0f, momentum = 0.0f;  // of batchnorm; 0: PyTorch's defaults
+    std::string name;                       // of a value
+    std::string text;                       // as it was written
+    int line = 0;                           // in its file, from 1
 };
 
 struct ModelSpec {

@@ -54,11 +54,30 @@ TEST_CASE("the built-in nets have the parameters they are known for") {
     CHECK(net.parameters()[4].shape == std::vector<std::int64_t>{50, 320});
     const Net wide(*backend, load_model("wide"), {1, 28, 28}, 10, {4, 4});
     CHECK(wide.parameter_count() == 25775882);
-    // torchvision's number.
-    const Net resnet18(*backend, load_model(built_file("tests/resnet18.model")), {3, 64, 64}, 1000,
-                       {});
+    const Net resnet18(*backend, load_model(built_file("tests/examples/resnet18.model")),
+                       {3, 64, 64}, 1000, {});
     CHECK(resnet18.parameter_count() == 11689512);
     CHECK(resnet18.state().size() == 40);  // two statistics of each batch normalisation
+}
+
+TEST_CASE("torchvision's nets have as many parameters as there") {
+    const std::pair<const char*, std::int64_t> nets[] = {
+        {"resnet18", 11689512},    {"resnet50", 25557032},       {"densenet121", 7978856},
+        {"mobilenet_v2", 3504872}, {"efficientnet_b0", 5288548}, {"mobilenet_v3_small", 2542856}};
+    for (const auto& [name, expected] : nets) {
+        INFO(name);
+        const ModelSpec model =
+            load_model(built_file("tests/examples/" + std::string(name) + ".model"));
+        for (const int side : {32, 224}) {
+            std::int64_t elems = 0;
+            for (const Node& node : build_graph(model, {3, side, side}, 1000, true).nodes) {
+                for (const Parameter& parameter : node.parameters) {
+                    elems += parameter.fixed ? 0 : parameter.elems;
+                }
+            }
+            CHECK(elems == expected);
+        }
+    }
 }
 
 TEST_CASE("nets take their input and classes from the data") {
@@ -110,9 +129,15 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("relu 3\n", {"'3' was not expected"});
     expect_bad_model("leaky_relu\n", {"the slope below zero is missing", "leaky_relu SLOPE"});
     for (const char* slope : {"0", "-0.1", "nan", "inf", "0.1x"}) {
-        expect_bad_model(std::string("leaky_relu ") + slope + "\n", {slope, "no slope above 0"});
+        expect_bad_model(std::string("leaky_relu ") + slope + "\n",
+                         {slope, "must be a number above 0", "0.01"});
     }
     expect_bad_model("relu6 3\n", {"'3' was not expected"});
+    expect_bad_model("batchnorm eps\n", {"the epsilon is missing"});
+    expect_bad_model("batchnorm local eps 0\n", {"'0' as the epsilon", "1e-5"});
+    expect_bad_model("batchnorm momentum -1\n", {"'-1' as the momentum", "0.1"});
+    expect_bad_model("batchnorm eps 1e-3 eps 1e-3\n", {"'eps' was not expected"});
+    expect_bad_model("batchnorm global\n", {"'global' was not expected", "[momentum M]"});
     expect_bad_model("gelu tanh\n", {"'tanh' was not expected"});
     expect_bad_model("log-softmax\nlinear 3\n", {"line 2", "nothing may follow"});
     expect_error(ExitCode::bad_input, {"no/such/model", "net, wide, resnet", "`model`"},

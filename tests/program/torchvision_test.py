@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""examples/resnet18.model, with the weights of torchvision's resnet18, gives torchvision's answers.
+"""The nets of examples/, with the weights of torchvision's, give torchvision's answers.
 
-    tests/program/torchvision_test.py BUILD MODEL    the folder with gyre; PYTHON=… a Python with torchvision, if not
-                                                     this one
+    tests/program/torchvision_test.py BUILD EXAMPLES    the folder with gyre, and that of the model files; PYTHON=… a
+                                                        Python with torchvision, if not this one
 
 Exit code 77 where there is no Python with torch, torchvision and numpy.
 """
@@ -19,6 +19,7 @@ import tempfile
 
 from python_with import require_modules
 
+NETS = ("resnet18", "resnet50", "densenet121", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0")
 CLASSES, IMAGES, SIDE = 10, 12, 64
 MEAN, STD = 0.5, 0.25
 
@@ -48,35 +49,35 @@ def by_order(model) -> dict:
     return tensors
 
 
-def main() -> int:
-    require_modules("numpy", "torch", "torchvision")
+def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str) -> bool:
     import numpy
     import torch
     import torchvision
 
-    gyre, model_file = pathlib.Path(sys.argv[1]).resolve() / "gyre", pathlib.Path(sys.argv[2])
     torch.manual_seed(1)
-    model = torchvision.models.resnet18(num_classes=CLASSES)
+    model = getattr(torchvision.models, name)(num_classes=CLASSES)
     pixels = numpy.random.default_rng(1).integers(0, 256, (IMAGES, 3, SIDE, SIDE), dtype=numpy.uint8)
     pixels //= numpy.arange(1, IMAGES + 1, dtype=numpy.uint8).reshape(-1, 1, 1, 1)  # images that differ
     x = (torch.from_numpy(pixels).float() / 255 - MEAN) / STD
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:  # of batch normalisation; they begin as ones and zeros
-                parameter += 0.2 * torch.randn_like(parameter)
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.momentum = 1.0  # the running statistics become those of these images
+                module.weight += 0.2 * torch.randn_like(module.weight)  # they begin as ones and zeros
+                module.bias += 0.2 * torch.randn_like(module.bias)
         model.train()
-        model(x)  # running statistics
+        model(x)
         model.eval()
         theirs = model(x).softmax(1).numpy()
     with tempfile.TemporaryDirectory(prefix="gyre-torchvision-") as folder:
         work = pathlib.Path(folder)
-        facts = {"gyre.model": model_file.read_text()}
+        facts = {"gyre.model": (examples / f"{name}.model").read_text()}
         facts |= {"gyre.shape": f"3x{SIDE}x{SIDE}", "gyre.classes": str(CLASSES)}
         facts |= {"gyre.mean": ",".join([str(MEAN)] * 3), "gyre.std": ",".join([str(STD)] * 3)}
-        save_safetensors(work / "resnet18.safetensors", by_order(model), facts)
+        save_safetensors(work / "net.safetensors", by_order(model), facts)
         head = struct.pack(">BBBB4I", 0, 0, 8, 4, *pixels.shape)
         (work / "images-idx4-ubyte").write_bytes(head + pixels.tobytes())
-        command = [gyre, "predict", "--weights", str(work / "resnet18.safetensors"), "--csv", "--top", str(CLASSES)]
+        command = [gyre, "predict", "--weights", str(work / "net.safetensors"), "--csv", "--top", str(CLASSES)]
         command += ["--device", "cpu", str(work / "images-idx4-ubyte")]
         done = subprocess.run(command, capture_output=True, text=True, timeout=300)
         if done.returncode != 0:
@@ -88,8 +89,14 @@ def main() -> int:
     spread = float(abs(theirs - theirs[0]).max())
     # Six digits are printed. A wrong net is off by as much as images differ.
     good = apart < 2e-5 < 0.01 < spread
-    print(f"{'ok' if good else 'FAILED'}: probabilities {apart:.1e} apart, between images {spread:.2f}")
-    return 0 if good else 1
+    print(f"{name}: {'ok' if good else 'FAILED'}: probabilities {apart:.1e} apart, between images {spread:.2f}")
+    return good
+
+
+def main() -> int:
+    require_modules("numpy", "torch", "torchvision")
+    gyre, examples = pathlib.Path(sys.argv[1]).resolve() / "gyre", pathlib.Path(sys.argv[2])
+    return 0 if all([holds(gyre, examples, name) for name in NETS]) else 1
 
 
 if __name__ == "__main__":
