@@ -259,10 +259,10 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
         problem = match_by_order(others_wanted, others_given, others_wanted.size() < wanted.size(),
                                  finetune, match);
     }
-    std::vector<Entry> anew, unused;
+    std::vector<Entry> initialised, unused;
     for (std::size_t i = 0; i < net.size(); ++i) {
         if (match.tensors[i] == file.size()) {
-            anew.push_back(net[i]);
+            initialised.push_back(net[i]);
         }
     }
     for (std::size_t i = 0; i < file.size(); ++i) {
@@ -270,7 +270,7 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
             unused.push_back(file[i]);
         }
     }
-    if (problem.empty() && anew.size() == net.size()) {
+    if (problem.empty() && initialised.size() == net.size()) {
         problem = "nothing in the file fits the net";
     }
     if (!problem.empty()) {
@@ -279,9 +279,9 @@ ParameterMatch match_parameters(const std::vector<Parameter>& parameters,
             "the net has {}",
             source, problem, list_of(file), list_of(net)));
     }
-    if (!anew.empty() || !unused.empty()) {
-        match.remarks.push_back(fmt::format("these begin anew: {}; not used of the file: {}",
-                                            list_of(anew), list_of(unused)));
+    if (!initialised.empty() || !unused.empty()) {
+        match.remarks.push_back(fmt::format("these are initialised: {}; unused in the file: {}",
+                                            list_of(initialised), list_of(unused)));
     }
     return match;
 }

@@ -27,7 +27,7 @@ std::vector<Setting> model_settings(RunSpec& run) {
             path("init", run.net.init, "FILE", "Start from the weights in this safetensors file")
                 .of_rank_0(),
             toggle("finetune", run.net.finetune,
-                   "With `init`: layers that the file has not, or in other shapes, begin anew")
+                   "With `init`: initialise the layers that the file lacks or has in other shapes")
                 .of_rank_0()};
 }
 

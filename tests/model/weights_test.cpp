@@ -245,7 +245,7 @@ TEST_CASE("files that torch.save wrote are answered with the Python that convert
     CHECK(read_safetensors(path).tensors.size() == 1);
 }
 
-TEST_CASE("finetune takes the layers that fit, and names those that begin anew") {
+TEST_CASE("finetune takes the layers that fit, and names those that are initialised") {
     const auto backend = make_cpu_backend(1);
     Net whole(*backend, load_model("net"), {1, 28, 28}, 10, {1, 1});
     whole.initialise(1);
@@ -271,7 +271,7 @@ TEST_CASE("finetune takes the layers that fit, and names those that begin anew")
         expect_error(ExitCode::bad_input, {"fc2"}, [&] { five.import_parameters(file, "w"); });
         const auto remarks = five.import_parameters(file, "w", true);
         CHECK(remarks.back() ==
-              "these begin anew: fc2.weight [5, 50], fc2.bias [5]; not used of the file: " +
+              "these are initialised: fc2.weight [5, 50], fc2.bias [5]; unused in the file: " +
                   (c.unused.empty() ? "nothing"
                                     : c.unused + ".weight [10, 50], " + c.unused + ".bias [10]"));
         const auto taken = five.export_parameters();
@@ -284,8 +284,8 @@ TEST_CASE("finetune takes the layers that fit, and names those that begin anew")
     auto file = given;
     file[1].shape = {2, 5};
     CHECK(whole.import_parameters(file, "w", true).back() ==
-          "these begin anew: conv1.weight [10, 1, 5, 5], conv1.bias [10]; "
-          "not used of the file: conv1.weight [10, 1, 5, 5], conv1.bias [2, 5]");
+          "these are initialised: conv1.weight [10, 1, 5, 5], conv1.bias [10]; "
+          "unused in the file: conv1.weight [10, 1, 5, 5], conv1.bias [2, 5]");
     Net other(*backend, parse_model("linear 3\nlinear classes\n", "mine"), {1, 4, 4}, 10, {});
     expect_error(ExitCode::bad_input, {"nothing in the file fits the net", "fc1.bias [3]"},
                  [&] { other.import_parameters(given, "w", true); });

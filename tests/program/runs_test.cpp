@@ -167,7 +167,8 @@ TEST_CASE("--finetune trains a new head on weights of a net with fewer classes")
                                             set.file("second") + " --freeze 'conv*,fc1.*'");
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
-    CHECK(count_of(outcome.output, "these begin anew: fc2.weight [12, 50], fc2.bias [12];") == 1);
+    CHECK(count_of(outcome.output, "these are initialised: fc2.weight [12, 50], fc2.bias [12];") ==
+          1);
     std::map<std::string, std::vector<float>> before, after;
     for (auto [file, values] : {std::pair(first, &before), std::pair(second, &after)}) {
         for (const gyre::model::HostTensor& tensor : gyre::model::read_safetensors(file).tensors) {
