@@ -195,6 +195,27 @@ TEST_CASE("an ONNX model joins values in the order of the net's channels") {
     CHECK(model.inputs[4] == std::vector<std::string>{"conv1", "mul1"});
 }
 
+TEST_CASE(
+    "gyre import names a Python that is missing or lacks a package, and what it cannot read") {
+    const TempDir dir;
+    const std::string words = "import " + dir.file("net.onnx") + " --output " + dir.file("net");
+    REQUIRE(setenv("PYTHON", dir.file("no-python").c_str(), 1) == 0);
+    const Outcome without = run_gyre(0, words + " --mean 0.5 --std 0.25");
+    REQUIRE(unsetenv("PYTHON") == 0);
+    INFO(without.output);
+    CHECK(without.exit_code == 3);
+    CHECK(count_of(without.output, "no-python' does not start: No such file") == 1);
+    CHECK(count_of(without.output, "python3-onnx") == 1);
+    const Outcome missing = run_gyre(0, words);
+    INFO(missing.output);
+    CHECK(missing.exit_code == 3);
+    CHECK(count_of(missing.output, "net.onnx: it could not be imported, as it says above") == 1);
+    CHECK(count_of(missing.output, "has no package onnx") +
+              count_of(missing.output, "No such file or directory") ==
+          1);
+    CHECK(!fs::exists(dir.file("net")));
+}
+
 TEST_CASE("gyre export refuses what it cannot read or write") {
     const TempDir dir;
     const Outcome missing =

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What `gyre export --onnx` writes gives gyre's own answers in onnxruntime.
+"""What `gyre export --onnx` writes gives gyre's own answers in onnxruntime, and `gyre import` makes the same net of it.
 
     tests/program/onnx_test.py BUILD       the folder with gyre; PYTHON=… a Python with onnxruntime, if not this one
 
@@ -9,6 +9,7 @@ Exit code 77 where there is no Python with onnxruntime, onnx and numpy.
 from __future__ import annotations
 
 import csv
+import os
 import pathlib
 import struct
 import subprocess
@@ -39,20 +40,29 @@ conv 6 k1
 hardsigmoid
 mul c
 concat c
+as e
+avgpool global
+conv 12 k1
+sigmoid
+mul e
 avgpool global
 as b
 linear 12
 leaky_relu 0.1
 add b
-sigmoid
 as d
 linear 8
 concat d
-hardsigmoid
 linear classes
 """
 PLANES = "conv 8 k3\nrelu\nconv 5 k3\navgpool global\n"
-CASES = (("net", (1, 28, 28)), ("resnet", (3, 32, 32)), (EVERY, (3, 20, 17)), (PLANES, (1, 12, 12)))
+# With the learning rate.
+CASES = (
+    ("net", (1, 28, 28), 0.05),
+    ("resnet", (3, 32, 32), 0.05),
+    (EVERY, (3, 20, 17), 0.2),
+    (PLANES, (1, 12, 12), 0.05),
+)
 CLASSES = 5
 
 
@@ -70,13 +80,14 @@ def main() -> int:
     random = numpy.random.default_rng(1)
 
     def run(*words: str) -> str:
-        done = subprocess.run([gyre, *words], capture_output=True, text=True, timeout=300)
+        environment = os.environ | {"PYTHON": sys.executable}
+        done = subprocess.run([gyre, *words], capture_output=True, text=True, timeout=300, env=environment)
         if done.returncode != 0:
             sys.exit(f"gyre {' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
         return done.stdout
 
     failed = 0
-    for model, shape in CASES:
+    for model, shape, rate in CASES:
         with tempfile.TemporaryDirectory(prefix="gyre-onnx-") as folder:
             work = pathlib.Path(folder)
             for part, count in (("train", 60), ("t10k", 20)):
@@ -89,8 +100,8 @@ def main() -> int:
             if "\n" in model:
                 name = str(work / "model")
                 pathlib.Path(name).write_text(model)
-            run("train", "--data", folder, "--model", name, "--epochs", "10", "--batch-size", "10", "--threads", "1",
-                "--lr", "0.05", "--save", str(work / "run"))  # fmt: skip
+            run("train", "--data", folder, "--model", name, "--epochs", "20", "--batch-size", "10", "--threads", "1",
+                "--lr", str(rate), "--save", str(work / "run"))  # fmt: skip
             weights = str(work / "run" / "last.safetensors")
             run("export", "--weights", weights, "--onnx", str(work / "net.onnx"))
             exported = onnx.load(work / "net.onnx")
@@ -103,18 +114,26 @@ def main() -> int:
             theirs = numpy.exp(logits - logits.max(1, keepdims=True))
             theirs /= theirs.sum(1, keepdims=True)
             ours = numpy.zeros_like(theirs)
-            table = run("predict", "--weights", weights, "--csv", "--top", str(CLASSES),
-                        str(work / "t10k-images-idx4-ubyte"))  # fmt: skip
+
+            def predict(weights: str, images: pathlib.Path = work / "t10k-images-idx4-ubyte") -> str:
+                return run("predict", "--weights", weights, "--csv", "--top", str(CLASSES), str(images))
+
+            table = predict(weights)
+            run("import", str(work / "net.onnx"), "-o", str(work / "imported"))
+            imported = str(work / "imported" / "net.safetensors")
+            run("export", "--weights", imported, "--onnx", str(work / "again.onnx"))
+            same = predict(imported) == table and onnx.load(work / "again.onnx").graph == exported.graph
             for row in csv.DictReader(table.splitlines()):
                 ours[int(row["image"].rsplit("[", 1)[1][:-1]), int(row["class"])] = float(row["probability"])
             apart = float(abs(ours - theirs).max())
             spread = float(abs(theirs - theirs[0]).max())
             # Six digits are printed; logits of some units are rounded to 1e-6 of themselves. A wrong net
             # is off by as much as images differ.
-            good = logits.shape == (len(pixels), CLASSES) and apart < 2e-5 < 0.005 < spread
+            good = logits.shape == (len(pixels), CLASSES) and apart < 2e-5 < 0.005 < spread and same
             failed += not good
             print(f"{'ok    ' if good else 'FAILED'} {name if name == model else model.split()[0] + ' …'}: probabilities "
-                  f"{apart:.1e} apart, between images {spread:.2f}", flush=True)  # fmt: skip
+                  f"{apart:.1e} apart, between images {spread:.2f}, {'the same' if same else 'ANOTHER NET'} when "
+                  "imported", flush=True)  # fmt: skip
     return 1 if failed else 0
 
 

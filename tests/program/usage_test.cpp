@@ -61,8 +61,8 @@ TEST_CASE("a forgotten or mistyped subcommand is said") {
     refuse("--epochs 3", {"the subcommand", "comes first: gyre train --epochs 3"});
     refuse("--epochs 3 train", {"comes first: gyre train --epochs 3"});
     refuse("trian --epochs 3", {"'trian' is no subcommand", "did you mean train?"});
-    refuse("mnist",
-           {"'mnist' is no subcommand (train, eval, plan, info, predict, export, plot, launch)"});
+    refuse("mnist", {"'mnist' is no subcommand (train, eval, plan, info, predict, export, import, "
+                     "plot, launch)"});
     refuse("", {"subcommand", "see `gyre --help`"});
 }
 

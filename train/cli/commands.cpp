@@ -46,6 +46,12 @@ std::vector<Command> commands(Options& o) {
                      "  gyre export --weights run/best.safetensors --onnx net.onnx",
          .flags = export_flags(o.exported),
          .run = [&o](Communicator&) { return run_export(o.exported); }},
+        {.name = "import",
+         .about = "Turn an ONNX model into a model file and weights",
+         .examples = "Example:\n"
+                     "  gyre import resnet18.onnx -o resnet18",
+         .flags = import_flags(o.imported),
+         .run = [&o](Communicator&) { return run_import(o.imported); }},
         {.name = "plot",
          .about = "Draw loss and accuracy of trainings",
          .examples = "Example:\n"

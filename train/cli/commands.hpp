@@ -20,6 +20,7 @@ ExitCode run_plan(Communicator& comm, const PlanOptions& options);
 // These are for one process.
 ExitCode run_predict(Communicator& comm, const PredictOptions& options);
 ExitCode run_export(const ExportOptions& options);
+ExitCode run_import(const ImportOptions& options);
 ExitCode run_info(const InfoOptions& options);
 ExitCode run_plot(const PlotOptions& options);
 // Starts ranks on this host, each with these words; returns the exit code of the first that failed.
@@ -33,6 +34,7 @@ struct Options {
     InfoOptions info;
     PredictOptions predict;
     ExportOptions exported;
+    ImportOptions imported;
     PlotOptions plot;
     LaunchCommandOptions launch;
 };

@@ -181,6 +181,16 @@ std::vector<Setting> export_flags(ExportOptions& o) {
                 .is_required()};
 }
 
+std::vector<Setting> import_flags(ImportOptions& o) {
+    return {path("net", o.net, "FILE", "The ONNX model").is_required().without_flag(),
+            path("output", o.output, "DIR", "The folder for net.model and net.safetensors")
+                .abbreviated("o")
+                .is_required(),
+            text("mean", o.mean, "M,M,M",
+                 "What is subtracted from pixels of 0 to 1, by channel [as in the file, or 0]"),
+            text("std", o.std, "S,S,S", "What they are divided by then [as in the file, or 1]")};
+}
+
 std::vector<Setting> plot_flags(PlotOptions& o) {
     return {
         paths("run", o.runs, "FILE", "Files of gyre train --metrics").is_required().without_flag(),

@@ -49,6 +49,11 @@ struct ExportOptions {
     std::string weights, onnx;  // files
 };
 
+struct ImportOptions {
+    std::string net, output;  // file, folder
+    std::string mean, std;    // numbers; empty: as the file says
+};
+
 struct PlotOptions {
     std::vector<std::string> runs;  // files of metrics
     std::string output;
@@ -66,6 +71,7 @@ std::vector<Setting> plan_flags(PlanOptions& options);
 std::vector<Setting> info_flags(InfoOptions& options);
 std::vector<Setting> predict_flags(PredictOptions& options);
 std::vector<Setting> export_flags(ExportOptions& options);
+std::vector<Setting> import_flags(ImportOptions& options);
 std::vector<Setting> plot_flags(PlotOptions& options);
 std::vector<Setting> launch_flags(LaunchCommandOptions& options);
 
