@@ -420,20 +420,27 @@ void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::
         given.erase(found);
         return &tensor.values;
     };
+    const auto take_count = [&](const char* name) {
+        const float value = take(name, {})->front();
+        if (!(value >= 0.0f && value <= 0x1p24f)) {
+            throw input_error(fmt::format("{}: {} of the optimiser's state is {}, expected a count",
+                                          source, name, value));
+        }
+        return static_cast<std::int32_t>(value);
+    };
     const float step = take("step", {})->front();
     const float rest = given.contains(kStepRest) ? take(kStepRest, {})->front() : 0.0f;
     LossScale scaling;
     if (spec_.loss_scaling) {
         scaling.scale = take("scaler.scale", {})->front();
-        scaling.growth_tracker =
-            static_cast<std::int32_t>(take("scaler._growth_tracker", {})->front());
-        scaling.skipped = static_cast<std::int32_t>(take("scaler.skipped", {})->front());
+        scaling.growth_tracker = take_count("scaler._growth_tracker");
+        scaling.skipped = take_count("scaler.skipped");
     }
     Plateau plateau;
     if (spec_.schedule.kind == ScheduleKind::plateau) {
         plateau.best = take("scheduler.best", {})->front();
-        plateau.num_bad_epochs = static_cast<int>(take("scheduler.num_bad_epochs", {})->front());
-        plateau.falls = static_cast<int>(take("scheduler.falls", {})->front());
+        plateau.num_bad_epochs = take_count("scheduler.num_bad_epochs");
+        plateau.falls = take_count("scheduler.falls");
     }
     // All are looked at before any is taken.
     std::vector<std::pair<float*, std::vector<float>>> copies;

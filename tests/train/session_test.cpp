@@ -166,6 +166,16 @@ TEST_CASE("an optimiser's state has PyTorch's names, and no other is taken") {
     });
     refuse(adam, {"step", "-1"}, [](Tensors t) { t.front().values = {-1.0f}; });
     refuse(adam, {"step", "0.5"}, [](Tensors t) { t.front().values = {0.5f}; });
+
+    Trained plateau(false, {.schedule = {.kind = ScheduleKind::plateau}});
+    for (const float count : {-1.0f, 1e30f, std::numeric_limits<float>::quiet_NaN()}) {
+        auto counts = plateau.session.optimizer().export_state();
+        const auto falls = std::ranges::find(counts, "scheduler.falls", &HostTensor::name);
+        REQUIRE(falls != counts.end());
+        falls->values = {count};
+        expect_error(ExitCode::bad_input, {"x", "scheduler.falls", "expected a count"},
+                     [&] { plateau.session.optimizer().import_state(counts, "x"); });
+    }
 }
 
 TEST_CASE("schedule plateau falls as ReduceLROnPlateau does") {
