@@ -3,7 +3,8 @@
 // (kernels/ops/specs.hpp), its formula here, and its word in model/layers.cpp.
 //
 // A formula has
-//   kInPlace           whether y replaces x, as the derivative follows from y
+//   kInPlace           whether y replaces x, as the derivative follows from the sign of y (a
+//                      dropout that follows scales y in place)
 //   value(x)           y
 //   derivative(at)     dy/dx where y (if in place) or x (if not) is `at`
 // NaN stays NaN. Errors are a few units in the last place of the largest term.
@@ -71,14 +72,18 @@ struct Gelu {
 // torch.nn.Sigmoid: s(x) = 1 / (1 + e^-x); the derivative is s(x) (1 - s(x)).
 struct Sigmoid {
     static constexpr const char *kForward = "sigmoid_forward", *kBackward = "sigmoid_backward";
-    static constexpr bool kInPlace = true;
+    static constexpr bool kInPlace = false;
 
     GYRE_HOST_DEVICE static float value(float x) {
         const float power = exp_of_negative(-fabsf(x));
         const float large = 1.0f / (1.0f + power);
         return x < 0.0f ? power * large : large;
     }
-    GYRE_HOST_DEVICE static float derivative(float y) { return y * (1.0f - y); }
+    GYRE_HOST_DEVICE static float derivative(float x) {
+        const float power = exp_of_negative(-fabsf(x));
+        const float large = 1.0f / (1.0f + power);
+        return power * large * large;
+    }
 };
 
 // torch.nn.SiLU: x s(x), also called swish; the derivative is s(x) (1 + x s(-x)).
@@ -108,11 +113,11 @@ struct LeakyRelu {
 // torch.nn.ReLU6: min(max(x, 0), 6).
 struct Relu6 {
     static constexpr const char *kForward = "relu6_forward", *kBackward = "relu6_backward";
-    static constexpr bool kInPlace = true;
+    static constexpr bool kInPlace = false;
 
     GYRE_HOST_DEVICE static float value(float x) { return x <= 0.0f ? 0.0f : x >= 6.0f ? 6.0f : x; }
-    GYRE_HOST_DEVICE static float derivative(float y) {
-        return y <= 0.0f || y >= 6.0f ? 0.0f : 1.0f;
+    GYRE_HOST_DEVICE static float derivative(float x) {
+        return x <= 0.0f || x >= 6.0f ? 0.0f : 1.0f;
     }
 };
 

@@ -326,8 +326,11 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
           "conv 4 k3 p1\ngelu\nas x\nconv 4 k3 p1\nsilu\nadd x\nleaky_relu 0.1\nmaxpool 2\n"
           "linear 12\nleaky_relu 0.3\ndropout 0.5\nsilu\nlinear classes\n",
           "conv 4 k3 p1\nhardswish\nas x\nconv 4 k3 p1\nsigmoid\nadd x\nrelu6\nmaxpool 2\nlinear "
-          "12\n"
-          "hardsigmoid\nlinear classes\n",
+          "12\nhardsigmoid\nlinear classes\n",
+          // What a dropout keeps, it scales in place by 10, far out of these functions' ranges.
+          "linear 40\nrelu6\ndropout 0.9\nlinear classes\n",
+          "linear 40\nsigmoid\ndropout 0.9\nlinear classes\n",
+          "linear 40\nleaky_relu 0.1\ndropout 0.9\nlinear classes\n",
           "relu\nlinear 9\nas x\nrelu\nadd x\nadd x\nas y\nlinear 9\nadd y\nrelu\nlinear classes\n",
           "conv 4 k3 p1\nas x\nrelu\nas r\nconv 6 k3 s2 p1\nrelu\nconv 6 k3 p1\nas y\nfrom x\n"
           "conv 6 k1 s2\nadd y\nrelu\ndropout 0.2\nas z\nconv 6 k3 p1\nadd z\nas v\nfrom r\n"
@@ -369,24 +372,36 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
                                                  net.layer_begins().rend());
         CHECK(order == expected);
 
-        // Along the gradient itself, scaled to length 1, the slope is the gradient's norm.
+        // Along the gradient itself, scaled to length 1, the slope is the gradient's norm: of all
+        // parameters together, and of each one, whose gradient a larger one would hide.
         const auto elems = static_cast<std::size_t>(net.flat_elems());
-        std::vector<float> direction(net.gradient_data(), net.gradient_data() + elems);
-        const double norm = std::sqrt(
-            std::inner_product(direction.begin(), direction.end(), direction.begin(), 0.0));
-        REQUIRE(norm > 0.1);
+        const std::vector<float> gradient(net.gradient_data(), net.gradient_data() + elems);
         const std::vector<float> start(net.parameter_data(), net.parameter_data() + elems);
-        const auto loss_at = [&](double h) {
-            for (std::size_t i = 0; i < elems; ++i) {
-                net.parameter_data()[i] =
-                    static_cast<float>(double{start[i]} + h * double{direction[i]} / norm);
-            }
-            return loss();
+        const auto check_slope = [&](std::size_t begin, std::size_t count) {
+            const auto at = gradient.begin() + static_cast<std::ptrdiff_t>(begin);
+            const auto end = at + static_cast<std::ptrdiff_t>(count);
+            const double norm = std::sqrt(std::inner_product(at, end, at, 0.0));
+            const auto loss_at = [&](double h) {
+                for (std::size_t i = begin; i < begin + count; ++i) {
+                    net.parameter_data()[i] =
+                        static_cast<float>(double{start[i]} + h * double{gradient[i]} / norm);
+                }
+                return loss();
+            };
+            const double h = 1e-3;
+            const double slope = (loss_at(h) - loss_at(-h)) / (2 * h);
+            std::copy(start.begin(), start.end(), net.parameter_data());
+            // Rounding of a loss of about 35 to float: 2^-24 * 35 / h = 0.002; the rest is
+            // curvature.
+            CHECK(slope == Approx(norm).epsilon(0.01).margin(0.01));
+            return norm;
         };
-        const double h = 1e-3;
-        const double slope = (loss_at(h) - loss_at(-h)) / (2 * h);
-        // Rounding of a loss of about 35 to float: 2^-24 * 35 / h = 0.2 %; the rest is curvature.
-        CHECK(slope == Approx(norm).epsilon(0.01));
+        REQUIRE(check_slope(0, elems) > 0.1);
+        for (const Parameter& p : net.parameters()) {
+            INFO(p.name);
+            CHECK(check_slope(static_cast<std::size_t>(p.offset_elems),
+                              static_cast<std::size_t>(p.elems)) > 0.0);
+        }
         for (const Parameter& p : net.parameters()) {  // the padding between tensors stays zero
             for (std::int64_t i = p.offset_elems + p.elems; i % Net::kAlignElems != 0; ++i) {
                 CHECK(net.gradient_data()[i] == 0.0f);
