@@ -125,6 +125,7 @@ class LocalRanks {
     };
     struct Rank {
         pid_t process = 0;  // 0: has ended
+        bool told = false;  // to end, by a signal from here
         std::array<Stream, 2> streams;
     };
 
@@ -144,6 +145,7 @@ class LocalRanks {
     int signal_fd_ = -1;
     std::vector<Rank> ranks_;
     int code_ = 0;
+    bool signalled_ = false;  // code_ is of a rank that a signal has ended
     std::optional<Clock::time_point> failed_;
     int urged_ = 0;  // how often the rest has been told to end
 };
@@ -291,9 +293,13 @@ void LocalRanks::look_for_ends() {
         ranks_[r].process = 0;
         const bool killed = WIFSIGNALED(status);
         const int code = killed ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
-        if (code != 0 && !failed_) {
-            failed_ = Clock::now();
+        // The others may notice a killed rank, and end themselves, before its parent can. So a
+        // signal that was not sent from here is the cause, also if it is seen after an exit code.
+        const bool cause = !failed_ || (killed && !ranks_[r].told && !signalled_);
+        if (code != 0 && cause) {
+            failed_ = failed_.value_or(Clock::now());
             code_ = code;
+            signalled_ = killed;
             if (killed) {
                 fmt::print(stderr, "gyre launch: rank {} was ended by signal {} ({})\n", r,
                            WTERMSIG(status), strsignal(WTERMSIG(status)));
@@ -312,6 +318,7 @@ void LocalRanks::end_the_rest() {
         if (process != 0 && state_of_process(process) == ProcessState::stopped) {
             fmt::print(stderr, "gyre launch: rank {} is stopped while another has failed: killed\n",
                        r);
+            ranks_[r].told = true;
             kill(process, SIGKILL);
         }
     }
@@ -320,6 +327,9 @@ void LocalRanks::end_the_rest() {
     }
     fmt::print(stderr, "gyre launch: ranks go on {:.0f} s after one failed: {}\n",
                seconds_since(*failed_), urged_ == 0 ? "told to end" : "killed");
+    for (Rank& rank : ranks_) {
+        rank.told = true;
+    }
     signal_all(urged_++ == 0 ? SIGTERM : SIGKILL);
 }
 
