@@ -13,6 +13,7 @@ packages=(
     libgloo-dev                                                 # ranks without MPI
     libcli11-dev libfmt-dev nlohmann-json3-dev                  # command line, text, JSON
     zlib1g-dev liblzma-dev                                      # compressed data files
+    libssl-dev                                                  # codes of messages between ranks
     libpng-dev libjpeg-dev                                      # folders of pictures
     libboost-context-dev                                        # fibers of the GPU emulator
     catch2 libbenchmark-dev python3                             # tests, benchmarks

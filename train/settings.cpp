@@ -289,6 +289,9 @@ std::vector<Setting> rank_settings(RunSpec& run) {
          text("job-id", launch.job_id, "TEXT",
               "Any text, the same on all ranks: keeps jobs apart that meet at one place")
              .may_change(),
+         toggle("insecure", launch.insecure,
+                "Meet over TCP without a secret (GYRE_SECRET), where other hosts reach it")
+             .of_each_rank(),
          number("init-timeout", launch.init_timeout, {.least = 0.1},
                 "Seconds until all ranks must have met and MPI have started, and until NCCL must "
                 "have connected them")

@@ -11,8 +11,8 @@
 
 namespace gyre::comm {
 
-// The token is the same on all ranks of the job, and differs from that of other jobs. It is not
-// secret: whoever reads the meeting knows it.
+// The token is the same on all ranks of the job, and differs from that of other jobs. Connections
+// carry it as it is: who can listen to one learns it.
 std::shared_ptr<gloo::transport::Device> make_job_device(const gloo::transport::tcp::attr& address,
                                                          const std::string& token);
 

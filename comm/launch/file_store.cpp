@@ -26,6 +26,10 @@ class FileStore final : public Store {
             // A file in its place, or a folder that is not there, is told by what cannot be
             // written.
             made_ = std::filesystem::create_directory(start_up.path, error);
+            if (made_) {
+                std::filesystem::permissions(start_up.path, std::filesystem::perms::owner_all,
+                                             error);
+            }
         }
     }
     ~FileStore() override { leave(); }
@@ -49,6 +53,10 @@ class FileStore final : public Store {
         const auto name = file(key);
         const auto draft = file(fmt::format("{}.draft-{}-{}", key, host_name(), getpid()));
         std::ofstream out(draft, std::ios::binary);
+        std::error_code ignored;
+        std::filesystem::permissions(
+            draft, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write,
+            ignored);
         out << value;
         out.close();
         if (!out) {

@@ -147,6 +147,14 @@ void meet_by_environment(StartUp& start_up) {
             start_up.host.empty() ? "MASTER_ADDR" : "MASTER_PORT",
             start_up.launcher_remedy.empty() ? "" : ", or ", start_up.launcher_remedy));
     }
+    const bool one_host =
+        start_up.local_size == start_up.world_size ||
+        (start_up.launcher == "srun" && environment_int("SLURM_STEP_NUM_NODES") == 1);
+    if (one_host && !start_up.secret.known() && !start_up.insecure &&
+        start_up.host != "localhost" && start_up.host != "::1" &&
+        !start_up.host.starts_with("127.")) {
+        start_up.host = "127.0.0.1";  // nobody else needs to reach them
+    }
     const int first = parse_port(port, "MASTER_PORT");
     start_up.ports = {first};
     if (start_up.launcher == "torchrun") {
@@ -312,6 +320,8 @@ StartUp find_start_up(const LaunchSpec& options) {
         return start_up;
     }
     require_identified(start_up, options);
+    start_up.secret = Secret::of_environment();
+    start_up.insecure = options.insecure;
     const std::string& method = options.init_method;
     if (method.starts_with("tcp://")) {
         meet_over_tcp(start_up, method.substr(6));

@@ -12,6 +12,7 @@ struct LaunchSpec {
     std::string init_method = {};  // mpi, env://, tcp://HOST:PORT, file:///PATH
     std::optional<int> rank = {}, world_size = {};
     std::string job_id = {};         // tells jobs apart that meet on one port or file
+    bool insecure = false;           // ranks of several hosts may meet without a secret
     double init_timeout = 60.0;      // seconds until all ranks must have met
     double timeout = 60.0;           // seconds that a rank waits for the others at most
     bool share_gpu = false;          // ranks may share a GPU, also where they reduce over NCCL

@@ -223,7 +223,8 @@ Place meet(Store& store, const StartUp& start_up) {
     }
     Place place;
     place.host = mine.host;
-    place.token = all.front().nonce;
+    place.token = start_up.secret.known() ? code_text(start_up.secret, "token " + all.front().nonce)
+                                          : all.front().nonce;
     place.machine = mine.machine;
     for (int other = 0; other < size; ++other) {
         const RankFacts& facts = all[static_cast<std::size_t>(other)];

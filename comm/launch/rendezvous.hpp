@@ -13,6 +13,7 @@
 
 #include "comm/communicator.hpp"
 #include "comm/launch/launch_spec.hpp"
+#include "comm/launch/secret.hpp"
 #include "comm/launch/start_alarm.hpp"
 
 namespace gyre::comm {
@@ -30,6 +31,8 @@ struct StartUp {
     std::vector<int> ports;      // on the first of these that is free
     std::filesystem::path path;  // file
     std::string job_id;
+    Secret secret;
+    bool insecure = false;  // tcp: without a secret, other hosts may reach the meeting
 };
 
 // Throws Error(usage) for flags that do not fit together, Error(communication) for an environment

@@ -1,19 +1,9 @@
-// The ranks' store over TCP: rank 0 serves it, the others ask.
-//
-// Both sides first send a line that says that this is gyre, and the job's id; then the client asks
-// and rank 0 answers, frame by frame. There is no secret in it: whoever reaches the port can
-// disturb the start, as with mpirun.
+// The ranks' store over TCP: rank 0 serves it (comm/launch/tcp_server.hpp), the others ask.
 #include <fmt/format.h>
-#include <netdb.h>
-#include <poll.h>
-#include <sys/eventfd.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <map>
+#include <chrono>
 #include <mutex>
-#include <sstream>
 #include <thread>
 
 #include "base/clock.hpp"
@@ -22,319 +12,18 @@
 #include "comm/launch/meeting_error.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/launch/socket.hpp"
+#include "comm/launch/tcp_address.hpp"
+#include "comm/launch/tcp_server.hpp"
 
 namespace gyre::comm {
 namespace {
 
 using namespace std::chrono_literals;
 
-constexpr std::string_view kGreeting = "gyre rendezvous 1\n";
 constexpr auto kConnectInterval = 50ms;  // to a rank 0 that is not there yet
 constexpr auto kAnswerTime = 3s;         // of one attempt to hear that gyre listens
-constexpr auto kLateTime = 5s;    // after the deadline, for the answers that a start still asks for
-constexpr auto kSilentTime = 2s;  // after which a rank that starts counts as not heard of
-constexpr std::size_t kMostStrangers = 64;  // connections that belong to no rank
+constexpr auto kLateTime = 5s;  // after the deadline, for the answers that a start still asks for
 constexpr std::size_t kMostJobId = 4096;
-constexpr int kMostWarnings = 8;  // of strangers
-
-struct Addresses {
-    addrinfo* first = nullptr;
-    ~Addresses() {
-        if (first != nullptr) {
-            freeaddrinfo(first);
-        }
-    }
-};
-
-// The addresses of a host name, in the system's order, which is the same for all ranks of a host.
-std::unique_ptr<Addresses> resolve(const std::string& host, int port) {
-    addrinfo hints{};
-    hints.ai_family = AF_UNSPEC;
-    hints.ai_socktype = SOCK_STREAM;
-    hints.ai_flags = AI_NUMERICSERV;
-    auto addresses = std::make_unique<Addresses>();
-    const int result =
-        getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &addresses->first);
-    if (result != 0) {
-        throw meeting_error(fmt::format(
-            "the host '{}' of rank 0 was not found by {}: {}; check "
-            "the name, or give the address",
-            host, host_name(),
-            result == EAI_SYSTEM ? error_text(errno) : std::string(gai_strerror(result))));
-    }
-    return addresses;
-}
-
-// An address and its port as numbers.
-struct Numeric {
-    std::string address, port;
-    std::string text() const {
-        return address.find(':') == std::string::npos ? fmt::format("{}:{}", address, port)
-                                                      : fmt::format("[{}]:{}", address, port);
-    }
-};
-
-Numeric numeric(const sockaddr* address, socklen_t length) {
-    std::array<char, NI_MAXHOST> host{};
-    std::array<char, NI_MAXSERV> port{};
-    if (getnameinfo(address, length, host.data(), host.size(), port.data(), port.size(),
-                    NI_NUMERICHOST | NI_NUMERICSERV) != 0) {
-        return {"an unknown address", "0"};
-    }
-    return {host.data(), port.data()};
-}
-
-// The keys and values that rank 0 serves to the others, by a thread of its own.
-class Server {
- public:
-    Server(Socket listener, const StartUp& start_up)
-        : listener_(std::move(listener)),
-          wake_(eventfd(0, EFD_CLOEXEC)),
-          job_id_(start_up.job_id),
-          limits_(start_up.world_size) {
-        if (wake_.fd() < 0) {
-            throw meeting_error(fmt::format("eventfd failed: {}", error_text(errno)));
-        }
-        thread_ = std::thread([this] { serve(); });
-    }
-    ~Server() {
-        const std::uint64_t one = 1;
-        if (write(wake_.fd(), &one, sizeof one) == sizeof one) {
-            thread_.join();
-        } else {
-            thread_.detach();  // cannot happen to an eventfd that nobody else writes to
-        }
-    }
-
-    // '1', or '0' where the key was there already, or '2' where no more is taken.
-    char set(const std::string& key, const std::string& value) {
-        const std::lock_guard lock(mutex_);
-        if (values_.contains(key)) {
-            return '0';
-        }
-        const std::size_t bytes = key.size() + value.size() + kOverhead;
-        if (key.size() > limits_.key || value.size() > limits_.value ||
-            held_ + bytes > limits_.all) {
-            return '2';
-        }
-        held_ += bytes;
-        values_.emplace(key, value);
-        return '1';
-    }
-    std::optional<std::string> find(const std::string& key) {
-        const std::lock_guard lock(mutex_);
-        if (key == kSilentKey) {
-            return silent();
-        }
-        const auto entry = values_.find(key);
-        return entry == values_.end() ? std::nullopt : std::optional(entry->second);
-    }
-
- private:
-    struct Client {
-        Socket socket;
-        std::string address;
-        std::string unsent;  // nothing more is read until it has been taken
-        bool greeted = false;
-        std::string received{};
-        std::string name{};  // "3 on b", once it has come as this rank
-    };
-    static constexpr std::size_t kOverhead = 64;  // of a key and its value in memory
-
-    // The ranks that were heard of a while ago only, in words. Needs the mutex.
-    std::string silent() const {
-        std::string text;
-        for (const auto& [name, heard] : heard_) {
-            if (Clock::now() - heard > kSilentTime && !is_started(name)) {
-                text += fmt::format(
-                    "{}rank {} has been silent for {:.0f} s: stopped, or its host "
-                    "or network is gone",
-                    text.empty() ? "" : "; ", name, seconds_since(heard));
-            }
-        }
-        return text;
-    }
-    bool is_started(const std::string& name) const {
-        return values_.contains(kStartedKey + name.substr(0, name.find(' ')));
-    }
-    // Its end during the start is the start's, but not a stranger's.
-    void gone(const Client& client) {
-        if (client.name.empty() && !client.greeted) {
-            warn(client);
-        }
-        const std::lock_guard lock(mutex_);
-        if (!client.name.empty() && !is_started(client.name)) {
-            values_.emplace(kFailedKey,
-                            fmt::format("rank {} has ended during the start", client.name));
-        }
-        heard_.erase(client.name);
-    }
-    void warn(const Client& client) {
-        if (warnings_++ < kMostWarnings) {
-            fmt::print(stderr,
-                       "gyre: rank 0 has dropped a connection from {}, which {}; the start goes "
-                       "on{}\n",
-                       client.address, client.received.empty() ? "said nothing" : "is not gyre's",
-                       warnings_ == kMostWarnings ? " (others are dropped in silence)" : "");
-        }
-    }
-    // Closes the oldest of too many connections that belong to no rank.
-    void limit_strangers(std::vector<Client>& clients) {
-        const auto stranger = [](const Client& client) { return client.name.empty(); };
-        if (static_cast<std::size_t>(std::count_if(clients.begin(), clients.end(), stranger)) >
-            kMostStrangers) {
-            const auto oldest = std::find_if(clients.begin(), clients.end(), stranger);
-            if (!oldest->greeted) {
-                warn(*oldest);
-            }
-            clients.erase(oldest);
-        }
-    }
-
-    void serve() {
-        std::vector<Client> clients;
-        for (;;) {
-            std::vector<pollfd> waits = {{wake_.fd(), POLLIN, 0}, {listener_.fd(), POLLIN, 0}};
-            for (const Client& client : clients) {
-                const short event = client.unsent.empty() ? POLLIN : POLLOUT;
-                waits.push_back({client.socket.fd(), event, 0});
-            }
-            if (poll(waits.data(), waits.size(), -1) < 0 && errno != EINTR) {
-                return;  // the others will miss rank 0's answers, and say so
-            }
-            if (waits[0].revents != 0) {
-                return;
-            }
-            std::vector<Client> kept;
-            for (std::size_t i = 0; i < clients.size(); ++i) {
-                if (waits[i + 2].revents == 0 || answer(clients[i])) {
-                    kept.push_back(std::move(clients[i]));
-                } else {
-                    gone(clients[i]);
-                }
-            }
-            clients = std::move(kept);
-            if (waits[1].revents != 0) {
-                take_in(clients);
-            }
-        }
-    }
-
-    void take_in(std::vector<Client>& clients) {
-        sockaddr_storage from{};
-        auto* const address = reinterpret_cast<sockaddr*>(&from);
-        socklen_t length = sizeof from;
-        Socket socket(accept4(listener_.fd(), address, &length, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (socket.fd() >= 0) {
-            socket.set_timeouts(kAnswerTime);
-            clients.push_back({.socket = std::move(socket),
-                               .address = numeric(address, length).text(),
-                               .unsent = std::string(kGreeting) + frame(job_id_)});
-            limit_strangers(clients);
-        }
-    }
-
-    // Sends as much as the client takes now. Returns false if the client has gone.
-    static bool send_on(Client& client) {
-        const ssize_t sent =
-            send(client.socket.fd(), client.unsent.data(), client.unsent.size(), MSG_NOSIGNAL);
-        client.unsent.erase(0, sent > 0 ? static_cast<std::size_t>(sent) : 0);
-        return sent >= 0 || errno == EAGAIN || errno == EINTR;
-    }
-
-    // False where the client is gone or is no gyre.
-    bool answer(Client& client) {
-        if (client.unsent.empty() && !receive_from(client)) {
-            return false;
-        }
-        while (send_on(client)) {
-            if (!client.unsent.empty()) {
-                return true;
-            }
-            std::uint32_t length = 0;
-            const std::string& received = client.received;
-            if (!client.greeted || received.size() < sizeof length) {
-                return true;
-            }
-            std::memcpy(&length, received.data(), sizeof length);
-            length = ntohl(length);
-            // A longer value is refused by its rank already.
-            if (length > limits_.key + limits_.value + 2) {
-                return false;
-            }
-            if (received.size() < sizeof length + length) {
-                return true;
-            }
-            client.unsent = frame(handle(client, received.substr(sizeof length, length)));
-            client.received.erase(0, sizeof length + length);
-        }
-        return false;
-    }
-    // Receives what has arrived. False if the client has gone or does not begin as gyre does.
-    static bool receive_from(Client& client) {
-        std::array<char, 1 << 16> buffer;
-        const ssize_t bytes = recv(client.socket.fd(), buffer.data(), buffer.size(), 0);
-        if (bytes <= 0) {
-            return bytes < 0 && (errno == EAGAIN || errno == EINTR);
-        }
-        std::string& received = client.received;
-        received.append(buffer.data(), static_cast<std::size_t>(bytes));
-        if (!client.greeted) {
-            const auto shown = std::string_view(received).substr(0, kGreeting.size());
-            if (shown != kGreeting.substr(0, shown.size())) {
-                return false;
-            }
-            if (shown.size() == kGreeting.size()) {
-                received.erase(0, kGreeting.size());
-                client.greeted = true;
-            }
-        }
-        return true;
-    }
-
-    // "F" and a key, or "S", a key, a zero and a value; answered by "1" (and the value) or "0", or
-    // "2": no more is taken. Who sets "rank/3" comes as rank 3; the fourth line of it is its host.
-    std::string handle(Client& client, const std::string& request) {
-        const std::size_t zero = request.find('\0');
-        if (request.starts_with('S') && zero != std::string::npos) {
-            const std::string key = request.substr(1, zero - 1), value = request.substr(zero + 1);
-            const char result = set(key, value);
-            if (result == '1' && client.name.empty() && key.starts_with("rank/")) {
-                std::istringstream lines(value);
-                std::string host;
-                for (int line = 0; line < 4; ++line) {
-                    std::getline(lines, host);
-                }
-                client.name = printable(fmt::format("{} on {}", key.substr(5), host));
-            }
-            note(client);
-            return {result};
-        }
-        note(client);
-        if (request.starts_with('F')) {
-            const auto value = find(request.substr(1));
-            return value ? "1" + *value : "0";
-        }
-        return "0";
-    }
-
-    void note(const Client& client) {
-        if (!client.name.empty()) {
-            const std::lock_guard lock(mutex_);
-            heard_[client.name] = Clock::now();
-        }
-    }
-
-    Socket listener_, wake_;
-    int warnings_ = 0;
-    const std::string job_id_;
-    const StoreLimits limits_;
-    std::mutex mutex_;  // guards what follows
-    std::map<std::string, std::string> values_;
-    std::size_t held_ = 0;
-    std::map<std::string, Clock::time_point> heard_;  // by name
-    std::thread thread_;
-};
 
 class TcpStore final : public Store {
  public:
@@ -343,6 +32,7 @@ class TcpStore final : public Store {
         deadline = deadline_in(timeout_seconds);
         address_ = start_up.host;
         port_ = std::to_string(start_up.ports.front());
+        require_secret();
         start_up.rank == 0 ? listen() : connect();
     }
 
@@ -374,6 +64,8 @@ class TcpStore final : public Store {
     std::string local_address() const override { return address_; }
 
  private:
+    // Refuses a meeting without a secret where others than this host's processes reach it.
+    void require_secret() const;
     void listen();
     void connect();
     // Empty where a job of this id answers; otherwise what is wrong. `fatal`: retrying is no use.
@@ -384,9 +76,13 @@ class TcpStore final : public Store {
         const auto begin = Clock::now();
         // Rank 0 may be busy, or stopped for a while.
         connection_.set_timeouts(time_until(deadline + kLateTime, kAnswerTime));
-        if (lost_.empty() && connection_.send_all(frame(request))) {
-            if (auto reply = connection_.receive_frame(limits_.value + 1)) {
-                return *reply;
+        if (lost_.empty() && connection_.send_all(frame(seal_->close(request)))) {
+            if (const auto reply = connection_.receive_frame(limits_.value + 1 + Seal::kBytes)) {
+                if (auto opened = seal_->open(*reply)) {
+                    return *opened;
+                }
+                lost_ = fmt::format(
+                    "what came from {} was not made by rank 0, or was changed on the way", where());
             }
         }
         if (lost_.empty()) {
@@ -416,9 +112,38 @@ class TcpStore final : public Store {
     std::mutex mutex_;  // guards the connection
     std::string lost_;  // why it can no longer be used
     std::string address_, port_;
-    std::unique_ptr<Server> server_;  // on rank 0
-    Socket connection_;               // on the others
+    std::unique_ptr<TcpServer> server_;  // on rank 0
+    Socket connection_;                  // on the others
+    std::optional<Seal> seal_;           // of connection_
 };
+
+void TcpStore::require_secret() const {
+    if (start_up_.secret.known()) {
+        return;
+    }
+    const auto addresses = resolve(start_up_.host, start_up_.ports.front());
+    for (const addrinfo* at = addresses->first; at != nullptr; at = at->ai_next) {
+        if (is_loopback(at->ai_addr)) {
+            continue;
+        }
+        const std::string address = numeric(at->ai_addr, at->ai_addrlen).address;
+        if (!start_up_.insecure) {
+            throw meeting_error(fmt::format(
+                "the ranks would meet at {} ({}), which other hosts reach, without a secret, so "
+                "that whoever finds the port can join or end the job; give all ranks the same "
+                "GYRE_SECRET (64 hexadecimal digits: export GYRE_SECRET=$(openssl rand -hex 32)), "
+                "or `insecure` in a network that you trust",
+                where(), address));
+        }
+        if (start_up_.rank == 0) {
+            fmt::print(stderr,
+                       "gyre: the ranks meet at {} ({}) without a secret: whoever reaches it can "
+                       "join or end this job\n",
+                       where(), address);
+        }
+        return;
+    }
+}
 
 void TcpStore::listen() {
     std::string taken;
@@ -455,7 +180,7 @@ void TcpStore::listen() {
             const Numeric name = numeric(at->ai_addr, at->ai_addrlen);
             address_ = name.address;
             port_ = name.port;
-            server_ = std::make_unique<Server>(std::move(listener), start_up_);
+            server_ = std::make_unique<TcpServer>(std::move(listener), start_up_);
             return;
         }
     }
@@ -481,12 +206,13 @@ std::string TcpStore::try_connect(int port, bool& fatal) {
                 fmt::format("{}: {}", name, errno == EINPROGRESS ? "no answer" : error_text(errno));
             continue;
         }
-        std::string greeting(kGreeting.size(), '\0');
+        const std::string nonce = random_bytes(kNonceBytes);
+        std::string greeting(kGreeting.size() + kNonceBytes, '\0');
         errno = 0;
-        const bool greeted = socket.send_all(kGreeting) &&
+        const bool greeted = socket.send_all(std::string(kGreeting) + nonce) &&
                              socket.receive_all(greeting.data(), greeting.size()) &&
-                             greeting == kGreeting;
-        const auto job = greeted ? socket.receive_frame(kMostJobId) : std::nullopt;
+                             greeting.starts_with(kGreeting);
+        const auto job = greeted ? socket.receive_frame(kMostJobId + Seal::kBytes) : std::nullopt;
         if (!job && (errno == EAGAIN || errno == EWOULDBLOCK)) {
             trouble = fmt::format(
                 "what listens at {} has not answered for {:.2g} s: it is stopped, busy, or not "
@@ -494,14 +220,27 @@ std::string TcpStore::try_connect(int port, bool& fatal) {
                 name, std::chrono::duration<double>(answer_time).count());
             continue;
         }
-        if (!job) {
-            trouble = fmt::format("what listens there is not gyre (another program uses {})", name);
+        if (!job || job->size() < Seal::kBytes) {
+            trouble = fmt::format(
+                "what listens there is not gyre, or another version of it (another program uses "
+                "{})",
+                name);
             fatal = true;
             continue;
         }
-        if (*job != start_up_.job_id) {
+        const std::string theirs = job->substr(0, job->size() - Seal::kBytes);
+        if (theirs != start_up_.job_id) {
             trouble = fmt::format("another gyre job uses {} (its job id is '{}', this one's '{}')",
-                                  name, printable(*job), printable(start_up_.job_id));
+                                  name, printable(theirs), printable(start_up_.job_id));
+            fatal = true;
+            continue;
+        }
+        Seal seal = store_seal(start_up_.secret, greeting.substr(kGreeting.size()), nonce, false);
+        if (!seal.open(*job)) {
+            trouble =
+                fmt::format("the job at {} has {}; give all ranks the same GYRE_SECRET", name,
+                            start_up_.secret.known() ? "another secret than this rank, or none"
+                                                     : "a secret, and this rank has none");
             fatal = true;
             continue;
         }
@@ -514,6 +253,7 @@ std::string TcpStore::try_connect(int port, bool& fatal) {
         address_ = numeric(reinterpret_cast<sockaddr*>(&local), length).address;
         port_ = std::to_string(port);
         connection_ = std::move(socket);
+        seal_ = std::move(seal);
         return {};
     }
     return trouble;

@@ -6,20 +6,22 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
-#include <vector>
 
+#include "comm/launch/secret.hpp"
 #include "comm/launch/socket.hpp"
 
 namespace gyre::comm {
 
-// A connection that carries messages of a fixed size. It closes itself in receive() when the other
-// side is gone.
+// A connection that carries sealed messages of a fixed size. It closes itself in receive() when the
+// other side is gone.
 class Link {
  public:
     Link() = default;
-    explicit Link(Socket socket) : socket_(std::move(socket)) {
+    Link(Socket socket, const Seal& seal) : socket_(std::move(socket)), seal_(seal) {
         const int on = 1;
         setsockopt(socket_.fd(), IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         fcntl(socket_.fd(), F_SETFL, fcntl(socket_.fd(), F_GETFL) | O_NONBLOCK);
@@ -28,23 +30,27 @@ class Link {
     int fd() const { return socket_.fd(); }
     void close() { socket_.close(); }
 
+    // What seals the messages from now on.
+    void set_seal(const Seal& seal) { seal_ = seal; }
+    // Messages that were dropped, as the other side had not made them, or not now.
+    int foreign() const { return foreign_; }
+
     // Sends as much as fits. If the other side is slow, whole messages are dropped, never parts.
     void send(const void* data, std::size_t bytes) {
         if (!open()) {
             return;
         }
         if (unsent_.empty()) {
-            const auto* begin = static_cast<const char*>(data);
-            unsent_.assign(begin, begin + bytes);
+            unsent_ = seal_->close({static_cast<const char*>(data), bytes});
         }
         const ssize_t sent = ::send(fd(), unsent_.data(), unsent_.size(), MSG_NOSIGNAL);
         if (sent > 0) {
-            unsent_.erase(unsent_.begin(), unsent_.begin() + sent);
+            unsent_.erase(0, static_cast<std::size_t>(sent));
         } else if (sent < 0 && errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR) {
             unsent_.clear();  // receive() closes, after reading what the other side had sent
         }
     }
-    // Receives the oldest message of this size; returns false if it has not arrived completely.
+    // Receives the oldest message of this size; returns false if none has arrived completely.
     bool receive(void* data, std::size_t bytes) {
         while (open()) {
             char buffer[4096];
@@ -56,19 +62,26 @@ class Link {
             if (got <= 0) {
                 break;
             }
-            received_.insert(received_.end(), buffer, buffer + got);
+            received_.append(buffer, static_cast<std::size_t>(got));
         }
-        if (received_.size() < bytes) {
-            return false;
+        while (received_.size() >= bytes + Seal::kBytes) {
+            const auto message =
+                seal_->open(std::string_view(received_).substr(0, bytes + Seal::kBytes));
+            received_.erase(0, bytes + Seal::kBytes);
+            if (message) {
+                std::memcpy(data, message->data(), bytes);
+                return true;
+            }
+            ++foreign_;
         }
-        std::memcpy(data, received_.data(), bytes);
-        received_.erase(received_.begin(), received_.begin() + static_cast<std::ptrdiff_t>(bytes));
-        return true;
+        return false;
     }
 
  private:
     Socket socket_;
-    std::vector<char> unsent_, received_;
+    std::optional<Seal> seal_;  // if there is a socket
+    std::string unsent_, received_;
+    int foreign_ = 0;
 };
 
 // Listens on any port, for IPv6 and IPv4, or only for this host if the whole job is on it. On

@@ -4,7 +4,6 @@
 #include <poll.h>
 
 #include <algorithm>
-#include <random>
 
 #include "base/host_name.hpp"
 #include "base/printable.hpp"
@@ -15,10 +14,13 @@ namespace {
 constexpr double kConnectSeconds = 5.0;
 constexpr double kSilentSeconds = 3.0;  // a rank silent for longer counts as not answering
 
-struct Hello {
-    std::uint64_t token = 0;
-    std::int64_t rank = 0;
-};
+// What a rank begins with is sealed alike for all ranks; what follows, for each rank apart.
+Seal hello_seal(const Secret& secret, bool root) {
+    return {secret, "watchdog", root};
+}
+Seal rank_seal(const Secret& secret, std::int64_t rank, bool root) {
+    return {secret, fmt::format("watchdog of rank {}", rank), root};
+}
 
 bool gone(const Status& s) {
     return (s.flags & Status::kClosed) != 0 && (s.flags & Status::kLeaving) == 0;
@@ -55,36 +57,39 @@ Peers::Peers(Communicator& comm) : rank_(comm.rank()), size_(comm.size()) {
 void Peers::connect(Communicator& comm) {
     std::string addresses;
     std::uint16_t port = 0;
-    std::uint64_t token = 0;
+    std::string key(Secret::kBytes,
+                    '\0');  // of this job's watchdog, as the communicator carries it
     if (rank_ == 0) {
         const bool one_host = std::all_of(hosts_.begin(), hosts_.end(),
                                           [&](const std::string& h) { return h == hosts_[0]; });
         listener_ = listen_anywhere(one_host, port);
-        std::random_device random;
-        token = std::uint64_t{random()} << 32 | random();
+        key = random_bytes(key.size());
         addresses = own_addresses(one_host);
     }
     addresses = broadcast_string(comm, addresses, 0);
     comm.broadcast(&port, sizeof port, 0);
-    comm.broadcast(&token, sizeof token, 0);
+    comm.broadcast(key.data(), key.size(), 0);
+    const Secret secret(key);
     if (rank_ == 0) {
         links_.resize(table_.size());
-        accept_all(token);
+        accept_all(secret);
     } else {
         links_.resize(1);
-        connect_to_root(addresses, port, token);
+        connect_to_root(addresses, port, secret);
     }
 }
 
-void Peers::connect_to_root(const std::string& addresses, std::uint16_t port, std::uint64_t token) {
+void Peers::connect_to_root(const std::string& addresses, std::uint16_t port,
+                            const Secret& secret) {
     for (std::size_t at = 0; port != 0 && at < addresses.size() && !links_[0].open();) {
         const std::size_t end = std::min(addresses.find(' ', at), addresses.size());
         Socket socket = connect_to(addresses.substr(at, end - at), port, 2000);
         at = end + 1;
         if (socket.open()) {
-            const Hello hello{token, rank_};
-            links_[0] = Link(std::move(socket));
+            const std::int64_t hello = rank_;
+            links_[0] = Link(std::move(socket), hello_seal(secret, false));
             links_[0].send(&hello, sizeof hello);
+            links_[0].set_seal(rank_seal(secret, rank_, false));
             joined_[0] = true;
         }
     }
@@ -96,28 +101,46 @@ void Peers::connect_to_root(const std::string& addresses, std::uint16_t port, st
     }
 }
 
-void Peers::accept_all(std::uint64_t token) {
+void Peers::accept_all(const Secret& secret) {
     const auto begin = Clock::now();
     std::vector<Link> strangers;
     int missing = size_ - 1;
     while (missing > 0 && listener_.open() && seconds_since(begin) < kConnectSeconds) {
         pollfd wait{listener_.fd(), POLLIN, 0};
         if (poll(&wait, 1, 10) == 1) {
-            strangers.emplace_back(Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)));
+            strangers.emplace_back(Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)),
+                                   hello_seal(secret, true));
         }
         for (Link& link : strangers) {
-            Hello hello;
-            if (link.open() && link.receive(&hello, sizeof hello)) {
-                if (hello.token == token && hello.rank > 0 && hello.rank < size_) {
-                    links_[static_cast<std::size_t>(hello.rank)] = std::move(link);
-                    joined_[static_cast<std::size_t>(hello.rank)] = true;
+            std::int64_t rank = 0;
+            if (link.open() && link.receive(&rank, sizeof rank)) {
+                const auto at = static_cast<std::size_t>(rank);
+                if (rank > 0 && rank < size_ && !joined_[at]) {
+                    link.set_seal(rank_seal(secret, rank, true));
+                    links_[at] = std::move(link);
+                    joined_[at] = true;
                     --missing;
                 }
+                link.close();
+            } else if (link.foreign() > 0) {
                 link.close();
             }
         }
     }
     listener_.close();
+}
+
+void Peers::warn_of_foreign() {
+    for (const Link& link : links_) {
+        if (!warned_ && link.foreign() > 0) {
+            warned_ = true;
+            fmt::print(
+                stderr,
+                "gyre: rank {} on {}: the watchdog has dropped a message that no rank of this "
+                "job has made now; somebody else writes into its connections\n",
+                rank_, host());
+        }
+    }
 }
 
 void Peers::exchange(const Status& own) {
@@ -128,6 +151,7 @@ void Peers::exchange(const Status& own) {
     } else {
         exchange_with_root();
     }
+    warn_of_foreign();
 }
 
 void Peers::exchange_with_root() {

@@ -60,8 +60,9 @@ class Peers {
 
  private:
     void connect(Communicator& comm);
-    void connect_to_root(const std::string& addresses, std::uint16_t port, std::uint64_t token);
-    void accept_all(std::uint64_t token);
+    void connect_to_root(const std::string& addresses, std::uint16_t port, const Secret& secret);
+    void accept_all(const Secret& secret);
+    void warn_of_foreign();
     void exchange_with_root();
     void exchange_with_all();
     std::string name(const Status& status) const;
@@ -74,6 +75,7 @@ class Peers {
     std::vector<Status> table_;  // [rank]
     std::vector<Clock::time_point> heard_;
     int speaker_ = -1;
+    bool warned_ = false;
 };
 
 }  // namespace gyre::comm

@@ -14,6 +14,7 @@ import json
 import os
 import pathlib
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ for setting, value in (("time", "4"), ("intvl", "2"), ("probes", "3")):
 OUT = pathlib.Path("/run/out")  # of these hosts' own world
 RANKS = ("gyre", "bench-allreduce")
 PROGRAMS = ("mpirun", "prterun", "orted", "prted", *RANKS)
+os.environ["GYRE_SECRET"] = secrets.token_hex(32)  # of ranks without MPI
 PARAMETERS = 21840  # of `net`
 STEPS = 50
 SAME_LOSSES = 8 / 2**23  # relative: the last bits of a smooth net's losses
@@ -190,6 +192,13 @@ class Gyre:
         for rank in self.start_gloo(self.to("gloo.jsonl")):
             check.status(exit_code(rank), 0)
         check.same_losses("1.jsonl", "gloo.jsonl")
+
+    def without_mpi_or_secret(self, check: Check) -> None:
+        """Neither rank begins to wait."""
+        meet = ["--init-method", "tcp://host1:22225", "--world-size", "2", "--rank"]
+        for rank in ("0", "1"):
+            check.status(run(10, ["env", "-u", "GYRE_SECRET", *self.training, *meet, rank]), 4)
+        check.says("which other hosts reach, without a secret")
 
     def without_mpi_or_cable(self, check: Check) -> None:
         ranks = self.start_gloo(self.endless(timeout=6))
@@ -369,6 +378,7 @@ def table(on: Gyre) -> list[Row]:
         Row("losses", "3 hosts: the same", 65, lambda c: on.several_hosts(c, 3, 1)),
         Row("losses", "4 hosts: the same", 65, lambda c: on.several_hosts(c, 4, 1)),
         Row("losses", "2 hosts without MPI, over Gloo: the same", 65, on.without_mpi),
+        Row("failures", "without MPI and a secret: refused", 10, on.without_mpi_or_secret),
         Row("failures", "without MPI, a pulled cable ends both ranks", 40, on.without_mpi_or_cable),
         Row("rings", "2 hosts, 1 Gbit/s: a reduction takes a ring's time", 60,
             lambda c: on.ring(c, 2), ring),

@@ -2,8 +2,11 @@
 // what a user sees where they do not.
 #include <unistd.h>
 
+#include <sys/stat.h>
+
 #include <chrono>
 #include <filesystem>
+#include <fstream>
 #include <functional>
 
 #include "base/host_name.hpp"
@@ -131,6 +134,63 @@ TEST_CASE("torchrun itself") {
     }
 }
 
+TEST_CASE("ranks meet if they share a secret, and are told if theirs is another") {
+    const TempDir dir;
+    const std::string secret = "GYRE_SECRET=" + std::string(64, 'a');
+    std::ofstream(dir.file("secret")) << std::string(64, 'A') << "\n";
+    REQUIRE(chmod(dir.file("secret").c_str(), 0600) == 0);
+    {
+        const std::string method = tcp(free_port());
+        Jobs jobs;
+        jobs.start(rank_flags(method, 0, 2, "--init-timeout 20"), secret);
+        jobs.start(rank_flags(method, 1, 2, "--init-timeout 20"),
+                   "GYRE_SECRET_FILE=" + dir.file("secret"));
+        for (const Outcome& outcome : jobs.wait()) {
+            expect(outcome, 3, {"no-such-set"});  // they have met
+        }
+    }
+    const std::string method = tcp(free_port());
+    Jobs jobs;
+    jobs.start(rank_flags(method, 0, 3, "--init-timeout 15"), secret);
+    jobs.start(rank_flags(method, 1, 3, "--init-timeout 20"));
+    jobs.start(rank_flags(method, 2, 3, "--init-timeout 20"),
+               "GYRE_SECRET=" + std::string(64, 'b'));
+    const auto outcomes = jobs.wait();
+    expect(outcomes[0], 4, {"missing: ranks 1, 2"});
+    expect(outcomes[1], 4, {"rank 1 cannot join", "has a secret, and this rank has none"});
+    expect(outcomes[2], 4, {"rank 2 cannot join", "has another secret than this rank, or none"});
+    const Outcome bad = run_shell("GYRE_SECRET=abc " + gyre_command(0, rank_flags(method, 0, 2)));
+    expect(bad, 2, {"GYRE_SECRET: a secret has 64 hexadecimal digits"});
+}
+
+TEST_CASE("a meeting that other hosts reach needs a secret, or --insecure") {
+    const std::string everywhere = tcp(free_port(), "0.0.0.0");
+    for (const int rank : {0, 1}) {
+        const Outcome outcome = run_gyre(0, rank_flags(everywhere, rank, 2));
+        expect(outcome, 4,
+               {"which other hosts reach, without a secret", "GYRE_SECRET", "--insecure"});
+    }
+    expect(run_gyre(0, rank_flags(everywhere, 0, 2, "--init-timeout 1 --insecure")), 4,
+           {"missing: rank 1", "without a secret: whoever reaches it can join or end this job"});
+    expect(run_shell("GYRE_SECRET=" + std::string(64, 'c') + " " +
+                     gyre_command(0, rank_flags(everywhere, 0, 2, "--init-timeout 1"))),
+           4, {"missing: rank 1"});
+    // An evaluation needs it, too.
+    const std::string evaluated =
+        "eval --data no-such-set --weights none --init-timeout 1 --world-size 2 --rank 0 "
+        "--init-method ";
+    expect(run_gyre(0, evaluated + everywhere), 4, {"without a secret", "--insecure"});
+    expect(run_gyre(0, evaluated + everywhere + " --insecure"), 4, {"missing: rank 1"});
+    // Ranks that the launcher has all put on one host meet at its loopback address.
+    const std::string environment =
+        "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 "
+        "MASTER_ADDR=0.0.0.0 MASTER_PORT=" +
+        std::to_string(free_port());
+    expect(
+        run_shell(environment + " " + gyre_command(0, "train --data no-such-set --init-timeout 1")),
+        4, {"tcp://127.0.0.1:", "missing: rank 1"});
+}
+
 TEST_CASE("a rank that does not come is named at the deadline") {
     const std::string method = tcp(free_port());
     Jobs jobs;
@@ -230,7 +290,7 @@ TEST_CASE("what is not gyre, or cannot be listened on, is told apart") {
     const std::string method = tcp(silent.port);
     expect(run_gyre(0, rank_flags(method, 1, 2)), 4, {"not gyre", method});
     expect(run_gyre(0, rank_flags(method, 0, 2)), 4, {"cannot listen", "not gyre"});
-    expect(run_gyre(0, rank_flags(tcp(free_port(), "198.51.100.7"), 0, 2)), 4,
+    expect(run_gyre(0, rank_flags(tcp(free_port(), "198.51.100.7"), 0, 2, "--insecure")), 4,
            {"cannot listen on 198.51.100.7", "address of this host"});
     expect(run_gyre(0, rank_flags(tcp(free_port(), "no.such.host.invalid"), 1, 2)), 4,
            {"no.such.host.invalid", "not found"});

@@ -66,6 +66,7 @@ const std::map<std::string, std::string> kOwnFlags = {
     {"--kernels-cache", "--kernels-cache FILE"},
     {"--flight-record", "--flight-record FILE"},
     {"--init-timeout", "--init-timeout 9"},
+    {"--insecure", "--insecure"},
     {"--init-method", "--init-method mpi"},
 };
 

@@ -16,21 +16,23 @@
 #include <thread>
 
 #include "comm/launch/socket.hpp"
+#include "comm/launch/tcp_server.hpp"
 #include "tests/program/meeting.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temp_dir.hpp"
 
 using namespace gyre::test;
+using gyre::comm::kGreeting;
+using gyre::comm::kNonceBytes;
+using gyre::comm::Seal;
 
 namespace {
-
-constexpr std::string_view kGreeting = "gyre rendezvous 1\n";
 
 // Speaks to a meeting as a rank does, and says what it likes.
 class Stranger {
  public:
-    // Host: 127.0.0.x. Waits for rank 0 to listen there.
-    explicit Stranger(int port, int host = 1) {
+    // Host: 127.0.0.x. Waits for rank 0 to listen there. secret: what this one takes for the job's.
+    explicit Stranger(int port, int host = 1, const gyre::comm::Secret& secret = {}) {
         sockaddr_in address{};
         address.sin_family = AF_INET;
         address.sin_addr.s_addr = htonl(0x7f000000U + static_cast<in_addr_t>(host));
@@ -39,10 +41,15 @@ class Stranger {
             socket_ = gyre::comm::Socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
             socket_.set_timeouts(std::chrono::seconds(10));
             if (connect(socket_.fd(), reinterpret_cast<sockaddr*>(&address), sizeof address) == 0) {
-                std::string theirs(kGreeting.size(), ' ');
-                REQUIRE(socket_.send_all(kGreeting));
+                const std::string nonce(kNonceBytes, 'n');
+                std::string theirs(kGreeting.size() + kNonceBytes, ' ');
+                REQUIRE(socket_.send_all(std::string(kGreeting) + nonce));
                 REQUIRE(socket_.receive_all(theirs.data(), theirs.size()));
-                REQUIRE(socket_.receive_frame(100));
+                const auto job = socket_.receive_frame(100);
+                REQUIRE(job);
+                seal_ =
+                    gyre::comm::store_seal(secret, theirs.substr(kGreeting.size()), nonce, false);
+                knows_secret = seal_->open(*job).has_value();
                 return;
             }
             std::this_thread::sleep_for(std::chrono::milliseconds(50));
@@ -52,7 +59,12 @@ class Stranger {
     bool send(const std::string& bytes) { return socket_.send_all(bytes); }
     // Nothing: the connection was closed.
     std::optional<std::string> ask(const std::string& request) {
-        return send(gyre::comm::frame(request)) ? socket_.receive_frame(1 << 20) : std::nullopt;
+        if (send(gyre::comm::frame(seal_->close(request)))) {
+            if (const auto reply = socket_.receive_frame(1 << 20)) {
+                return seal_->open(*reply);
+            }
+        }
+        return std::nullopt;
     }
     std::string set(const std::string& key, const std::string& value) {
         return ask("S" + key + '\0' + value).value_or("closed");
@@ -74,7 +86,7 @@ class Stranger {
     void ask_without_reading(const std::string& request) {
         std::string bytes;
         for (int i = 0; i < 5000; ++i) {
-            bytes += gyre::comm::frame(request);
+            bytes += gyre::comm::frame(seal_->close(request));
         }
         CHECK(send(bytes));
     }
@@ -130,6 +142,10 @@ class Stranger {
  private:
     static constexpr std::size_t kGlooAddress = sizeof(sockaddr_storage) + 8;
     gyre::comm::Socket socket_;
+    std::optional<Seal> seal_;
+
+ public:
+    bool knows_secret = false;
 };
 
 // Stands between one rank and the meeting at a port, and calls `before` with each key and value
@@ -168,12 +184,13 @@ class Relay {
             }
             shutdown(rank.fd(), SHUT_RDWR);
         });
-        std::string greeting(kGreeting.size(), ' ');
+        std::string greeting(kGreeting.size() + kNonceBytes, ' ');
         if (rank.receive_all(greeting.data(), greeting.size()) && root.send_all(greeting)) {
             while (const auto request = rank.receive_frame(1 << 20)) {
-                if (const auto end = request->find('\0');
-                    request->starts_with('S') && end != request->npos) {
-                    before(request->substr(1, end - 1), request->substr(end + 1));
+                // Codes hide nothing.
+                const std::string text = request->substr(0, request->size() - Seal::kBytes);
+                if (const auto end = text.find('\0'); text.starts_with('S') && end != text.npos) {
+                    before(text.substr(1, end - 1), text.substr(end + 1));
                 }
                 if (!root.send_all(gyre::comm::frame(*request))) {
                     break;
@@ -255,6 +272,27 @@ TEST_CASE("strangers that ask and never read do not keep the ranks from meeting"
         expect(outcome, 3, {"no-such-set"});  // they have met
     }
     CHECK(outcomes[1].seconds < 10.0);
+}
+
+TEST_CASE("a stranger without the job's secret is dropped and named, and the ranks meet") {
+    const std::string environment = "GYRE_SECRET=" + std::string(64, 'a');
+    const int port = free_port();
+    Jobs jobs;
+    jobs.start(rank_flags(tcp(port), 0, 2, "--init-timeout 20"), environment);
+    for (const auto& secret : {gyre::comm::Secret(), gyre::comm::Secret(std::string(32, 'a'))}) {
+        Stranger stranger(port, 1, secret);
+        CHECK(!stranger.knows_secret);
+        CHECK(stranger.set("rank/1", "x") == "closed");
+    }
+    Stranger knowing(port, 1, gyre::comm::Secret(std::string(32, '\xaa')));
+    CHECK(knowing.knows_secret);
+    CHECK(knowing.set("key", "x") == "1");
+    CHECK(knowing.ask("Fkey") == "1x");
+    jobs.start(rank_flags(tcp(port), 1, 2, "--init-timeout 20"), environment);
+    const auto outcomes = jobs.wait();
+    expect(outcomes[0], 3, {"no-such-set", "which does not know this job's secret"});
+    CHECK(count_of(outcomes[0].output, "does not know this job's secret") == 2);
+    expect(outcomes[1], 3, {"no-such-set"});
 }
 
 TEST_CASE("strangers that hang up or send rubbish are named, and the ranks meet") {

@@ -52,6 +52,7 @@ const std::vector<Row> kRows = {
     {"--rank", "3", [](O o) { return o.launch.rank == 3; }, false},
     {"--world-size", "7", [](O o) { return o.launch.world_size == 7; }, true},
     {"--job-id", "x", [](O o) { return o.launch.job_id == "x"; }, true},
+    {"--insecure", "", [](O o) { return o.launch.insecure; }, false},
     {"--init-timeout", "7", [](O o) { return o.launch.init_timeout == 7.0; }, false},
     {"--share-gpu", "", [](O o) { return o.launch.share_gpu; }, true},
     {"--timeout", "7", [](O o) { return o.launch.timeout == 7.0; }, true},

@@ -269,9 +269,10 @@ TEST_CASE("the last news of a rank that has ended arrive, whatever was sent to i
     std::uint16_t port = 0;
     const gyre::comm::Socket listener = gyre::comm::listen_anywhere(true, port);
     REQUIRE(listener.open());
-    gyre::comm::Link here(gyre::comm::connect_to("127.0.0.1", port, 2000));
+    const auto seal = [](bool server) { return gyre::comm::Seal({}, "link", server); };
+    gyre::comm::Link here(gyre::comm::connect_to("127.0.0.1", port, 2000), seal(false));
     REQUIRE(here.open());
-    gyre::comm::Link there(gyre::comm::Socket(accept(listener.fd(), nullptr, nullptr)));
+    gyre::comm::Link there(gyre::comm::Socket(accept(listener.fd(), nullptr, nullptr)), seal(true));
     REQUIRE(there.open());
     const std::int64_t question = 1, news = 17;
     here.send(&question, sizeof question);
