@@ -8,17 +8,21 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <bit>
 #include <cerrno>
 #include <chrono>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <vector>
 
 #include "base/error.hpp"
 #include "base/host_name.hpp"
 #include "model/protobuf.hpp"
+#include "model/whole_file.hpp"
 
 namespace gyre::train {
 namespace {
@@ -126,6 +130,29 @@ std::string scalars(const nlohmann::ordered_json& event) {
     return event_message(event.at("step").get<std::int64_t>(), text_field(5, values));
 }
 
+// What a line of a metrics file is about.
+struct Line {
+    std::string event;
+    std::int64_t epoch = 0, step = 0;
+};
+// Returns nothing for a line without these, such as that of a start.
+std::optional<Line> line_of(const std::string& text, bool row) {
+    if (row) {
+        std::array<char, 16> event{};
+        long long epoch = 0, step = 0;
+        return std::sscanf(text.c_str(), "%15[^,],%lld,%lld", event.data(), &epoch, &step) == 3
+                   ? std::optional(Line{event.data(), epoch, step})
+                   : std::nullopt;
+    }
+    const auto json = nlohmann::json::parse(text, nullptr, false);
+    if (!json.is_object() || !json.contains("event") || !json["event"].is_string() ||
+        !json.contains("epoch") || !json["epoch"].is_number_integer() || !json.contains("step") ||
+        !json["step"].is_number_integer()) {
+        return std::nullopt;
+    }
+    return Line{json["event"], json["epoch"], json["step"]};
+}
+
 // The largest resident set of any rank, in bytes. Collective.
 std::int64_t peak_memory_bytes(Communicator& comm) {
     struct rusage usage = {};
@@ -179,7 +206,48 @@ MetricsFiles::MetricsFiles(const RunSpec& run, bool is_root) : run_(run) {
     }
 }
 
+void MetricsFiles::drop_later_lines(const Training& training) {
+    const Cursor& from = training.cursor;
+    const std::int64_t steps = training.session.sharding().steps();
+    const std::int64_t done = (from.epoch - 1) * steps + from.step;
+    std::error_code error;
+    const auto path = std::filesystem::canonical(run_.reports.metrics, error);
+    if (metrics_.is_open() && std::filesystem::is_regular_file(path, error)) {
+        std::ifstream in(path);
+        std::string kept;
+        bool all = true;
+        for (std::string text; std::getline(in, text);) {
+            const bool whole = !in.eof();  // or it was cut off as it was written
+            const auto line = line_of(text, rows_);
+            const bool later =
+                line && (line->event == "epoch" ? line->epoch >= from.epoch : line->step > done);
+            if (whole && !later) {
+                kept += text + '\n';
+            } else {
+                all = false;
+            }
+        }
+        if (!all) {
+            metrics_.close();
+            model::write_whole_file({path}, {kept}, "the metrics");
+            metrics_ = open_lines("`metrics`", path.string(), true);
+        }
+    }
+    if (events_.is_open()) {
+        // tensorboard.Event: session_log = 7 of status = 1, START: what other files have from this
+        // step on no longer counts. If the epoch's evaluation is still to come, that is the last
+        // step.
+        constexpr std::int64_t kStart = 1;
+        events_ << tensorboard_record(event_message(done + (from.step == steps ? 0 : 1),
+                                                    text_field(7, int_field(1, kStart))))
+                << std::flush;
+    }
+}
+
 void MetricsFiles::on_start(const Training& training) {
+    if (training.resumed && any()) {
+        drop_later_lines(training);
+    }
     Session& session = training.session;
     const EvaluatedSet& set = training.evaluated;
     nlohmann::ordered_json json = {{"event", "start"},

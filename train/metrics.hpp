@@ -28,6 +28,8 @@ class MetricsFiles final : public FitObserver {
     void on_end(const Training& training, Ending ending) override;
 
  private:
+    // Forgets what an earlier run has written of steps and epochs that this one does again.
+    void drop_later_lines(const Training& training);
     bool any() const { return metrics_.is_open() || events_.is_open(); }
     // An event, as a JSON line has it: all of them to the JSON lines; what a step and an epoch
     // have, to the others. Throws Error(bad_input) if a file takes no more.

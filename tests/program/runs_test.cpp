@@ -218,6 +218,53 @@ TEST_CASE("--lr-schedule plateau lowers the rate, and goes on counting where a t
     set.refuse("--lr-schedule plateau --no-eval", 2, "--lr-schedule plateau needs the evaluation");
 }
 
+TEST_CASE("metrics of a training that resumes have each step once") {
+    const Set set;
+    const std::string flags = set.base + "--batch-size 8 --epochs 3 ";
+    for (const char* ending : {".jsonl", ".csv"}) {
+        INFO(ending);
+        const std::string metrics = set.file(std::string("metrics") + ending),
+                          run = set.file(std::string("run") + ending);
+        REQUIRE(run_gyre(2, flags + "--keep 99 --save-every 4steps --save " + run + " --metrics " +
+                                metrics)
+                    .exit_code == 0);
+        const auto figures = [&] {  // of steps and epochs, without times
+            std::vector<std::string> lines;
+            std::ifstream in(metrics);
+            for (std::string line; std::getline(in, line);) {
+                const bool row = line.starts_with("step,") || line.starts_with("epoch,");
+                if (row || line.starts_with(R"({"event":"step")") ||
+                    line.starts_with(R"({"event":"epoch")")) {
+                    const std::size_t seconds = line.find("\"seconds\"");
+                    lines.push_back(row ? line.substr(0, line.find(',', line.find(',', 6) + 1))
+                                        : line.substr(0, seconds));
+                }
+            }
+            return lines;
+        };
+        const auto whole = figures();
+        REQUIRE(whole.size() > 20);
+        std::ofstream(metrics, std::ios::app) << "cut off";
+        int resumed = 0;
+        for (const auto& file : std::filesystem::directory_iterator(run)) {
+            if (file.path().filename().string().starts_with("step-")) {
+                ++resumed;
+                INFO(file.path().filename());
+                const Outcome outcome = run_gyre(
+                    2, flags + "--metrics " + metrics + " --resume " + file.path().string());
+                INFO(outcome.output);
+                REQUIRE(outcome.exit_code == 0);
+                CHECK(figures() == whole);
+            }
+        }
+        CHECK(resumed > 3);
+        std::ifstream in(metrics);
+        const std::string text{std::istreambuf_iterator<char>(in),
+                               std::istreambuf_iterator<char>()};
+        CHECK(text.find("cut off") == text.npos);
+    }
+}
+
 TEST_CASE("--class-weights weighs the loss by classes, and equal weights change nothing") {
     const Set set;
     const auto loss = [&](const std::string& flags) {
