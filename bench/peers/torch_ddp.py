@@ -40,7 +40,8 @@ def made_hosts() -> list[str]:
 
 
 def find_python(wanted: str | None) -> str | None:
-    """The wanted interpreter, or the first usual one, if it can import torch; otherwise None."""
+    """The wanted interpreter, that of PYTHON, or the first usual one, if it can import torch; otherwise None."""
+    wanted = wanted or os.environ.get("PYTHON")
     usual = [sys.executable, shutil.which("python3"), "/usr/bin/python3"]
     for path in [wanted] if wanted else dict.fromkeys(p for p in usual if p):
         try:
@@ -53,8 +54,9 @@ def find_python(wanted: str | None) -> str | None:
 
 def no_torch(wanted: str | None) -> str:
     """The error message if find_python() found none."""
+    wanted = wanted or os.environ.get("PYTHON")
     who = f"{wanted} cannot import torch" if wanted else "no Python here can import torch"
-    return f"{who}: install python3-torch or name an interpreter that has it with --python"
+    return f"{who}: install python3-torch or name an interpreter that has it with --python or PYTHON=…"
 
 
 def dataset_dir(name: str) -> pathlib.Path:
