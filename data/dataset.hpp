@@ -29,7 +29,7 @@ struct Dataset {
     std::string directory;  // where the files are
     ImageSet train;
     ImageSet test;        // same channels, height and width as train
-    ImageSet validation;  // likewise; empty if there is none
+    ImageSet validation;  // of the same shape; empty if there is none
     int classes = 0;
     std::vector<std::string> class_names;  // [classes]; empty if the format has none
 };

@@ -10,17 +10,18 @@
 //                                    statistics over the global batch, or each rank's share; 1e-5,
 //                                    0.1
 //   relu | relu6 | gelu | silu | sigmoid | hardsigmoid | hardswish
-//   leaky_relu SLOPE                SLOPE > 0, of what is below zero
+//   leaky_relu SLOPE                 SLOPE > 0, of what is below zero
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
 //   flatten                          implied before the first linear layer
 //   linear OUT                       OUT is a number, or the word `classes`
 //   as NAME                          a name for the value so far
 //   add NAME                         adds the value of that name (a residual connection)
-//   mul NAME                         multiplies that value's channels by numbers
-//   (squeeze-excitation) concat NAME                      puts that value's channels before those
-//   of the value so far from NAME                        goes on from that value: a branch, such as
-//   a 1 x 1 projection log-softmax                      only as the last line, where it is implied:
-//   the loss has it
+//   mul NAME                         multiplies that value's channels by numbers (squeeze and
+//                                    excitation)
+//   concat NAME                      puts that value's channels before those of the value so far
+//   from NAME                        continues from that value: a branch, such as a 1 x 1
+//                                    projection
+//   log-softmax                      only as the last line, where it is implied: the loss has it
 //
 // The words, their usage and what becomes of them: model/layers.cpp.
 #pragma once

@@ -41,7 +41,7 @@ class Layer:
 
 @dataclasses.dataclass
 class Part:
-    """A value that is a part of an activation's formula: factor * x^powers * (erf(x / sqrt(2)) + 1)^of_erf."""
+    """A part of GELU's formula: factor, times x, times erf(x / sqrt(2)) or that plus 1, as the flags say."""
 
     x: int
     factor: float = 1.0

@@ -146,7 +146,7 @@ TEST_CASE("--val-split: held-out images decide, and the test images are evaluate
     CHECK(!end.contains("best_test_accuracy"));
     CHECK(count_of(outcome.output, "val accuracy") == 4);  // of each epoch, and the best
     CHECK(count_of(outcome.output, "test accuracy") == 1);
-    // That of the weights that were saved as the best.
+    // The test accuracy is that of the best weights, as they were saved.
     const Outcome evaluated =
         run_gyre(0, "eval --data " + set.data + " --weights " + run + "/best.safetensors");
     const auto right = std::lround(100.0 * end.at("test_accuracy").get<double>());
@@ -183,7 +183,7 @@ TEST_CASE("--finetune trains a new head on weights of a net with fewer classes")
                    "--finetune is for --init, which is not given: ignored") == 1);
 }
 
-TEST_CASE("--lr-schedule plateau lowers the rate, and goes on counting where a training resumes") {
+TEST_CASE("--lr-schedule plateau lowers the rate, and its count of epochs survives a resume") {
     const Set set;
     // The rate is so small that the loss stays as it is.
     const std::string flags =

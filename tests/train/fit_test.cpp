@@ -222,7 +222,7 @@ TEST_CASE("a training that was stopped resumes from its checkpoint, to the last 
 }
 
 TEST_CASE("a set that is held back is evaluated once, with the best epoch's weights", "[fit]") {
-    // What each epoch's weights achieve on it.
+    // Evaluates the set with the weights of each epoch.
     struct Judge : FitObserver {
         explicit Judge(const DeviceImages& set) : images(set) {}
         void on_epoch(const Training& training, const EpochFacts& epoch) override {

@@ -579,7 +579,7 @@ TEST_CASE("the moving average of the parameters follows them, in shares or not")
                     expected += (1.0 - double{kDecay}) * (now - expected);
                     largest = std::max(largest, std::abs(now));
                 }
-                // Of a step: the difference, the product and the sum are rounded.
+                // Each step rounds the difference, the product and the sum.
                 const double tolerance = kCount * 3 * 0x1p-23 * largest;
                 const double off = std::abs(double{average[i][k]} - expected);
                 most_off = std::max(most_off, tolerance > 0.0 ? off / tolerance : off);
@@ -677,7 +677,7 @@ TEST_CASE("class weights: images of classes without weight do not count, automat
         session.trainer().next_result();
         return session.net().export_parameters();
     };
-    // Of the classes, 8, 4, 2 and 2 images.
+    // The classes have 8, 4, 2 and 2 images.
     ImageSet images = random_images(16, {1, 28, 28}, 4);
     images.labels = {0, 1, 0, 2, 0, 3, 0, 1, 0, 1, 0, 2, 0, 3, 0, 1};
     for (const bool emulated : {false, true}) {
