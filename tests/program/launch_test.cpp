@@ -64,6 +64,16 @@ struct Training {
     std::vector<double> one_;
 };
 
+// A shell's words that start ranks and kill them when a condition of the shell holds.
+std::string killed_when(const std::vector<std::string>& ranks, const std::string& condition) {
+    std::string words;
+    for (const std::string& arguments : ranks) {
+        words += gyre_command(0, arguments) + " & pids=\"$pids $!\"; ";
+    }
+    return words + "for i in $(seq 3000); do " + condition +
+           " && break; sleep 0.02; done; kill -KILL $pids; wait";
+}
+
 }  // namespace
 
 TEST_CASE("tcp://: any order of start, names and IPv6, and the single rank's losses") {
@@ -256,8 +266,11 @@ TEST_CASE("a stale file is recognised and refused") {
     const TempDir dir;
     const auto path = dir.path() / "meeting";
     const std::string method = "file://" + path.string();
+    const auto has_come = [&](int rank) {
+        return "[ -e " + path.string() + "/gyre.rank." + std::to_string(rank) + " ]";
+    };
     // A job that is killed while it waits leaves its folder behind.
-    run_shell("timeout -s KILL 1 " + gyre_command(0, rank_flags(method, 0, 2)));
+    run_shell(killed_when({rank_flags(method, 0, 2, "--init-timeout 60")}, has_come(0)));
     REQUIRE(std::filesystem::exists(path));
     Jobs jobs;
     jobs.start(rank_flags(method, 1, 2));
@@ -267,11 +280,11 @@ TEST_CASE("a stale file is recognised and refused") {
     expect(outcomes[1], 4, {"rank 0 is already at", "process ", "remove " + path.string()});
     // One that all its ranks had reached: what they left does not pass for an answer.
     std::filesystem::remove_all(path);
-    Jobs killed;
+    std::vector<std::string> ranks;
     for (const int rank : {0, 1, 2}) {
-        killed.start_shell("timeout -s KILL 1.5 " + gyre_command(0, rank_flags(method, rank, 4)));
+        ranks.push_back(rank_flags(method, rank, 4, "--init-timeout 60"));
     }
-    killed.wait();
+    run_shell(killed_when(ranks, has_come(0) + " && " + has_come(1) + " && " + has_come(2)));
     expect(run_gyre(0, rank_flags(method, 2, 4)), 4, {"rank 2 is already at"});
 }
 
@@ -338,12 +351,13 @@ TEST_CASE("a killed rank ends the others with an error, within seconds") {
         const std::string common = training.flags + "--epochs 100000 --init-method " +
                                    tcp(free_port()) + " --world-size " + std::to_string(ranks) +
                                    " --rank ";
+        const std::string json = training.file(std::to_string(ranks) + ".jsonl");
         Jobs jobs;
         for (int rank = 0; rank + 1 < ranks; ++rank) {
-            jobs.start(common + std::to_string(rank));
+            jobs.start(common + std::to_string(rank) + (rank == 0 ? " --metrics " + json : ""));
         }
+        run_shell(killed_when({common + std::to_string(ranks - 1)}, "grep -qs step " + json));
         const auto start = std::chrono::steady_clock::now();
-        run_shell("timeout -s KILL 3 " + gyre_command(0, common + std::to_string(ranks - 1)));
         // Each says it on its own terminal, and which rank it was: not who noticed it first.
         for (const Outcome& outcome : jobs.wait()) {
             expect(outcome, 4, {"its process has ended"});
