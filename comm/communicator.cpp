@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <new>
+#include <system_error>
 
 namespace gyre::comm {
 namespace {
@@ -45,11 +46,20 @@ std::string broadcast_string(Communicator& comm, std::string text, int root) {
 }
 
 Error internal_error(const std::exception& other) {
-    return {ExitCode::internal,
-            dynamic_cast<const std::bad_alloc*>(&other) == nullptr
-                ? other.what()
-                : "out of memory; use a smaller batch, model or data set, or fewer ranks on this "
-                  "host"};
+    if (dynamic_cast<const std::bad_alloc*>(&other) != nullptr) {
+        return {ExitCode::internal,
+                "out of memory; use a smaller batch, model or data set, or fewer ranks on this "
+                "host"};
+    }
+    // What the standard library throws for a thread that does not start.
+    const auto* const failed = dynamic_cast<const std::system_error*>(&other);
+    if (failed != nullptr && failed->code() == std::errc::resource_unavailable_try_again) {
+        return {ExitCode::internal,
+                "no thread could be started: memory, or the number of processes, is too limited "
+                "here (ulimit -v, ulimit -u); raise the limit, or use fewer `threads` or fewer "
+                "ranks on this host"};
+    }
+    return {ExitCode::internal, other.what()};
 }
 
 void agree(Communicator& comm, const std::function<void()>& work) {

@@ -73,6 +73,25 @@ std::string content_hash(const TensorFile& file) {
     return hash_tensors(file, {kHash, "format"});
 }
 
+// Writes the file. A folder that was removed during the training is made again: the weights would
+// be lost otherwise.
+void write_in_folder(const std::filesystem::path& folder,
+                     const std::vector<std::filesystem::path>& names, const TensorFile& file) {
+    try {
+        write_safetensors(names, file);
+    } catch (const Error&) {
+        std::error_code error;
+        if (!std::filesystem::create_directories(folder, error)) {
+            throw;
+        }
+        fmt::print(stderr,
+                   "gyre: {}: the folder was removed during the training; it is made again, for "
+                   "the checkpoints from now on\n",
+                   folder.string());
+        write_safetensors(names, file);
+    }
+}
+
 }  // namespace
 
 Identity parse_identity(const std::string& text) {
@@ -271,14 +290,15 @@ void CheckpointWriter::write(Checkpoint&& checkpoint, std::int64_t step, bool la
     if (last) {
         names.push_back(last_checkpoint(folder_));
     }
-    pending_ = std::async(std::launch::async, [checkpoint = std::move(checkpoint),
-                                               names = std::move(names), old]() mutable {
-        write_safetensors(names, checkpoint_file(std::move(checkpoint)));
-        for (const std::filesystem::path& file : old) {
-            std::error_code ignored;
-            std::filesystem::remove(file, ignored);
-        }
-    });
+    pending_ =
+        std::async(std::launch::async, [checkpoint = std::move(checkpoint),
+                                        names = std::move(names), old, folder = folder_]() mutable {
+            write_in_folder(folder, names, checkpoint_file(std::move(checkpoint)));
+            for (const std::filesystem::path& file : old) {
+                std::error_code ignored;
+                std::filesystem::remove(file, ignored);
+            }
+        });
 }
 
 void CheckpointWriter::finish() {

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <csignal>
-#include <initializer_list>
 
 #include "base/error.hpp"
 
@@ -25,17 +24,22 @@ extern "C" void handle_save_request(int) {
     save = true;
 }
 
+void handle(int signal, void (*handler)(int)) {
+    struct sigaction action = {};
+    action.sa_handler = handler;
+    action.sa_flags = SA_RESTART;
+    sigaction(signal, &action, nullptr);
+}
+
 }  // namespace
 
+void install_save_request_handler() {
+    handle(SIGUSR1, handle_save_request);
+}
+
 void install_interrupt_handlers() {
-    struct sigaction action = {};
-    action.sa_handler = handle_interrupt;
-    action.sa_flags = SA_RESTART;
-    for (const int signal : {SIGINT, SIGTERM}) {
-        sigaction(signal, &action, nullptr);
-    }
-    action.sa_handler = handle_save_request;
-    sigaction(SIGUSR1, &action, nullptr);
+    handle(SIGINT, handle_interrupt);
+    handle(SIGTERM, handle_interrupt);
 }
 
 bool interrupt_requested() {

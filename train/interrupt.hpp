@@ -4,6 +4,10 @@
 
 namespace gyre::train {
 
+// Called when the program starts: a warning that comes before the training has begun must not end
+// it.
+void install_save_request_handler();
+// Called when there is something to save: until then Ctrl-C and SIGTERM end the process at once.
 void install_interrupt_handlers();
 bool interrupt_requested();
 // Returns true if a checkpoint has been asked for since the last call.

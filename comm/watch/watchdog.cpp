@@ -1,19 +1,52 @@
 #include "comm/watch/watchdog.hpp"
 
+#include <fmt/format.h>
+
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <future>
 #include <thread>
 #include <utility>
 
+#include "base/error.hpp"
+#include "base/host_name.hpp"
 #include "comm/forwarding_communicator.hpp"
 #include "comm/watch/watcher.hpp"
 
 namespace gyre::comm {
 namespace {
 
+// Deletes a communicator. What its library does then may wait for all ranks, as MPI_Finalize does,
+// without end for one that is stopped; the watcher has ended by then.
+void end_in_time(Communicator* comm, const WatchOptions& options) {
+    const int rank = comm->rank();
+    std::promise<void> ended;
+    std::thread alarm([&, waiting = ended.get_future()] {
+        const std::chrono::duration<double> limit(options.timeout_seconds);
+        if (waiting.wait_for(limit) == std::future_status::timeout) {
+            const std::string reason = fmt::format(
+                "all is done here, but the ranks have not parted within `timeout` ({:g} s): "
+                "another one is stopped, or its host is lost",
+                options.timeout_seconds);
+            fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank,
+                       host_name(), worded(reason, options.wording),
+                       static_cast<int>(ExitCode::communication));
+            std::fflush(stderr);
+            std::_Exit(static_cast<int>(ExitCode::communication));
+        }
+    });
+    delete comm;
+    ended.set_value();
+    alarm.join();
+}
+
 class WatchedCommunicator final : public ForwardingCommunicator {
  public:
     WatchedCommunicator(std::unique_ptr<Communicator> inner, const WatchOptions& options)
-        : ForwardingCommunicator(std::move(inner)), watcher_(this->inner(), options) {}
+        : ForwardingCommunicator(
+              {inner.release(), [options](Communicator* comm) { end_in_time(comm, options); }}),
+          watcher_(this->inner(), options) {}
 
     bool use_device(Device& device) override {
         bool result = false;

@@ -1,5 +1,9 @@
 // Data sets in formats other than IDX: folders of pictures, CIFAR, NumPy.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <fstream>
 #include <functional>
@@ -152,6 +156,40 @@ TEST_CASE("npy: images of one channel are mapped", "[data][formats]") {
         const Dataset two = load_dataset({dir.path().string(), 2, {}});
         CHECK(bytes_of(two.train.pixels) == counted(12));
     }
+}
+
+TEST_CASE("a mapped file that is truncated ends the process, with its name", "[data][formats]") {
+    const TempDir dir;
+    write_npy_set(dir.path(), "images", "labels");
+    const fs::path images = dir.path() / "train_images.npy";
+    write_npy(images, "|u1", "(4, 200, 300)", counted(240000));
+    write_npy(dir.path() / "test_images.npy", "|u1", "(2, 200, 300)", counted(120000));
+    int text[2];
+    REQUIRE(pipe(text) == 0);
+    const pid_t child = fork();
+    REQUIRE(child >= 0);
+    if (child == 0) {
+        dup2(text[1], STDERR_FILENO);
+        const Dataset set = load(dir.path());
+        fs::resize_file(images, 20);
+        _exit(set.train.pixels.at(200000) == 0 ? 100 : 101);
+    }
+    close(text[1]);
+    std::string said;
+    for (std::array<char, 1000> some{}; true;) {
+        const ssize_t bytes = read(text[0], some.data(), some.size());
+        if (bytes <= 0) {
+            break;
+        }
+        said.append(some.data(), static_cast<std::size_t>(bytes));
+    }
+    close(text[0]);
+    int status = 0;
+    REQUIRE(waitpid(child, &status, 0) == child);
+    INFO(said);
+    REQUIRE(WIFEXITED(status));
+    CHECK(WEXITSTATUS(status) == static_cast<int>(ExitCode::bad_input));
+    CHECK(said.starts_with("gyre: " + images.string() + ": the file was truncated"));
 }
 
 TEST_CASE("npy: errors name the cause", "[data][formats]") {

@@ -19,6 +19,7 @@
 #include "train/cli/help.hpp"
 #include "train/cli/setup.hpp"
 #include "train/cli/version.hpp"
+#include "train/interrupt.hpp"
 
 namespace gyre::train {
 namespace {
@@ -198,6 +199,7 @@ int Program::fail(const Error& error, bool on_all_ranks) {
 }  // namespace
 
 int run_program(int argc, char** argv) {
+    install_save_request_handler();
     Program program(argc, argv);
     try {
         return program.run();
