@@ -1,0 +1,555 @@
+#!/usr/bin/env python3
+"""Faults at every moment of a training: how it ends or continues, and whether it resumes to the same bytes.
+
+    tests/program/faults_test.py BUILD_DIR [--all] [--only TEXT] [--jobs N] [--table FILE]
+
+Without --all: one cell for each fault. --only: the cells with this text in their names, FAULT/MOMENT/RANKS/TRANSPORT.
+--jobs: so many cells at a time [3], but for those with a link's fault. --table writes the table of
+docs/reliability.md between its marks. Exit codes: 0; 1: a cell failed; 2: wrong use.
+
+Each cell trains anew, waits for the moment, brings the fault, and then checks that the job ends or continues as
+expected() says and in its time; that it names the cause; that it leaves no process, and no file in its TMPDIR; that
+the training resumes on 2 ranks, and ends with the bytes of one that met no fault; and that no draft of a file is
+left then. Where hosts can be made of this machine (hosts.sh), links fail, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import datetime
+import os
+import pathlib
+import random
+import re
+import resource
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+HOSTS = str(pathlib.Path(__file__).resolve().with_name("hosts.sh"))
+MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"]
+# docs/hosts.md says why.
+MPIRUN_HOSTS = ["mpirun", "--allow-run-as-root", "--bind-to", "none", "--map-by", "slot"]
+for network in ("btl_tcp_if_include", "oob_tcp_if_include"):
+    MPIRUN_HOSTS += ["--mca", network, "eth0"]
+for setting, value in (("time", "4"), ("intvl", "2"), ("probes", "3")):
+    MPIRUN_HOSTS += ["--mca", f"oob_tcp_keepalive_{setting}", value]
+MOMENTS = ("start", "mid-epoch", "evaluation", "checkpoint", "shutdown")
+LATER = MOMENTS[1:]
+SIGNALS = {name: getattr(signal, name) for name in ("SIGKILL", "SIGSTOP", "SIGTERM", "SIGINT", "SIGUSR1")}
+FILES = ("data set removed", "data set truncated", "log removed", "checkpoints removed")
+CLOCKS = ("clock a day forward", "clock a day back")
+LINKS = ("link down", "link 100 times slower", "link flapping")
+FAULTS = (*SIGNALS, *FILES, "disk full", "out of memory", *CLOCKS, *LINKS)
+# The short form: a cell for each fault, in the order of FAULTS.
+SHORT = ("checkpoint/2/Gloo", "mid-epoch/2/MPI", "evaluation/2/MPI", "checkpoint/2/Gloo", "start/2/MPI",
+         "mid-epoch/2/Gloo", "evaluation/2/MPI", "mid-epoch/2/Gloo", "mid-epoch/2/MPI", "checkpoint/2/MPI",
+         "start/2/Gloo", "evaluation/2/Gloo", "mid-epoch/2/MPI",
+         "mid-epoch/2/Gloo", "mid-epoch/2/MPI", "evaluation/2/Gloo")  # fmt: skip
+IMAGES, BATCH, EPOCHS = 120, 8, 3
+STEPS = IMAGES // BATCH  # of an epoch
+PAUSE_MS = 100  # after each piece of a checkpoint, of which the file has two dozen: a moment lasts seconds
+STOP_TIMEOUT = 5  # seconds that a rank waits for the others, where that is waited for
+TIMEOUT = 12  # otherwise: a slow checkpoint is written twice in it, and mpirun notices a lost host in 10 s
+INIT_TIMEOUT = 15  # seconds for the start
+BUSY = 30  # seconds that a busy machine may add to any wait
+ANY = tuple(range(-64, 256))
+
+# A clock that a file sets: 86,400 s forward if it has an "f", back otherwise.
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <stdlib.h>
+#include <sys/time.h>
+#include <time.h>
+#include <unistd.h>
+static long jump(void) {
+    const char *forward = getenv("GYRE_FAULTS_FORWARD"), *back = getenv("GYRE_FAULTS_BACK");
+    return forward && !access(forward, F_OK) ? 86400 : back && !access(back, F_OK) ? -86400 : 0;
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = (int (*)(clockid_t, struct timespec *))dlsym(RTLD_NEXT, "clock_gettime");
+    const int result = real(clock, now);
+    if (clock == CLOCK_REALTIME) now->tv_sec += jump();
+    return result;
+}
+time_t time(time_t *to) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    if (to) *to = now.tv_sec;
+    return now.tv_sec;
+}
+int gettimeofday(struct timeval *to, void *zone) {
+    struct timespec now;
+    (void)zone;
+    clock_gettime(CLOCK_REALTIME, &now);
+    to->tv_sec = now.tv_sec;
+    to->tv_usec = now.tv_nsec / 1000;
+    return 0;
+}
+"""
+
+
+class Cell(NamedTuple):
+    fault: str
+    moment: str
+    ranks: int
+    transport: str
+
+    def __str__(self) -> str:
+        return "/".join(map(str, self))
+
+    def across_hosts(self) -> bool:
+        return self.fault in LINKS
+
+
+class Expected(NamedTuple):
+    codes: tuple[int, ...]  # exit codes of rank 0 or of mpirun, of which one is right; empty: any but 0
+    seconds: float  # from the fault to the end of all ranks, besides BUSY
+    words: str  # for the table
+    says: str = ""  # a pattern of the output
+
+
+def expected(cell: Cell) -> Expected:
+    fault, moment, several = cell.fault, cell.moment, cell.ranks > 1
+    last = f"rank {cell.ranks - 1}"
+    if fault in ("SIGTERM", "SIGINT") and moment != "start":
+        return Expected((0, 130) if moment == "shutdown" else (130,), 10, "later all save and end with exit code 130")
+    if fault in ("SIGKILL", "SIGTERM", "SIGINT"):
+        # A rank that ends before it has met the others is missed at --init-timeout.
+        if moment == "start":
+            return Expected((), INIT_TIMEOUT + 5, "ends the job" if fault == "SIGKILL" else "ends the job at the start")
+        if moment == "shutdown":
+            return Expected(ANY, 5, "ends the job")
+        return Expected((), 5, "later its message names the rank", last if several else "")
+    if fault == "SIGSTOP" and not several:
+        return Expected((0,), 10, "one rank continues after SIGCONT")
+    if fault == "SIGSTOP":
+        if moment == "shutdown":
+            return Expected(ANY, STOP_TIMEOUT + 10, "several end at --timeout")
+        return Expected((), INIT_TIMEOUT + STOP_TIMEOUT + 10 if moment == "start" else STOP_TIMEOUT + 10,
+                        "several end at --timeout or --init-timeout and name the rank", last)
+    if fault == "SIGUSR1":
+        return Expected((0,), 60, "saves and continues")
+    if fault == "checkpoints removed":
+        return Expected((0,), 60, "makes the folder again and continues")
+    if fault == "disk full":
+        return Expected((0, 3) if moment == "shutdown" else (3,), 30,
+                        "ends with exit code 3 and keeps the checkpoint before",
+                        "" if moment == "shutdown" else "No space left on device")
+    if fault == "out of memory":
+        if moment == "start":
+            says = "memory|MPI_Init" if cell.transport == "MPI" and several else "memory"
+            return Expected((1,), 30, "ends at the start and says so (while MPI starts, in Open MPI's words)", says)
+        return Expected(ANY, 60, "later it ends, or continues if it needs no more")
+    if fault == "link down":
+        if moment == "shutdown":
+            return Expected(ANY, INIT_TIMEOUT + TIMEOUT + 10, "ends the job at --timeout")
+        return Expected((), INIT_TIMEOUT + TIMEOUT + 10, "ends the job at --timeout and names the host or rank",
+                        f"host{cell.ranks}|{last}")
+    return Expected((0,), 90, "continues")
+
+
+def write_set(folder: pathlib.Path) -> None:
+    """A data set in the format of MNIST: three classes of noisy images, 12 x 12, of different brightness."""
+    folder.mkdir()
+    draw = random.Random(7)
+    for part, count in (("train", IMAGES), ("t10k", 4000)):
+        labels = bytes(i % 3 for i in range(count))
+        pixels = b"".join(bytes(80 * label + draw.randrange(60) for _ in range(144)) for label in labels)
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(struct.pack(">IIII", 0x803, count, 12, 12) + pixels)
+        (folder / f"{part}-labels-idx1-ubyte").write_bytes(struct.pack(">II", 0x801, count) + labels)
+
+
+def until(condition: Callable[[], bool], what: str, seconds: float = 60, pause: float = 0.005) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(f"no sign of {what} in {seconds:g} s")
+        time.sleep(pause)
+
+
+def kill(pid: int, number: int = signal.SIGKILL) -> None:
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def name_of(pid: int) -> str:
+    try:
+        return pathlib.Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Job:
+    """A training in a folder of its own."""
+
+    def __init__(self, common: pathlib.Path, gyre: str, folder: pathlib.Path, timeout: int = TIMEOUT) -> None:
+        self.folder, self.gyre = folder, gyre
+        self.save = folder / "run"
+        self.log = folder / "log.jsonl"
+        self.output = folder / "output"
+        self.tmp = folder / "t"
+        self.tmp.mkdir(parents=True)
+        self.mark = ("GYRE_FAULTS_JOB", str(folder))
+        self.base = ["train", "--threads", "1", "--shards", "4", "--global-batch", str(BATCH), "--optimizer", "adam"]
+        self.base += ["--timeout", str(timeout), "--init-timeout", str(INIT_TIMEOUT), "--log-interval", "1"]
+        self.base += ["--epochs", str(EPOCHS), "--data", str(common / "set"), "--model", str(common / "model")]
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    def start(self, ranks: int, transport: str, flags: list[str], hosts: bool = False, pause_ms: int = 0,
+              prefix: list[str] | None = None) -> None:  # fmt: skip
+        """Each rank leaves the number of its process in pid.RANK. prefix: of each rank's command."""
+        for path in self.folder.glob("pid.*"):
+            path.unlink()
+        shutil.rmtree(self.folder / "meeting", ignore_errors=True)
+        own = {self.mark[0]: self.mark[1], "GYRE_TEST_WRITE_PAUSE_MS": str(pause_ms)}
+        environment = {**os.environ, **own, "OMPI_MCA_orte_tmpdir_base": str(self.tmp), "TMPDIR": str(self.tmp)}
+        number = "$OMPI_COMM_WORLD_RANK" if transport == "MPI" else "$RANK_OF_TEST"
+        write = [*(prefix or []), "bash", "-c", f"cd {self.folder}; echo $$ > pid.{number}.draft; "
+                 f'mv pid.{number}.draft pid.{number}; exec "$@"', "rank"]  # fmt: skip
+        command = [*write, self.gyre, *self.base, *flags]
+        if transport == "MPI":
+            where = ["--host", ",".join(f"host{n + 1}:1" for n in range(ranks))] if hosts else ["-n", str(ranks)]
+            forwarded = [word for name in own for word in ("-x", name)]
+            commands = [[*(MPIRUN_HOSTS if hosts else MPIRUN), *where, *forwarded, *command]]
+        else:
+            url = "tcp://host1:22225" if hosts else f"file://{self.folder}/meeting"
+            commands = []
+            for rank in range(ranks):
+                on = [HOSTS, "on", f"host{rank + 1}"] if hosts else []
+                commands.append([*on, "env", f"RANK_OF_TEST={rank}", *command, "--init-method", url, "--world-size",
+                                 str(ranks), "--rank", str(rank)])  # fmt: skip
+        if hosts:
+            del environment["OMPI_MCA_orte_tmpdir_base"], environment["TMPDIR"]  # each host has its own
+        with self.output.open("ab") as output:
+            self.processes = [
+                subprocess.Popen(words, cwd=self.folder, env=environment, stdout=output, stderr=output,
+                                 stdin=subprocess.DEVNULL, start_new_session=True)
+                for words in commands
+            ]  # fmt: skip
+
+    def pids(self, ranks: int) -> list[int]:
+        until(lambda: len(list(self.folder.glob("pid.[0-9]"))) == ranks, "the ranks' processes")
+        return [int((self.folder / f"pid.{rank}").read_text()) for rank in range(ranks)]
+
+    def wait(self, seconds: float, but: int = 0) -> int | None:
+        """The exit code of mpirun or rank 0; nothing: not all have ended. but: the process that is not waited for."""
+        end = time.monotonic() + seconds
+        for process in self.processes:
+            if process.pid == but:
+                continue
+            try:
+                process.wait(max(0.1, end - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return None
+        return self.processes[0].returncode
+
+    def left(self) -> list[int]:
+        """Processes of this job."""
+        found = []
+        for process in pathlib.Path("/proc").glob("[0-9]*"):
+            try:
+                if "=".join(self.mark).encode() in (process / "environ").read_bytes().split(b"\0"):
+                    found.append(int(process.name))
+            except OSError:
+                pass
+        return found
+
+    def ranks_left(self) -> list[int]:
+        """Those that are gyre's: with Open MPI 4.1 a daemon sometimes stays on a host without a network."""
+        return [pid for pid in self.left() if name_of(pid) == "gyre"]
+
+    def end(self) -> None:
+        for pid in self.left():
+            kill(pid)
+        for process in self.processes:
+            kill(process.pid)
+            process.wait()
+
+    def said(self) -> str:
+        return self.output.read_text(errors="replace") if self.output.exists() else ""
+
+    def logged(self, pattern: str) -> bool:
+        return self.log.exists() and re.search(pattern, self.log.read_text(errors="replace")) is not None
+
+
+def catches(pid: int, number: int) -> bool:
+    caught = re.search(r"^SigCgt:\s*([0-9a-f]+)", pathlib.Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and int(caught[1], 16) >> (number - 1) & 1 == 1
+
+
+def reach(job: Job, cell: Cell, pids: list[int]) -> None:
+    """Returns within the moment, which lasts long enough, as checkpoints are slow."""
+    if cell.moment == "start" and cell.fault == "SIGUSR1":
+        until(lambda: catches(pids[-1], signal.SIGUSR1), "the program's beginning")
+    elif cell.moment == "start":
+        time.sleep(0.05)
+    elif cell.moment == "mid-epoch":
+        until(lambda: job.logged(rf'"step":{STEPS + STEPS // 2},'), cell.moment)
+    elif cell.moment == "evaluation":
+        until(lambda: job.logged(rf'"step":{2 * STEPS},'), cell.moment)
+    elif cell.moment == "checkpoint":
+        until(lambda: job.logged('"event":"epoch"') and (job.save / "last.safetensors.gyre.tmp").exists(), cell.moment)
+    else:
+        until(lambda: job.logged('"event":"end"'), cell.moment)
+
+
+def fill(folder: pathlib.Path) -> None:
+    with (folder / "filler").open("wb", buffering=0) as filler:
+        try:
+            while True:
+                filler.write(bytes(1 << 12))
+        except OSError:
+            pass
+
+
+def flap(host: str) -> None:
+    for _ in range(3):
+        subprocess.run([HOSTS, "cable", host, "out"], check=True)
+        time.sleep(1)
+        subprocess.run([HOSTS, "cable", host, "in"], check=True)
+        time.sleep(1)
+
+
+def befall(cell: Cell, job: Job, pids: list[int]) -> None:
+    data = pathlib.Path(job.base[job.base.index("--data") + 1])
+    if cell.fault in SIGNALS:
+        kill(pids[-1], SIGNALS[cell.fault])
+        if cell.fault == "SIGSTOP" and cell.ranks == 1:
+            time.sleep(1)
+            kill(pids[-1], signal.SIGCONT)
+    elif cell.fault == "data set removed":
+        shutil.rmtree(data)
+    elif cell.fault == "data set truncated":
+        for path in data.iterdir():
+            os.truncate(path, 20)
+    elif cell.fault == "log removed":
+        job.log.unlink(missing_ok=True)
+    elif cell.fault == "checkpoints removed":
+        shutil.rmtree(job.save, ignore_errors=True)
+    elif cell.fault == "disk full":
+        fill(job.save)
+    elif cell.fault == "out of memory" and cell.moment != "start":
+        try:
+            resource.prlimit(pids[-1], resource.RLIMIT_AS, (1 << 20, resource.RLIM_INFINITY))
+        except ProcessLookupError:
+            pass
+    elif cell.fault in CLOCKS:
+        (job.folder / ("forward" if "forward" in cell.fault else "back")).touch()
+    elif cell.fault == "link down":
+        subprocess.run([HOSTS, "cable", f"host{cell.ranks}", "out"], check=True)
+    elif cell.fault == "link 100 times slower":
+        subprocess.run([HOSTS, "rate", "10mbit"], check=True)
+    elif cell.fault == "link flapping":
+        flap(f"host{cell.ranks}")
+
+
+def same(left: pathlib.Path, right: pathlib.Path) -> bool:
+    return left.exists() and left.read_bytes() == right.read_bytes()
+
+
+class Checks:
+    """What all cells need: a data set, a model, a clock, and a training that meets no fault."""
+
+    def __init__(self, common: pathlib.Path, gyre: str) -> None:
+        self.common, self.gyre = common, gyre
+        write_set(common / "set")
+        (common / "model").write_text("conv 8 k3\nbatchnorm local\nrelu\nmaxpool 2\ndropout 0.3\nlinear 64\nrelu\n"
+                                      "linear classes\n")  # fmt: skip
+        (common / "clock.c").write_text(CLOCK)
+        self.clock = common / "clock.so"
+        subprocess.run(["cc", "-shared", "-fPIC", "-O1", "-o", self.clock, common / "clock.c"], check=True)
+        whole = Job(common, gyre, common / "whole")
+        whole.start(2, "MPI", ["--save", str(whole.save)])
+        if whole.wait(120) != 0:
+            raise AssertionError("a training without a fault fails: " + whole.said())
+        self.whole = whole.save
+
+    def run(self, cell: Cell) -> list[str]:
+        """What is wrong."""
+        wrong: list[str] = []
+        with tempfile.TemporaryDirectory(prefix="f-") as name:
+            folder = pathlib.Path(name)
+            job = Job(self.common, self.gyre, folder / "job", STOP_TIMEOUT if cell.fault == "SIGSTOP" else TIMEOUT)
+            mounted = False
+            try:
+                if cell.fault == "disk full":
+                    job.save.mkdir()
+                    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "none", str(job.save)]
+                    mounted = subprocess.run(mount, check=False).returncode == 0
+                    if not mounted:
+                        return ["skipped: no file system can be mounted here"]
+                wrong = self.suffer(cell, job)
+                if not wrong and mounted:
+                    (job.save / "filler").unlink()
+                wrong = wrong or self.resume(job)
+            except (TimeoutError, FileNotFoundError) as error:
+                wrong.append(f"{error}: {job.said()[-1000:]}")
+            finally:
+                job.end()
+                if mounted:
+                    subprocess.run(["umount", "-l", str(job.save)], check=False)
+                if cell.across_hosts():
+                    subprocess.run([HOSTS, "cable", f"host{cell.ranks}", "in"], check=False)
+                    subprocess.run([HOSTS, "rate", "none"], check=False)
+        return wrong
+
+    def suffer(self, cell: Cell, job: Job) -> list[str]:
+        """A training with the fault."""
+        if cell.fault.startswith("data set"):
+            shutil.copytree(self.common / "set", job.folder / "set")
+            job.base[job.base.index("--data") + 1] = str(job.folder / "set")
+        prefix: list[str] = []
+        if cell.fault == "out of memory" and cell.moment == "start":
+            prefix = ["bash", "-c", 'ulimit -v 60000; exec "$@"', "limit"]
+        elif cell.fault in CLOCKS:
+            prefix = ["env", f"LD_PRELOAD={self.clock}", f"GYRE_FAULTS_FORWARD={job.folder}/forward",
+                      f"GYRE_FAULTS_BACK={job.folder}/back"]  # fmt: skip
+        elif cell.fault == "link 100 times slower":
+            subprocess.run([HOSTS, "rate", "1gbit"], check=True)
+        flags = ["--save", str(job.save), "--save-every", "1", "--metrics", str(job.log)]
+        job.start(cell.ranks, cell.transport, flags, cell.across_hosts(), PAUSE_MS, prefix)
+        pids = job.pids(cell.ranks)
+        if prefix == [] or cell.fault in CLOCKS:
+            reach(job, cell, pids)
+        befall(cell, job, pids)
+        wanted = expected(cell)
+        stopped = pids[-1] if cell.fault == "SIGSTOP" and cell.ranks > 1 else 0
+        begin = time.monotonic()
+        code = job.wait(wanted.seconds + BUSY, but=stopped if cell.transport == "Gloo" else 0)
+        took = time.monotonic() - begin
+        if stopped:  # a stopped process cannot end by itself
+            kill(stopped, signal.SIGCONT)
+        wrong = []
+        if code is None and cell.transport == "MPI" and "PMIX ERROR" in job.said() and cell.moment == "start":
+            # Open MPI 4.1's mpirun sometimes stays if a rank ends while MPI starts.
+            job.processes[0].kill()
+            shutil.rmtree(job.tmp)
+            job.tmp.mkdir()
+        elif code is None:
+            wrong.append(f"has not ended after {took:.0f} s")
+        elif code not in wanted.codes if wanted.codes else code == 0:
+            wrong.append(f"exit code {code}, not {wanted.codes or 'another than 0'}")
+        if not re.search(wanted.says, job.said()):
+            wrong.append(f"does not say '{wanted.says}'")
+        left = job.ranks_left if cell.across_hosts() else job.left
+        try:
+            until(lambda: not left(), "an end of all processes", TIMEOUT + BUSY)
+        except TimeoutError:
+            wrong.append(f"processes are left: {[f'{pid} {name_of(pid)}' for pid in left()]}")
+        job.end()
+        if files := list(job.tmp.iterdir()):
+            wrong.append(f"left in TMPDIR: {[path.name for path in files]}")
+        return [*wrong, job.said()[-2000:]] if wrong else []
+
+    def resume(self, job: Job) -> list[str]:
+        wrong = []
+        job.base[job.base.index("--data") + 1] = str(self.common / "set")
+        job.output.unlink()
+        resumes = (job.save / "last.safetensors").exists()
+        job.start(2, "MPI", ["--save", str(job.save), *(["--resume", str(job.save)] if resumes else ["--overwrite"])])
+        if job.wait(120) != 0:
+            wrong.append("does not resume: " + job.said()[-1000:])
+        for file in ("last.safetensors", "best.safetensors"):
+            if not same(job.save / file, self.whole / file):
+                wrong.append(f"{file} has other bytes than that of a training without a fault")
+        return wrong + [f"a draft is left: {path.name}" for path in job.save.glob("*.gyre.*")]
+
+
+def cells() -> list[Cell]:
+    moments = {**dict.fromkeys(FAULTS, MOMENTS), **dict.fromkeys((*FILES, "disk full"), LATER)}
+    return [
+        Cell(fault, moment, ranks, transport)
+        for fault in FAULTS
+        for moment in moments[fault]
+        for ranks in ((2, 4) if fault in LINKS else (1, 2, 4))
+        for transport in ("MPI", "Gloo")
+    ]
+
+
+def write_table(path: pathlib.Path, results: dict[Cell, str]) -> None:
+    """A row for each fault: what is expected, and how many cells of each moment were so."""
+    rows = ["| fault | what gyre does | " + " | ".join(MOMENTS) + " |", "|---" * (2 + len(MOMENTS)) + "|"]
+    for fault in FAULTS:
+        row = []
+        for moment in MOMENTS:
+            of = [result for cell, result in results.items() if cell.fault == fault and cell.moment == moment]
+            row.append(f"{of.count('ok')} of {len(of)}" if of else "")
+        words = dict.fromkeys(expected(cell).words for cell in results if cell.fault == fault)
+        rows.append(f"| {fault} | {'; '.join(words)} | {' | '.join(row)} |")
+    good = list(results.values()).count("ok")
+    rows += ["", f"{good} of {len(results)} cells, {datetime.date.today()}, {os.cpu_count()} processors, "
+             + subprocess.run(["mpirun", "--version"], capture_output=True, text=True, check=True).stdout.split("\n")[0]
+             + "."]  # fmt: skip
+    text = path.read_text()
+    begin, end = "<!-- faults: begin -->\n", "<!-- faults: end -->\n"
+    before, after = text.split(begin)[0], text.split(end)[1]
+    path.write_text(before + begin + "\n".join(rows) + "\n" + end + after)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("build", type=pathlib.Path)
+    parser.add_argument("--all", action="store_true")
+    parser.add_argument("--only", default="")
+    parser.add_argument("--jobs", type=int, default=3)
+    parser.add_argument("--table", type=pathlib.Path)
+    options = parser.parse_args()
+    # On host1 of four, in namespaces of their own, which end with whatever is left in them.
+    if "GYRE_HOSTS" not in os.environ:
+        made = subprocess.run([HOSTS, "4", "true"], capture_output=True, text=True, check=False)
+        if made.returncode == 0:
+            arguments = [str(path.resolve()) if path else "" for path in (options.build, options.table)]
+            again = [arguments[0], "--only", options.only, "--jobs", str(options.jobs)]
+            again += ["--all"] if options.all else []
+            again += ["--table", arguments[1]] if options.table else []
+            os.execv(HOSTS, [HOSTS, "4", sys.executable, __file__, *again])
+        print(f"skipped: links' faults: {made.stderr.strip()}")
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs ignore it, and what they start as well
+    os.environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
+    os.environ["GYRE_SECRET"] = os.urandom(32).hex()  # of ranks without MPI on several hosts
+    short = {f"{fault}/{rest}" for fault, rest in zip(FAULTS, SHORT, strict=True)}
+    chosen = [cell for cell in cells() if options.only in str(cell) and (options.all or str(cell) in short)]
+    if "GYRE_HOSTS" not in os.environ:
+        chosen = [cell for cell in chosen if not cell.across_hosts()]
+    results: dict[Cell, str] = {}
+    printing = threading.Lock()
+    with tempfile.TemporaryDirectory(prefix="f-") as name:
+        checks = Checks(pathlib.Path(name), str(options.build.resolve() / "gyre"))
+
+        def run(cell: Cell) -> None:
+            begin = time.monotonic()
+            wrong = checks.run(cell)
+            results[cell] = "ok" if not wrong else "skipped" if wrong[0].startswith("skipped") else "FAILED"
+            with printing:
+                print(f"{str(cell):44} {results[cell]} {time.monotonic() - begin:6.1f} s", flush=True)
+                for line in wrong:
+                    print("    " + line.replace("\n", "\n    "), flush=True)
+
+        with concurrent.futures.ThreadPoolExecutor(options.jobs) as pool:
+            list(pool.map(run, (cell for cell in chosen if not cell.across_hosts())))
+        for cell in chosen:
+            if cell.across_hosts():
+                run(cell)
+    results = {cell: results[cell] for cell in chosen}
+    if options.table:
+        write_table(options.table, results)
+    failed = list(results.values()).count("FAILED")
+    print(f"{len(results)} cells, {failed} failed")
+    return 1 if failed or not results else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
