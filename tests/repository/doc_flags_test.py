@@ -25,7 +25,7 @@ OPTION = re.compile(r"(?<![\w-])--[a-zA-Z][\w-]*")
 THEIRS = {
     "torchrun, accelerate": "--no-python --no_python --nproc-per-node --use-env --multi_gpu --num_processes --standalone --nnodes",
     "mpirun, Slurm": "--allow-run-as-root --host --map-by --bind-to --mca --mpi --oversubscribe "
-                     "--job-name --ntasks --ntasks-per-node --gpus-per-task --cpus-per-task --time --signal --requeue --open-mode",
+                     "--job-name --ntasks --ntasks-per-node --gpus-per-task --cpus-per-task --time --signal --requeue --open-mode --array",
     "git, cmake, ctest, apt, nvcc": "--preset --target --build --rm --gpus --depth --fmad --stat --install "
                                      "--prefix --component --no-install-recommends",
 }
