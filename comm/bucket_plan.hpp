@@ -19,7 +19,7 @@ enum class Route {
 // Elements [begin, end) of the gradient buffer.
 struct Bucket {
     std::int64_t begin, end;
-    // Each rank gets the sums of so many elements alone, and the bucket has [ranks][share_elems].
+    // Each rank gets the sums of only so many elements, and the bucket has [ranks][share_elems].
     // 0: every rank gets all sums.
     std::int64_t share_elems = 0;
     Route route = Route::library;
@@ -44,7 +44,7 @@ constexpr std::int64_t kMostParts = 1024;
 // are the offsets at which parameters begin, ascending from 0; the last extends to the end.
 // Neighbouring tensors share a bucket until it has bucket_bytes; a tensor of more than twice as
 // much is split, at multiples of 16 elements, so that one part is on its way while the next is
-// added up or updated. What lies at and after `apart` (nullopt: nothing) has a bucket of its own,
+// added up or updated. What is at and after `apart` (nullopt: nothing) has a bucket of its own,
 // and so has each of `factored`, ascending ranges of whole tensors, with Route::factors.
 std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
                                  std::int64_t total_elems, std::int64_t bucket_bytes,
@@ -56,7 +56,7 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
 std::vector<Bucket> share_out(const std::vector<Bucket>& buckets, int ranks,
                               std::int64_t least_bytes);
 // The ranges of [0, elems) that a rank updates, ascending: all but the others' shares. Its own
-// shares alone are shared().
+// only shares are shared().
 std::vector<Bucket> updated_by(int rank, std::vector<Bucket> buckets, std::int64_t elems);
 // bucket_bytes for --bucket-kib auto: a sixteenth of the gradients, between 16 KiB (below which a
 // message costs its latency, whatever its size) and 4 MiB (beyond which a bucket gains nothing).

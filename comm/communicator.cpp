@@ -51,7 +51,7 @@ Error internal_error(const std::exception& other) {
                 "out of memory; use a smaller batch, model or data set, or fewer ranks on this "
                 "host"};
     }
-    // What the standard library throws for a thread that does not start.
+    // The standard library throws this for a thread that does not start.
     const auto* const failed = dynamic_cast<const std::system_error*>(&other);
     if (failed != nullptr && failed->code() == std::errc::resource_unavailable_try_again) {
         return {ExitCode::internal,

@@ -107,10 +107,10 @@ struct ManifestEntry {
 // differs, naming the entry, both values and the rank.
 void require_same_manifest(Communicator& comm, const std::vector<ManifestEntry>& entries);
 
-// An exception that is no Error: a bug, or too little memory.
+// An exception that is not an Error: a bug, or too little memory.
 Error internal_error(const std::exception& other);
 
-// Calls work() on every rank and goes on only if it succeeded on all of them. Otherwise every rank
+// Calls work() on every rank and returns only if it succeeded on all of them. Otherwise every rank
 // throws the Error of the lowest rank that failed, so that it is printed once and no rank is left
 // waiting for another.
 void agree(Communicator& comm, const std::function<void()>& work);

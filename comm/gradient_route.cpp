@@ -66,7 +66,7 @@ class FixedOrderRoute final : public GradientRoute {
         return {
             .kind = Collective::Kind::all_gather, .data = row(bucket, 0), .count = bucket.elems()};
     }
-    // The own gradients already lie where the sum is to be, so each level adds the sum of the
+    // The own gradients are already where the sum is to be, so each level adds the sum of the
     // neighbouring subtree to them. Both neighbours then have the same bits, as a + b is b + a.
     void unpack(const Bucket& bucket) override {
         const Bucket summed = bucket.summed_by(rank_);

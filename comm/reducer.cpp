@@ -236,7 +236,7 @@ Reducer::Captured Reducer::capture(const std::function<void()>& calls) {
         failure = std::current_exception();
     }
     capturing_ = false;
-    // Nothing has run: these were no steps, and their requests cannot be waited for.
+    // Nothing has run: these were not steps, and their requests cannot be waited for.
     step_ = number;
     for (auto step = steps_.begin() + before; step != steps_.end(); ++step) {
         for (Operation& operation : step->operations) {
@@ -314,7 +314,7 @@ Reducer::Times Reducer::synchronize_step() {
         step.graph->wait();  // before that, its events may still be those of an earlier launch
     }
     for (std::size_t i = 0; i < step.operations.size(); ++i) {
-        // First, what the rank itself computed: the request's wait is for the other ranks alone.
+        // First, what the rank itself computed: the request's wait is only for the other ranks.
         device_.synchronize(step.events.operations[i].ready);
         step.operations[i].request->wait();
     }

@@ -1,6 +1,6 @@
 // Sums gradients over the ranks, bucket by bucket, while the backward pass still runs.
 //
-// The gradients of a net lie in one buffer, in the order of the layers; the backward pass finishes
+// The gradients of a net are in one buffer, in the order of the layers; the backward pass finishes
 // them from the end. A bucket is a contiguous piece of that buffer, and its reduction starts as
 // soon as everything in it is final, by the route that its plan gives it. Where the communicator
 // cannot use the device's memory, what travels is copied to the host's during the backward pass,

@@ -82,7 +82,7 @@ const Launcher* find_launcher() {
 int parse_port(const std::string& text, const std::string& where) {
     const std::optional<int> port = parse_int(text);
     if (!port || *port < 1 || *port > 65535) {
-        throw usage_error(fmt::format("{}: '{}' is no port (1 to 65535)", where, text));
+        throw usage_error(fmt::format("{}: '{}' is not a port (1 to 65535)", where, text));
     }
     return *port;
 }

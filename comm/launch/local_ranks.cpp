@@ -325,7 +325,7 @@ void LocalRanks::end_the_rest() {
     if (seconds_since(*failed_) < kGraceSeconds * (urged_ + 1)) {
         return;
     }
-    fmt::print(stderr, "gyre launch: ranks go on {:.0f} s after one failed: {}\n",
+    fmt::print(stderr, "gyre launch: ranks still run {:.0f} s after one failed: {}\n",
                seconds_since(*failed_), urged_ == 0 ? "told to end" : "killed");
     for (Rank& rank : ranks_) {
         rank.told = true;

@@ -117,7 +117,7 @@ std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const 
                                             int rank);
 
 // The communicator that options and environment ask for. The alarm, where there are several ranks,
-// goes on watching until it is stopped; without one, the start is watched until this returns.
+// continues to watch until it is stopped; without one, the start is watched until this returns.
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, StartAlarm& alarm);
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options);
 

@@ -63,7 +63,7 @@ std::string read_private(const std::string& path) {
     const ssize_t bytes = known ? read(file, text.data(), text.size()) : -1;
     close(file);
     if (bytes < 0) {
-        throw fail("it is no file that can be read");
+        throw fail("it is not a file that can be read");
     }
     if ((facts.st_mode & 0077) != 0) {
         throw fail("others may read or write it; run chmod 600 on it");

@@ -21,7 +21,7 @@ class Secret {
     Secret() = default;
     // `bytes`: kBytes of them.
     explicit Secret(const std::string& bytes);
-    // What GYRE_SECRET has, 64 hexadecimal digits, or else the file that GYRE_SECRET_FILE names,
+    // Reads GYRE_SECRET, 64 hexadecimal digits, or else the file that GYRE_SECRET_FILE names,
     // which nobody but its owner may read; none if neither is set. Throws usage_error.
     static Secret of_environment();
 

@@ -120,7 +120,7 @@ ProcessState state_of_process(int process) {
     if (kill(process, 0) != 0 && errno == ESRCH) {
         return ProcessState::gone;
     }
-    // The state stands after the name, which may contain anything, in parentheses.
+    // The state follows the name, which may contain anything, in parentheses.
     const std::string stat = read_all(fmt::format("/proc/{}/stat", process));
     const std::size_t name_end = stat.rfind(')');
     const char state =

@@ -28,7 +28,7 @@ struct Numeric {
 };
 Numeric numeric(const sockaddr* address, socklen_t length);
 
-// Whether only this host's processes reach it.
+// Returns true if only this host's processes reach it.
 bool is_loopback(const sockaddr* address);
 
 }  // namespace gyre::comm

@@ -106,13 +106,14 @@ void TcpServer::gone(const Client& client) {
 
 void TcpServer::warn(const Client& client) {
     if (++dropped_ <= kMostWarnings) {
-        fmt::print(stderr,
-                   "gyre: rank 0 has dropped a connection from {}, which {}; the start goes on{}\n",
-                   client.address,
-                   client.forged             ? "does not know this job's secret"
-                   : client.received.empty() ? "said nothing"
-                                             : "is not gyre's",
-                   dropped_ == kMostWarnings ? " (others are dropped in silence)" : "");
+        fmt::print(
+            stderr,
+            "gyre: rank 0 has dropped a connection from {}, which {}; the start continues{}\n",
+            client.address,
+            client.forged             ? "does not know this job's secret"
+            : client.received.empty() ? "said nothing"
+                                      : "is not gyre's",
+            dropped_ == kMostWarnings ? " (others are dropped in silence)" : "");
     }
 }
 

@@ -57,7 +57,7 @@ class TcpServer {
     void limit_strangers(std::vector<Client>& clients);
     void gone(const Client& client);
     void warn(const Client& client);
-    // Returns false if the client has gone, is no gyre, or does not know the secret.
+    // Returns false if the client has gone, is not gyre, or does not know the secret.
     bool answer(Client& client);
     bool receive_from(Client& client);
     std::string handle(Client& client, const std::string& request);

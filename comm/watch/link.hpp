@@ -30,7 +30,7 @@ class Link {
     int fd() const { return socket_.fd(); }
     void close() { socket_.close(); }
 
-    // What seals the messages from now on.
+    // Seals the messages from now on.
     void set_seal(const Seal& seal) { seal_ = seal; }
     // Messages that were dropped, as the other side had not made them, or not now.
     int foreign() const { return foreign_; }

@@ -14,7 +14,7 @@ namespace {
 constexpr double kConnectSeconds = 5.0;
 constexpr double kSilentSeconds = 3.0;  // a rank silent for longer counts as not answering
 
-// What a rank begins with is sealed alike for all ranks; what follows, for each rank apart.
+// A rank's first message is sealed alike for all ranks; what follows, for each rank separately.
 Seal hello_seal(const Secret& secret, bool root) {
     return {secret, "watchdog", root};
 }

@@ -96,7 +96,7 @@ TEST_CASE("a secret comes from the environment, or from a file that only its own
     expect_error(ExitCode::usage, {path, "64 hexadecimal digits"},
                  [] { Secret::of_environment(); });
     setenv("GYRE_SECRET_FILE", dir.path().c_str(), 1);
-    expect_error(ExitCode::usage, {"it is no file"}, [] { Secret::of_environment(); });
+    expect_error(ExitCode::usage, {"it is not a file"}, [] { Secret::of_environment(); });
     setenv("GYRE_SECRET", std::string(64, 'B').c_str(), 1);  // counts before the file
     CHECK(Secret::of_environment().bytes() == Secret(std::string(32, '\xbb')).bytes());
     for (const std::string bad : {"", "abc", "gg"}) {

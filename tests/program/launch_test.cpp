@@ -318,7 +318,7 @@ TEST_CASE("flags that do not say enough, or contradict each other, are usage err
     refuse("--init-method tcp://localhost:4000 --rank 2 --world-size 2", {"rank 2 of 2"});
     refuse("--init-method tcp://localhost --rank 0 --world-size 2", {"tcp://192.0.2.1:22225"});
     refuse("--init-method tcp://::1:4000 --rank 0 --world-size 2", {"brackets"});
-    refuse("--init-method tcp://localhost:port --rank 0 --world-size 2", {"'port' is no port"});
+    refuse("--init-method tcp://localhost:port --rank 0 --world-size 2", {"'port' is not a port"});
     refuse("--init-method file://job --rank 0 --world-size 2", {"full path"});
     refuse("--init-method udp://localhost:4000", {"--init-method", "udp"});
     refuse("--comm mpi --init-method tcp://localhost:4000", {"--comm mpi"});
