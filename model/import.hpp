@@ -13,7 +13,7 @@ namespace gyre::model {
 struct ParameterMatch {
     // For each parameter the index of its tensor; the number of tensors if it has none.
     std::vector<std::size_t> tensors;
-    std::vector<std::string> remarks;  // what was not taken as it stood; none as a rule
+    std::vector<std::string> remarks;  // what was not taken as it was; none as a rule
 };
 
 // Layers whose names agree are taken as they are, after the prefixes that PyTorch's wrappers put

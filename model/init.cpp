@@ -23,7 +23,7 @@ void fill_normal(const RandomStream& stream, float deviation, std::vector<float>
         const Philox4 random = stream.group(0, static_cast<std::uint32_t>(i / 4));
         for (std::size_t j = 0; j < std::min<std::size_t>(4, values.size() - i); ++j) {
             const std::uint32_t* pair = random.word + j / 2 * 2;
-            // 1 - u lies in (0, 1].
+            // 1 - u is in (0, 1].
             const double radius = std::sqrt(-2.0 * std::log(1.0 - double{uniform01(pair[0])}));
             const double angle = kTwoPi * double{uniform01(pair[1])};
             values[i + j] = deviation * static_cast<float>(radius * (j % 2 == 0 ? std::cos(angle)

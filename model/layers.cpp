@@ -298,7 +298,7 @@ float Words::probability() {
     const std::string word = next("a probability");
     const auto value = number<float>(word);
     if (!value || !(*value >= 0.0f && *value <= 1.0f)) {
-        fail(fmt::format("'{}' is no probability between 0 and 1", word));
+        fail(fmt::format("'{}' is not a probability between 0 and 1", word));
     }
     return *value;
 }
@@ -317,7 +317,7 @@ std::string Words::name() {
     const std::string word = next("a name");
     for (const char c : word) {
         if (std::isalnum(static_cast<unsigned char>(c)) == 0 && c != '_' && c != '-') {
-            fail(fmt::format("'{}' is no name of letters, digits, - and _", word));
+            fail(fmt::format("'{}' is not a name of letters, digits, - and _", word));
         }
     }
     return word;

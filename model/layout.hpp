@@ -1,4 +1,4 @@
-// The pass that lets operations which follow each other agree on what lies between them
+// The pass that lets operations which follow each other agree on what is between them
 // (kernels/ops/specs.hpp), where the backend has both: convolutions on channels-last activations,
 // linear layers on gradients before a ReLU.
 #pragma once

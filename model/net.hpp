@@ -43,10 +43,10 @@ struct BackwardHooks {
     FunctionRef<void(std::int64_t begin, std::int64_t end)> updated = {};
 };
 
-// Memory. Parameters lie in one flat buffer, each beginning at a multiple of kAlignElems; gradients
+// Memory. Parameters are in one flat buffer, each beginning at a multiple of kAlignElems; gradients
 // in another with the same offsets, followed by the StepStats, which travels with them through the
 // reduction: the step's loss and other sums. The padding is always zero. Activations, what
-// operations save for the backward pass and gradients of activations lie in one arena, planned by
+// operations save for the backward pass and gradients of activations are in one arena, planned by
 // liveness (memory_plan.hpp), which training and evaluation passes share.
 class Net {
  public:
@@ -80,7 +80,7 @@ class Net {
     const Shape& input_shape() const { return input_shape_; }
     // As they run: fused where the backend offers it.
     const std::vector<Node>& nodes() const { return graph_.nodes; }
-    // Where the parameters of a node that has some lie in the flat buffers, with their padding.
+    // Where the parameters of a node that has some are in the flat buffers, with their padding.
     struct FlatRange {
         std::int64_t begin, end;
     };

@@ -1,7 +1,7 @@
-// Where a net's activations lie: which values share memory, how long each is needed, and the
+// Where a net's activations are: which values share memory, how long each is needed, and the
 // pointers that the operations get.
 //
-// Time: node i runs forward at i and backward at 2N - i; the loss lies between, at N.
+// Time: node i runs forward at i and backward at 2N - i; the loss is between, at N.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -29,7 +29,7 @@ struct Net::Plan {
     std::vector<Lifetime> values, values_in_evaluation, gradients, saved;
     std::vector<std::size_t> value_at, value_in_evaluation_at, gradient_at, saved_at;
 
-    // Where a value lies: a storage, or the net's input.
+    // Where a value is: a storage, or the net's input.
     int storage_of(int value) const {
         return value == Node::kInput ? value : value_storage[static_cast<std::size_t>(value)];
     }

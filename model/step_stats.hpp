@@ -11,7 +11,7 @@ struct StepStats {
     float loss = 0.0f;     // Net::loss() writes these two: scale * sum of losses,
     float correct = 0.0f;  // and the number of images that are classified correctly
     float stop = 0.0f;     // ranks that want to stop
-    // FiniteCheck's word. 0 until the reduction is over, as an integer is no term of a sum of
+    // FiniteCheck's word. 0 until the reduction is over, as an integer is not a term of a sum of
     // floats; whoever has read another value sets it back.
     std::int32_t not_finite = 0;
     // Written after the reduction if the loss is scaled: the scale of the next step, and whether

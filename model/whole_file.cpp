@@ -34,7 +34,8 @@ int open_alone(const std::filesystem::path& path) {
         struct stat own = {}, there = {};
         if (locked && fstat(descriptor, &own) == 0 && stat(path.c_str(), &there) == 0 &&
             own.st_ino == there.st_ino && own.st_dev == there.st_dev) {
-            if (own.st_nlink > 1) {  // a killed job had given it its name: it is no draft any more
+            if (own.st_nlink >
+                1) {  // a killed job had given it its name: it is not a draft any more
                 unlink(path.c_str());
                 close(descriptor);
                 continue;
@@ -101,7 +102,7 @@ void write_whole_file(const std::vector<std::filesystem::path>& names,
         struct stat there = {};
         if (stat(name.c_str(), &there) == 0 && !S_ISREG(there.st_mode)) {
             throw input_error(fmt::format(
-                "{}: {} cannot go there: that is no regular file, and stays as it is; give the "
+                "{}: {} cannot go there: that is not a regular file, and stays as it is; give the "
                 "path of a file",
                 name.string(), what));
         }

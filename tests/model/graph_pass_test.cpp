@@ -153,7 +153,7 @@ TEST_CASE("model files: residual connections name values, add them and go on fro
                   {"line 6", "nothing uses"});
     expect_error(ExitCode::bad_input, {"line 1", "a name is missing", "as NAME"},
                  [] { parse_model("as\n", "mine"); });
-    expect_error(ExitCode::bad_input, {"line 1", "'a+b' is no name"},
+    expect_error(ExitCode::bad_input, {"line 1", "'a+b' is not a name"},
                  [] { parse_model("as a+b\n", "mine"); });
 }
 

@@ -102,5 +102,5 @@ TEST_CASE("a configuration that is none is refused, with its line") {
           first + nested.path + ", line 1: a file cannot name another");
     CHECK(refusal({"train", "--config", "mnist9"}).ends_with("; did you mean mnist99?"));
     CHECK(refusal({"train", "--config", value.dir.path().string()})
-              .find("no file that can be read") != std::string::npos);
+              .find("not a file that can be read") != std::string::npos);
 }

@@ -405,8 +405,8 @@ TEST_CASE("--config has flags in TOML, which the command line overrides and the 
     CHECK(losses("--epochs 1 --config=" + config) == losses("--epochs 1 --lr 0.25 --no-dropout"));
     const std::string sections = write(set.file("d.ini"), "[train]\nepochs=1\n");
     CHECK(losses("--config " + sections) == losses("--epochs 1"));
-    set.refuse("--config " + set.file("none"), 2, "is no file that can be read");
-    set.refuse("--config " + set.dir.path().string(), 2, "is no file that can be read");
+    set.refuse("--config " + set.file("none"), 2, "is not a file that can be read");
+    set.refuse("--config " + set.dir.path().string(), 2, "is not a file that can be read");
     // A file without an end, or all but one, is read no further than a person writes.
     const std::string zeros = write(set.file("zeros"), "");
     std::filesystem::resize_file(zeros, 2 << 20);
@@ -549,12 +549,12 @@ TEST_CASE("gyre plot draws what --metrics wrote, and names a line that is none")
         CHECK(count_of(outcome.output, part) == 1);
     };
     const std::string bad = write(set.file("bad"), "{\"epoch\":1}\nx\n");
-    plot(bad + " -o " + set.file("x.svg"), 3, bad + ", line 2: that is no line");
+    plot(bad + " -o " + set.file("x.svg"), 3, bad + ", line 2: that is not a line");
     const std::string zeros = write(set.file("zeros"), "");
     std::filesystem::resize_file(zeros, 2 << 20);
-    plot(zeros + " -o " + set.file("x.svg"), 3, zeros + ", line 1: that is no line");
+    plot(zeros + " -o " + set.file("x.svg"), 3, zeros + ", line 1: that is not a line");
     write(set.file("long"), "{\"epoch\":1,\"step\":1}" + std::string(100000, ' '));
-    plot(set.file("long") + " -o " + set.file("x.svg"), 3, "long, line 1: that is no line");
+    plot(set.file("long") + " -o " + set.file("x.svg"), 3, "long, line 1: that is not a line");
     plot(set.file("none") + " --output " + set.file("x.svg"), 3, "no file with lines");
     plot(jsonl + " -o " + set.file("x.pdf"), 2, "must end in .svg or .png");
     plot(jsonl + " -o " + set.file("no/x.svg"), 3, "there is no folder");

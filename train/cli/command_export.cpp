@@ -16,8 +16,8 @@
 namespace gyre::train {
 namespace {
 
-// The file that links lead to, so that they stay and it is written. What is no file stays the path,
-// as /dev/stdout does.
+// The file that links lead to, so that they stay and it is written. What is not a file stays the
+// path, as /dev/stdout does.
 std::filesystem::path without_links(std::filesystem::path path) {
     constexpr int kMostLinks = 40;  // Linux follows as many
     std::error_code error;

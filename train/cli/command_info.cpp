@@ -128,7 +128,7 @@ void print_weights(const std::string& path) {
     fmt::print("{:<18} {} in {} tensors\n", "values", elems, file.tensors.size());
 }
 
-// What the manual page, the completions and docs/cli.md are made from (scripts/reference.py).
+// The manual page, the completions and docs/cli.md are made from this (scripts/reference.py).
 void print_commands() {
     Options options;  // with the defaults
     nlohmann::ordered_json all;

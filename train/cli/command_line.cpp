@@ -79,12 +79,13 @@ const TutorialFlag* find_tutorial_flag(const std::string& flag) {
             message += other == command ? "" : " " + other;
         }
     } else {
-        message = fmt::format("'{}' is no subcommand ({}){}", word, all, did_you_mean(word, names));
+        message =
+            fmt::format("'{}' is not a subcommand ({}){}", word, all, did_you_mean(word, names));
     }
     throw usage_error(fmt::format("{} ({})", message, help_hint(app, given)));
 }
 
-// torch.distributed.launch passes each process its place, which stands in the environment too: how
+// torch.distributed.launch passes each process its place, which is in the environment too: how
 // many words are not needed from `at` on.
 std::size_t repeats_environment(const std::vector<std::string>& given, std::size_t at) {
     const char* local_rank = std::getenv("LOCAL_RANK");

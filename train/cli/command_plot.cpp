@@ -90,7 +90,7 @@ std::vector<Row> read_rows(const std::string& path) {
             }
         } catch (const std::exception&) {
             throw input_error(fmt::format(
-                "{}, line {}: that is no line of gyre train --metrics; give such a file", path,
+                "{}, line {}: that is not a line of gyre train --metrics; give such a file", path,
                 number));
         }
     }

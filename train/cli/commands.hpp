@@ -44,7 +44,7 @@ struct Command {
     std::vector<Setting> flags;
     // How its ranks meet and wait for each other; null: they wait for nothing for long.
     const LaunchSpec* launch = nullptr;
-    bool collective = false;                     // otherwise rank 0 alone runs it
+    bool collective = false;                     // otherwise only rank 0 runs it
     std::function<ExitCode(Communicator&)> run;  // null: it starts ranks, and is none
 };
 std::vector<Command> commands(Options& options);

@@ -46,8 +46,9 @@ std::string text_of(const std::string& config) {
     const auto text = model::read_text(config, why);
     if (!text) {
         throw usage_error(fmt::format(
-            "{}: {} is no file that can be read ({}), and no name of a configuration ({}){}", kFlag,
-            config, why, fmt::join(config_names(), ", "), did_you_mean(config, config_names())));
+            "{}: {} is not a file that can be read ({}), nor a name of a configuration ({}){}",
+            kFlag, config, why, fmt::join(config_names(), ", "),
+            did_you_mean(config, config_names())));
     }
     return *text;
 }
@@ -57,12 +58,12 @@ std::string flag_of(const std::string& word) {
     return word.starts_with("--") ? word.substr(0, word.find('=')) : std::string{};
 }
 
-// A setting from a file, as a word, with where it stands there.
+// A setting from a file, as a word, with its place there.
 struct FileFlag {
     std::string word, where;
 };
 
-// Where the line stands that gives a setting.
+// The place of the line that gives a setting.
 std::string place_of(const std::string& key, const std::string& config, const std::string& text) {
     std::istringstream lines(text);
     int number = 0;

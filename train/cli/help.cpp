@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kHelpColumns = 80, kIndent = 28;
 
-// The text in lines that begin at the column kIndent, after what stands before it.
+// The text in lines that begin at the column kIndent, after what is before it.
 std::string beside(const std::string& head, const std::string& text) {
     std::vector<std::string> words;
     std::istringstream in(text);

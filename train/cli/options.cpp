@@ -66,7 +66,7 @@ Setting quantity(std::string name, double& field, const char* unit,
 Setting compute_setting(std::vector<double>& field) {
     Setting row = numbers("compute-ms", field, {.least = 1e-9},
                           "Milliseconds of the forward and backward pass and, optionally, of the "
-                          "update, in place of measuring them here");
+                          "update, instead of measuring them here");
     row.max_words = 3;
     row.set = [read = row.set, &field](const std::string& text) {
         std::string problem = read(text);

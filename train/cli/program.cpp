@@ -156,7 +156,7 @@ int Program::run() {
     const bool launches = !typed_.empty() && typed_.front() == "launch";
     const std::vector<std::string> command = launches ? split_launch() : std::vector<std::string>{};
     parse();
-    if (launches) {  // this process is no rank
+    if (launches) {  // this process is not a rank
         comm_ = make_single_communicator();
         answer();
         return answered_ ? 0 : run_launch(options_.launch, command);

@@ -18,7 +18,7 @@ constexpr std::string_view kStepSchedule =
     "--lr-schedule step --lr-step-size 1 --lr-gamma G : times G after every epoch";
 constexpr std::string_view kSchedules =
     "--lr-schedule constant, step, cosine or one-cycle; it follows every step, not every epoch";
-constexpr std::string_view kResume = "--save DIR, and --resume DIR to go on";
+constexpr std::string_view kResume = "--save DIR, and --resume DIR to continue";
 constexpr std::string_view kNarrow = "--precision bf16, or fp16, whose loss is scaled";
 
 constexpr TutorialFlag kTutorialFlags[] = {
