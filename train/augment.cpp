@@ -64,7 +64,7 @@ std::string read_augment(const std::string& text, AugmentSpec& spec) {
             return problem;
         }
         if (!seen.insert(item.substr(0, item.find_first_of("0123456789"))).second) {
-            return fmt::format("'{}' stands there twice", item);
+            return fmt::format("'{}' is there twice", item);
         }
     }
     spec = read;

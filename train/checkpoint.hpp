@@ -1,4 +1,4 @@
-// A training on disk, from which it goes on to the last bit: one safetensors file with the weights
+// A training on disk, from which it resumes to the last bit: one safetensors file with the weights
 // under the names of PyTorch's state_dict, the optimiser's state as `optimizer.NAME`
 // (Optimizer::export_state), and metadata. docs/checkpoints.md describes it.
 #pragma once
@@ -44,29 +44,29 @@ inline const Values kFacts = {{"communicator", "the communicator"},
 
 // The key of a checkpoint's identity in its metadata.
 constexpr const char* kSettingsKey = "gyre.settings";
-// Reads what stands there, JSON of any schema so far. Throws std::exception.
+// Reads what is there, JSON of any schema so far. Throws std::exception.
 Identity parse_identity(const std::string& json);
 
 struct Checkpoint {
-    TensorFile weights;                 // with the metadata of those who read weights alone
+    TensorFile weights;                 // with the metadata of those who read only weights
     std::vector<HostTensor> optimizer;  // Optimizer::export_state()
     Cursor cursor;
     Identity identity;
 };
 
-// As it is written; a hash of all of it stands in the metadata.
+// As it is written; a hash of all of it is in the metadata.
 TensorFile checkpoint_file(Checkpoint checkpoint);
 
-// The file of a folder with which its training goes on.
+// The file of a folder from which its training resumes.
 std::filesystem::path last_checkpoint(const std::filesystem::path& folder);
 std::filesystem::path best_checkpoint(const std::filesystem::path& folder);
 // The files of --keep in a folder, by their steps.
 std::vector<std::filesystem::path> numbered_checkpoints(const std::filesystem::path& folder);
 
-// path: a file, or the folder of --save. Throws Error(bad_input) for what is no checkpoint, or is
-// damaged.
+// path: a file, or the folder of --save. Throws Error(bad_input) for a file that is not a
+// checkpoint, or is damaged.
 Checkpoint read_checkpoint(const std::filesystem::path& path);
-// Any safetensors file. Throws likewise for a checkpoint that is not what was written.
+// Any safetensors file. Throws Error(bad_input) for a checkpoint that is not what was written.
 TensorFile read_undamaged(const std::filesystem::path& path);
 // The same without an optimiser's state.
 TensorFile read_weights(const std::filesystem::path& path);
@@ -74,7 +74,7 @@ TensorFile read_weights(const std::filesystem::path& path);
 // Throws Error(bad_input), naming what differs, unless both are the same.
 void require_same(const Identity& saved, const Identity& now, const std::string& path);
 
-// Writes checkpoints beside the training, in a thread of its own, one after another.
+// Writes checkpoints during the training, in a thread of its own, one after another.
 class CheckpointWriter {
  public:
     // keep: how many numbered files stay in the folder, with those of earlier runs; 0: all that are
@@ -86,7 +86,7 @@ class CheckpointWriter {
     // step: of the training, counted over its epochs. last, best: what the file is. Returns when
     // the one before is on the disk; throws what went wrong with that.
     void write(Checkpoint&& checkpoint, std::int64_t step, bool last, bool best);
-    // Returns when all is on the disk; throws likewise.
+    // Returns when all is on the disk; throws what went wrong.
     void finish();
 
  private:

@@ -42,7 +42,7 @@ void open_folder(const CheckpointSpec& options) {
     }
     if (fs::exists(status) && !fs::is_directory(status)) {
         throw input_error(fmt::format(
-            "`save` {}: that is no folder, and stays as it is; give the path of a folder",
+            "`save` {}: that is not a folder, and stays as it is; give the path of a folder",
             options.save));
     }
     fs::create_directories(folder, error);
@@ -60,8 +60,8 @@ void open_folder(const CheckpointSpec& options) {
     for (const fs::path& file : files) {
         if (fs::exists(file, error)) {
             throw input_error(
-                fmt::format("`save` {}: {} is there, of another training; give `resume` {} to go "
-                            "on with it, `overwrite` to lose it, or another folder",
+                fmt::format("`save` {}: {} is there, of another training; give `resume` {} to "
+                            "continue it, `overwrite` to lose it, or another folder",
                             options.save, file.filename().string(), options.save));
         }
     }

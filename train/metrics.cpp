@@ -130,7 +130,7 @@ std::string scalars(const nlohmann::ordered_json& event) {
     return event_message(event.at("step").get<std::int64_t>(), text_field(5, values));
 }
 
-// What a line of a metrics file is about.
+// The subject of a line of a metrics file.
 struct Line {
     std::string event;
     std::int64_t epoch = 0, step = 0;
@@ -173,7 +173,7 @@ std::string tensorboard_record(const std::string& message) {
 std::ofstream open_lines(const char* option, const std::string& path, bool add) {
     if (!takes_lines(path)) {
         throw input_error(fmt::format(
-            "{} {}: that is no file, pipe or terminal; give the path of a file", option, path));
+            "{} {}: that is not a file, pipe or terminal; give the path of a file", option, path));
     }
     std::ofstream file(path, add ? std::ios::app : std::ios::trunc);
     if (!file) {

@@ -31,7 +31,7 @@ std::vector<Bucket> only_shared(std::vector<Bucket> buckets) {
     return buckets;
 }
 
-// What a setting says of the parameters whose names match a pattern.
+// A rule of a setting for the parameters whose names match a pattern.
 struct Group {
     const char* setting;
     std::string pattern;
@@ -39,7 +39,7 @@ struct Group {
     bool used = false;
 };
 
-// Those of `lr-scale` and `freeze`; of several that match, the last counts.
+// The rules of `lr-scale` and `freeze`; of several that match, the last counts.
 std::vector<Group> groups_of(const OptimizerSpec& spec) {
     std::vector<Group> groups;
     std::istringstream scales(spec.lr_scale), frozen(spec.freeze);

@@ -52,13 +52,13 @@ class Optimizer {
     const UpdateArgs* in_pass();
     void updated(std::int64_t begin, std::int64_t end);
 
-    // All that further steps build on beside the parameters, as host tensors: `step`, a scalar, the
-    // steps done so far, rounded to float32 as PyTorch's, with `step_rest`, what the rounding left
-    // (states without it have 0), and for each parameter, in its shape,
-    // the rule's states by PyTorch's names, such as NAME.exp_avg, and NAME.ema; of a scaled loss,
-    // scalars by the names of GradScaler's state, `scaler.scale` and `scaler._growth_tracker`, and
-    // `scaler.skipped`; of schedule plateau `scheduler.best`, `.num_bad_epochs`, `.falls`.
-    // Collective where updates are shared out: all ranks get all.
+    // All that further steps build on besides the parameters, as host tensors: `step`, a scalar,
+    // the steps done so far, rounded to float32 as PyTorch's, with `step_rest`, what the rounding
+    // left (states without it have 0), and for each parameter, in its shape, the rule's states by
+    // PyTorch's names, such as NAME.exp_avg, and NAME.ema; of a scaled loss, scalars by the names
+    // of GradScaler's state, `scaler.scale` and `scaler._growth_tracker`, and `scaler.skipped`; of
+    // schedule plateau `scheduler.best`, `.num_bad_epochs`, `.falls`. Collective where updates are
+    // shared out: all ranks get all.
     std::vector<HostTensor> export_state() const;
     // Calls body() with the moving average of the parameters in the net, frozen ones as they are,
     // if there is one; else with the net as it is. After next_steps(), and between steps.

@@ -16,7 +16,7 @@ namespace gyre::train {
 
 enum class UpdateRule { sgd, adam, adamw, lion, rmsprop };
 
-// What is known of a rule beside its formula.
+// The facts of a rule besides its formula.
 struct UpdateRuleFacts {
     std::string name;                        // of --optimizer
     Formula formula;                         // sgd's with momentum is sgd_momentum
@@ -25,7 +25,7 @@ struct UpdateRuleFacts {
     // Defaults.
     float learning_rate = 0.01f, weight_decay = 0.0f;
     std::array<float, 2> betas = {0.9f, 0.999f};
-    bool decoupled = false;  // the decay shrinks parameters, and is no part of the gradient
+    bool decoupled = false;  // the decay shrinks parameters, and is not part of the gradient
 };
 // In the order of UpdateRule.
 inline const std::vector<UpdateRuleFacts> kUpdateRules = {

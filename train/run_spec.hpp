@@ -34,7 +34,7 @@ struct BatchSpec {
 // Images of a step over all ranks.
 std::int64_t global_batch(const BatchSpec& spec, int ranks);
 
-// Large linear layers gather inputs and output gradients in place of reducing weights' gradients.
+// Large linear layers gather inputs and output gradients instead of reducing weights' gradients.
 // on: they do where that is fewer bytes; automatic: on CPU ranks where it is less than half as many
 // and some rank is on another host, on GPUs, wherever those are, where it is less than a quarter of
 // 16 MiB or more.
@@ -102,7 +102,7 @@ struct CheckpointSpec {
     SaveEvery every = {};
     int keep = 0;             // numbered checkpoints that stay
     bool overwrite = false;   // files of another training may be lost
-    std::string resume = {};  // folder or file to go on from; empty: a new training begins
+    std::string resume = {};  // folder or file to resume from; empty: a new training begins
 };
 
 // Steps of a training, counted from 1 over all epochs.
@@ -114,8 +114,8 @@ struct TraceSteps {
 // Reports of a training, for people and programs.
 struct ReportSpec {
     std::string metrics = {};  // file: rows if it ends in .csv, otherwise JSON lines; empty: none
-    std::string tensorboard = {};  // folder; likewise
-    std::string trace = {};        // file; likewise
+    std::string tensorboard = {};  // folder; empty: none
+    std::string trace = {};        // file; empty: none
     TraceSteps trace_steps = {};
     int log_interval = 100;       // steps
     std::int64_t check_sync = 0;  // steps between comparisons of the ranks' parameters; 0: none

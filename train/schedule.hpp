@@ -47,7 +47,7 @@ void check(const ScheduleSpec& spec);
 // The same schedule with all its lengths in steps, in a training of so many epochs.
 ScheduleSpec in_steps(ScheduleSpec spec, int epochs, std::int64_t epoch_steps);
 
-// What schedule plateau has seen: torch.optim.lr_scheduler.ReduceLROnPlateau with its defaults but
+// The state of schedule plateau: torch.optim.lr_scheduler.ReduceLROnPlateau with its defaults but
 // for factor, patience and min_lr. The values are float32s, so that files keep them as they are.
 struct Plateau {
     float best =

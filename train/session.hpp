@@ -52,7 +52,7 @@ class Session {
     // rank 0's state first, as statistics of a rank's own share differ.
     Evaluation evaluate(const DeviceImages& images);
 
-    // Collective. Begins anew with these buckets, as plan() makes them, and an optimiser that has
+    // Collective. Begins again with these buckets, as plan() makes them, and an optimiser that has
     // done no step; parameters stay.
     void restart(std::vector<Bucket> buckets) { restart(std::move(buckets), graph_steps_); }
     void restart(std::vector<Bucket> buckets, int graph_steps);
@@ -65,7 +65,7 @@ class Session {
     Net& net() { return *net_; }
     DeviceImages& images() { return *images_; }
     const StepProgram& program() const { return *program_; }
-    // These are made anew by restart().
+    // restart() makes these again.
     Optimizer& optimizer() { return *optimizer_; }
     Reducer& reducer() { return *reducer_; }
     Factors& factors() { return *factors_; }

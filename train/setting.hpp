@@ -35,7 +35,7 @@ struct Setting {
     OnResume on_resume = OnResume::must_match;
     std::string heading = {};                // in --help
     std::string letter = {};                 // the short flag
-    std::vector<std::string> excludes = {};  // settings that cannot be given beside this one
+    std::vector<std::string> excludes = {};  // settings that cannot be given with this one
     std::string short_for = {};  // the setting that this switch sets; it has no value of its own
     bool required = false;
     bool positional = false;  // given without a flag

@@ -170,10 +170,10 @@ std::vector<Setting> checkpoint_settings(RunSpec& run) {
             .of_rank_0(),
         save_every_setting(spec.every).may_change(),
         number("keep", spec.keep, {.least = 0},
-               "Keep so many checkpoints beside, as step-N.safetensors")
+               "Also keep the last N checkpoints, as step-N.safetensors")
             .may_change(),
         path("resume", spec.resume, "DIR|FILE",
-             "Go on with the training that was saved here, to the last bit: the folder of `save`, "
+             "Resume the training that was saved here, to the last bit: the folder of `save`, "
              "or a file in it")
             .of_rank_0(),
         toggle("overwrite", spec.overwrite, "`save` may write over another training's files")

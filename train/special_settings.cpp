@@ -110,7 +110,8 @@ Setting class_weights_setting(LossSpec& field) {
 Setting augment_setting(AugmentSpec& field) {
     return custom(
         "augment", "LIST",
-        "Change training images, anew in every epoch: any of shiftN and cropN (up to N pixels; the "
+        "Change training images, differently in every epoch: any of shiftN and cropN (up to N "
+        "pixels; the "
         "edge, or 0, beyond it), rotateN (up to N degrees), hflip, cutoutN (N x N pixels); or none",
         [&field](const std::string& text) { return read_augment(text, field); },
         [&field] { return augment_text(field); });

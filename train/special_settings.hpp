@@ -1,4 +1,4 @@
-// Settings whose texts are neither numbers, words, nor paths alone.
+// Settings whose texts are more than a number, a word or a path.
 #pragma once
 
 #include <optional>

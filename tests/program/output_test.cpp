@@ -142,12 +142,12 @@ TEST_CASE("--save and --metrics leave alone what is no file") {
     }
     const std::string pipe = set.file("pipe");
     REQUIRE(mkfifo(pipe.c_str(), 0600) == 0);
-    refuse("--save " + pipe, 3, "that is no folder");
-    refuse("--save " + set.file("set/train-labels-idx1-ubyte"), 3, "that is no folder");
+    refuse("--save " + pipe, 3, "that is not a folder");
+    refuse("--save " + set.file("set/train-labels-idx1-ubyte"), 3, "that is not a folder");
     refuse("--keep 2", 2, "give that, too");
     refuse("--save-every 2", 2, "give that, too");
     refuse("--save " + set.file("run") + " --save-every 2hours", 2, "500steps");
-    refuse("--metrics " + set.dir.path().string(), 3, "no file, pipe or terminal");
+    refuse("--metrics " + set.dir.path().string(), 3, "not a file, pipe or terminal");
     for (const char* flag : {"--save", "--resume", "--metrics", "--init", "--model",
                              "--flight-record", "--kernels-cache"}) {
         refuse(std::string(flag) + " ''", 2, "the path is empty");
