@@ -69,6 +69,18 @@ for file in "${files[@]}"; do
         esac
     done
 done
+# Host code is hardened: it runs at random addresses, its tables of functions are read-only, and it checks the
+# stack and the bounds of buffers.
+for file in "${files[0]}" "$module"; do
+    headers=$(readelf -hdlW "$file")
+    for sign in 'Type: +DYN' GNU_RELRO BIND_NOW; do
+        grep -qE "$sign" <<<"$headers" || fail "$file is not hardened: no $sign in its headers"
+    done
+    symbols=$(objdump -T "$file")
+    grep -q __stack_chk_fail <<<"$symbols" || fail "$file does not check its stack"
+done
+symbols=$(objdump -T "${files[0]}")
+grep -qE '__(read|memcpy|snprintf)_chk' <<<"$symbols" || fail "${files[0]} does not check the bounds of buffers"
 # The versions of symbols that Ubuntu 22.04 has, the oldest system that the archive is for.
 for bound in GLIBC_2.35 GLIBCXX_3.4.30; do
     for file in "${files[@]}"; do
