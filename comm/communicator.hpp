@@ -51,6 +51,8 @@ class Communicator {
     virtual int size() const = 0;
     virtual int local_rank() const = 0;  // among the ranks of this host
     virtual int local_size() const = 0;
+    // This host's address, as a number, on the network that the ranks talk over; empty: not known.
+    virtual std::string address() const { return {}; }
     // True if the ranks were started one by one: each must report what ends the job.
     virtual bool own_terminal() const { return false; }
 

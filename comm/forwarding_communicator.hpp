@@ -20,6 +20,7 @@ class ForwardingCommunicator : public Communicator {
     int size() const override { return inner_->size(); }
     int local_rank() const override { return inner_->local_rank(); }
     int local_size() const override { return inner_->local_size(); }
+    std::string address() const override { return inner_->address(); }
     bool own_terminal() const override { return inner_->own_terminal(); }
     bool use_device(Device& device) override { return inner_->use_device(device); }
     std::unique_ptr<Request> start(const Collective& collective) override {

@@ -12,10 +12,6 @@
 #include <gloo/math.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
-#include <ifaddrs.h>
-#include <net/if.h>
-#include <netdb.h>
-#include <netinet/in.h>
 
 #include <array>
 #include <condition_variable>
@@ -32,6 +28,7 @@
 #include "comm/gloo/job_device.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/launch/start_alarm.hpp"
+#include "comm/launch/tcp_address.hpp"
 #include "comm/term_sums.hpp"
 
 namespace gyre::comm {
@@ -81,36 +78,24 @@ std::shared_ptr<gyre::comm::Store> make_store(const StartUp& start_up, double ti
                                                    : make_file_store(start_up, timeout_seconds);
 }
 
-// The first address of this host that other hosts may reach.
-std::string outside_address() {
-    ifaddrs* interfaces = nullptr;
-    if (getifaddrs(&interfaces) != 0) {
-        throw Error(ExitCode::communication, "this host's network interfaces cannot be listed");
-    }
-    std::string found;
-    for (const int family : {AF_INET, AF_INET6}) {
-        for (const ifaddrs* at = interfaces; at != nullptr && found.empty(); at = at->ifa_next) {
-            if (at->ifa_addr == nullptr || at->ifa_addr->sa_family != family ||
-                (at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0) {
-                continue;
-            }
-            std::array<char, NI_MAXHOST> name{};
-            const socklen_t length = family == AF_INET ? sizeof(sockaddr_in) : sizeof(sockaddr_in6);
-            if (getnameinfo(at->ifa_addr, length, name.data(), name.size(), nullptr, 0,
-                            NI_NUMERICHOST) == 0 &&
-                std::string(name.data()).find('%') == std::string::npos) {  // link-local
-                found = name.data();
-            }
+// The address at which this rank listens for the others.
+std::string own_address(const Store& store, bool one_host) {
+    if (std::getenv(kInterfaceVariable) == nullptr) {
+        if (!store.local_address().empty()) {
+            return store.local_address();
+        }
+        if (one_host) {
+            return "127.0.0.1";
         }
     }
-    freeifaddrs(interfaces);
-    if (found.empty()) {
+    std::string address = listening_address();
+    if (address.empty()) {
         throw Error(ExitCode::communication,
                     fmt::format("{} has no address that other hosts could reach; name the network "
-                                "interface in GLOO_SOCKET_IFNAME",
-                                host_name()));
+                                "interface in {}",
+                                host_name(), kInterfaceVariable));
     }
-    return found;
+    return address;
 }
 
 // Bytes that a rank receives for a sum: up to this size all terms are sent directly to all others.
@@ -131,6 +116,7 @@ class GlooCommunicator final : public Communicator {
     int size() const override { return size_; }
     int local_rank() const override { return place_.local_rank; }
     int local_size() const override { return place_.local_size; }
+    std::string address() const override { return address_; }
     bool own_terminal() const override { return own_terminal_; }
     std::unique_ptr<Request> start(const Collective& collective) override;
     void allreduce_sum(std::span<double> data) override;
@@ -174,7 +160,7 @@ class GlooCommunicator final : public Communicator {
     int rank_, size_;
     bool own_terminal_;
     std::chrono::milliseconds timeout_;
-    std::string where_;
+    std::string where_, address_;
     std::shared_ptr<gyre::comm::Store> store_;  // kept, so that a second job finds the place taken
     Place place_;
     std::shared_ptr<gloo::Context> control_, gradients_;
@@ -335,16 +321,8 @@ GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchSpec& op
 
 void GlooCommunicator::connect_all() {
     run("connecting the ranks", [&] {
-        gloo::transport::tcp::attr address;
-        const char* interface = std::getenv("GLOO_SOCKET_IFNAME");  // as PyTorch's users know it
-        if (interface != nullptr) {
-            address.iface = interface;
-        } else if (!store_->local_address().empty()) {
-            address.hostname = store_->local_address();
-        } else {
-            address.hostname = place_.one_host ? "127.0.0.1" : outside_address();
-        }
-        auto device = make_job_device(address, place_.token);
+        address_ = own_address(*store_, place_.one_host);
+        auto device = make_job_device(gloo::transport::tcp::attr(address_.c_str()), place_.token);
         control_ = connect("control", device);
         gradients_ = connect("gradients", device);
     });

@@ -1,5 +1,6 @@
 // The ranks' store in a folder that all of them see.
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -8,6 +9,7 @@
 #include <fstream>
 
 #include "base/host_name.hpp"
+#include "base/private_file.hpp"
 #include "comm/launch/meeting_error.hpp"
 #include "comm/launch/rendezvous.hpp"
 
@@ -21,15 +23,10 @@ class FileStore final : public Store {
     FileStore(const StartUp& start_up, double timeout_seconds)
         : start_up_(start_up), limits_(start_up.world_size) {
         deadline = deadline_in(timeout_seconds);
-        std::error_code error;
         if (start_up.rank == 0) {
             // A file in its place, or a folder that is not there, is told by what cannot be
             // written.
-            made_ = std::filesystem::create_directory(start_up.path, error);
-            if (made_) {
-                std::filesystem::permissions(start_up.path, std::filesystem::perms::owner_all,
-                                             error);
-            }
+            made_ = mkdir(start_up.path.c_str(), 0700) == 0;
         }
     }
     ~FileStore() override { leave(); }
@@ -52,18 +49,11 @@ class FileStore final : public Store {
     bool set(const std::string& key, const std::string& value) override {
         const auto name = file(key);
         const auto draft = file(fmt::format("{}.draft-{}-{}", key, host_name(), getpid()));
-        std::ofstream out(draft, std::ios::binary);
-        std::error_code ignored;
-        std::filesystem::permissions(
-            draft, std::filesystem::perms::owner_read | std::filesystem::perms::owner_write,
-            ignored);
-        out << value;
-        out.close();
-        if (!out) {
+        if (const int error = write_private(draft, value); error != 0) {
             throw meeting_error(
                 fmt::format("`init-method` {}: cannot write {}: {}; the path must "
                             "be a new folder in one that all ranks can write to",
-                            where(), draft.string(), error_text(errno)));
+                            where(), draft.string(), error_text(error)));
         }
         const int result = link(draft.c_str(), name.c_str());
         const int error = errno;

@@ -7,12 +7,12 @@
 #include <openssl/hmac.h>
 #include <sys/random.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstdlib>
 
+#include "base/descriptor.hpp"
 #include "base/error.hpp"
 #include "comm/launch/meeting_error.hpp"
 
@@ -53,15 +53,14 @@ std::string read_private(const std::string& path) {
     const auto fail = [&](const std::string& what) {
         return usage_error(fmt::format("GYRE_SECRET_FILE {}: {}", path, what));
     };
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    if (file < 0) {
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
+    if (!file.open()) {
         throw fail(error_text(errno));
     }
     struct stat facts = {};
     std::array<char, 256> text{};
-    const bool known = fstat(file, &facts) == 0 && S_ISREG(facts.st_mode);
-    const ssize_t bytes = known ? read(file, text.data(), text.size()) : -1;
-    close(file);
+    const bool known = fstat(file.fd(), &facts) == 0 && S_ISREG(facts.st_mode);
+    const ssize_t bytes = known ? read(file.fd(), text.data(), text.size()) : -1;
     if (bytes < 0) {
         throw fail("it is not a file that can be read");
     }

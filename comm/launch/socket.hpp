@@ -4,7 +4,6 @@
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -13,7 +12,8 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
+
+#include "base/descriptor.hpp"
 
 namespace gyre::comm {
 
@@ -24,31 +24,15 @@ inline std::string frame(std::string_view bytes) {
     return text.append(bytes);
 }
 
-class Socket {
+class Socket : public Descriptor {
  public:
-    Socket() = default;
-    explicit Socket(int fd) : fd_(fd) {}
-    ~Socket() { close(); }
-    Socket(Socket&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Socket& operator=(Socket&& other) noexcept {
-        std::swap(fd_, other.fd_);
-        return *this;
-    }
-    int fd() const { return fd_; }
-    int release() { return std::exchange(fd_, -1); }
-    bool open() const { return fd_ >= 0; }
-    void close() {
-        if (fd_ >= 0) {
-            ::close(fd_);
-            fd_ = -1;
-        }
-    }
+    using Descriptor::Descriptor;
 
     // Both return false where the other side is gone or takes longer than the socket's timeout;
     // errno says why, and is 0 where the other side closed in an orderly way.
     bool send_all(std::string_view bytes) const {
         while (!bytes.empty()) {
-            const ssize_t sent = ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL);
+            const ssize_t sent = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);
             if (sent < 0 && errno != EINTR) {
                 return false;
             }
@@ -58,7 +42,7 @@ class Socket {
     }
     bool receive_all(char* data, std::size_t bytes) const {
         while (bytes > 0) {
-            const ssize_t received = ::recv(fd_, data, bytes, 0);
+            const ssize_t received = ::recv(fd(), data, bytes, 0);
             if (received == 0) {
                 errno = 0;
                 return false;
@@ -91,14 +75,11 @@ class Socket {
 
     void set_timeouts(std::chrono::milliseconds time) const {
         const timeval value{time.count() / 1000, time.count() % 1000 * 1000};
-        setsockopt(fd_, SOL_SOCKET, SO_RCVTIMEO, &value, sizeof value);
-        setsockopt(fd_, SOL_SOCKET, SO_SNDTIMEO, &value, sizeof value);
+        setsockopt(fd(), SOL_SOCKET, SO_RCVTIMEO, &value, sizeof value);
+        setsockopt(fd(), SOL_SOCKET, SO_SNDTIMEO, &value, sizeof value);
         const int yes = 1;
-        setsockopt(fd_, IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
+        setsockopt(fd(), IPPROTO_TCP, TCP_NODELAY, &yes, sizeof yes);
     }
-
- private:
-    int fd_ = -1;
 };
 
 }  // namespace gyre::comm

@@ -1,10 +1,11 @@
-// Addresses of hosts, by their names and in words.
+// Addresses of hosts: of others by their names, of this one by its network interfaces.
 #pragma once
 
 #include <netdb.h>
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace gyre::comm {
 
@@ -30,5 +31,23 @@ Numeric numeric(const sockaddr* address, socklen_t length);
 
 // Returns true if only this host's processes reach it.
 bool is_loopback(const sockaddr* address);
+
+// An address of this host, as a number, and the interface that has it.
+struct OwnAddress {
+    std::string interface, address;
+    bool loopback = false;
+};
+// All but IPv6's link-local ones, of interfaces that are up; IPv4 first. Throws
+// Error(communication).
+std::vector<OwnAddress> own_addresses();
+// Throws Error(communication) if there is no such interface, or it has no address; `variable`
+// names the interface.
+std::string address_of_interface(const std::string& interface, const std::string& variable);
+
+constexpr const char* kInterfaceVariable = "GLOO_SOCKET_IFNAME";  // as PyTorch's users know it
+// The one address at which this process listens for ranks of other hosts: that of the interface in
+// GLOO_SOCKET_IFNAME, or of the network in Open MPI's btl_tcp_if_include, or else the first that
+// is not loopback's; empty if there is none. Throws as address_of_interface().
+std::string listening_address();
 
 }  // namespace gyre::comm

@@ -1,4 +1,4 @@
-// The watchdog's connections: any port, IPv6 and IPv4, non-blocking messages of a fixed size.
+// The watchdog's connections: non-blocking messages of a fixed size.
 #pragma once
 
 #include <fcntl.h>
@@ -84,12 +84,9 @@ class Link {
     int foreign_ = 0;
 };
 
-// Listens on any port, for IPv6 and IPv4, or only for this host if the whole job is on it. On
-// failure the returned socket is not open.
-Socket listen_anywhere(bool this_host_only, std::uint16_t& port);
-// Returns this host's addresses that others may reach, separated by spaces, IPv4 first.
-std::string own_addresses(bool this_host_only);
-// host: a numeric address. On failure the returned socket is not open.
-Socket connect_to(const std::string& host, std::uint16_t port, int timeout_ms);
+// Both take an address as a number. On failure the returned socket is not open.
+// Listens at this address of the host's, on any port, which it returns in `port`.
+Socket listen_at(const std::string& address, std::uint16_t& port);
+Socket connect_to(const std::string& address, std::uint16_t port, int timeout_ms);
 
 }  // namespace gyre::comm

@@ -7,11 +7,13 @@
 
 #include "base/host_name.hpp"
 #include "base/printable.hpp"
+#include "comm/launch/tcp_address.hpp"
 
 namespace gyre::comm {
 namespace {
 
-constexpr double kConnectSeconds = 5.0;
+constexpr double kConnectSeconds = 5.0;  // in which rank 0 waits for the others
+constexpr int kConnectMilliseconds = 4000;
 constexpr double kSilentSeconds = 3.0;  // a rank silent for longer counts as not answering
 
 // A rank's first message is sealed alike for all ranks; what follows, for each rank separately.
@@ -55,18 +57,23 @@ Peers::Peers(Communicator& comm) : rank_(comm.rank()), size_(comm.size()) {
 }
 
 void Peers::connect(Communicator& comm) {
-    std::string addresses;
+    std::string address;
     std::uint16_t port = 0;
     std::string key(Secret::kBytes,
                     '\0');  // of this job's watchdog, as the communicator carries it
-    if (rank_ == 0) {
-        const bool one_host = std::all_of(hosts_.begin(), hosts_.end(),
-                                          [&](const std::string& h) { return h == hosts_[0]; });
-        listener_ = listen_anywhere(one_host, port);
-        key = random_bytes(key.size());
-        addresses = own_addresses(one_host);
-    }
-    addresses = broadcast_string(comm, addresses, 0);
+    agree(comm, [&] {
+        if (rank_ == 0) {
+            const bool one_host = std::all_of(hosts_.begin(), hosts_.end(),
+                                              [&](const std::string& h) { return h == hosts_[0]; });
+            address = one_host ? "127.0.0.1" : comm.address();
+            if (address.empty()) {
+                address = listening_address();
+            }
+            listener_ = listen_at(address, port);
+            key = random_bytes(key.size());
+        }
+    });
+    address = broadcast_string(comm, address, 0);
     comm.broadcast(&port, sizeof port, 0);
     comm.broadcast(key.data(), key.size(), 0);
     const Secret secret(key);
@@ -75,30 +82,29 @@ void Peers::connect(Communicator& comm) {
         accept_all(secret);
     } else {
         links_.resize(1);
-        connect_to_root(addresses, port, secret);
+        connect_to_root(address, port, secret);
     }
 }
 
-void Peers::connect_to_root(const std::string& addresses, std::uint16_t port,
-                            const Secret& secret) {
-    for (std::size_t at = 0; port != 0 && at < addresses.size() && !links_[0].open();) {
-        const std::size_t end = std::min(addresses.find(' ', at), addresses.size());
-        Socket socket = connect_to(addresses.substr(at, end - at), port, 2000);
-        at = end + 1;
-        if (socket.open()) {
-            const std::int64_t hello = rank_;
-            links_[0] = Link(std::move(socket), hello_seal(secret, false));
-            links_[0].send(&hello, sizeof hello);
-            links_[0].set_seal(rank_seal(secret, rank_, false));
-            joined_[0] = true;
-        }
+void Peers::connect_to_root(const std::string& address, std::uint16_t port, const Secret& secret) {
+    Socket socket = port == 0 ? Socket() : connect_to(address, port, kConnectMilliseconds);
+    if (socket.open()) {
+        const std::int64_t hello = rank_;
+        links_[0] = Link(std::move(socket), hello_seal(secret, false));
+        links_[0].send(&hello, sizeof hello);
+        links_[0].set_seal(rank_seal(secret, rank_, false));
+        joined_[0] = true;
+        return;
     }
-    if (!links_[0].open()) {
-        fmt::print(stderr,
-                   "gyre: rank {} on {}: no connection to rank 0's watchdog on {} (port {}); waits "
-                   "still have a deadline, but late ranks cannot be named\n",
-                   rank_, host(), hosts_[0], port);
-    }
+    fmt::print(
+        stderr,
+        "gyre: rank {} on {}: no connection to rank 0's watchdog on {}, which {}; waits still have "
+        "a deadline, but late ranks cannot be named. Name the interface of the network between the "
+        "hosts in {}\n",
+        rank_, host(), hosts_[0],
+        port == 0 ? std::string("has no address to listen at")
+                  : fmt::format("listens at {} (port {})", address, port),
+        kInterfaceVariable);
 }
 
 void Peers::accept_all(const Secret& secret) {

@@ -33,7 +33,8 @@ struct Status {
 
 class Peers {
  public:
-    // Called by all ranks. Warns if rank 0's port cannot be reached.
+    // Called by all ranks. Warns if rank 0's port cannot be reached. Throws Error(communication) on
+    // all ranks if the environment names an interface that rank 0's host does not have.
     explicit Peers(Communicator& comm);
 
     // Sends this rank's status to the others and receives theirs.
@@ -60,7 +61,7 @@ class Peers {
 
  private:
     void connect(Communicator& comm);
-    void connect_to_root(const std::string& addresses, std::uint16_t port, const Secret& secret);
+    void connect_to_root(const std::string& address, std::uint16_t port, const Secret& secret);
     void accept_all(const Secret& secret);
     void warn_of_foreign();
     void exchange_with_root();

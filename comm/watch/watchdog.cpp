@@ -25,14 +25,11 @@ void end_in_time(Communicator* comm, const WatchOptions& options) {
     std::thread alarm([&, waiting = ended.get_future()] {
         const std::chrono::duration<double> limit(options.timeout_seconds);
         if (waiting.wait_for(limit) == std::future_status::timeout) {
-            const std::string reason = fmt::format(
-                "all is done here, but the ranks have not parted within `timeout` ({:g} s): "
-                "another one is stopped, or its host is lost",
-                options.timeout_seconds);
-            fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank,
-                       host_name(), worded(reason, options.wording),
-                       static_cast<int>(ExitCode::communication));
-            std::fflush(stderr);
+            print_end(rank, host_name(),
+                      fmt::format("all is done here, but the ranks have not parted within "
+                                  "`timeout` ({:g} s): another one is stopped, or its host is lost",
+                                  options.timeout_seconds),
+                      options);
             std::_Exit(static_cast<int>(ExitCode::communication));
         }
     });

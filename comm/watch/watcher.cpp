@@ -3,9 +3,9 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
-#include <fstream>
 
 #include "base/printable.hpp"
+#include "base/private_file.hpp"
 
 namespace gyre::comm {
 namespace {
@@ -26,6 +26,14 @@ std::string describe(const FlightRecorder::Entry& e) {
 }
 
 }  // namespace
+
+void print_end(int rank, const std::string& host, const std::string& reason,
+               const WatchOptions& options) {
+    fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank, host,
+               printable(worded(reason, options.wording), true),
+               static_cast<int>(ExitCode::communication));
+    std::fflush(stderr);
+}
 
 Watcher::Watcher(Communicator& comm, const WatchOptions& options)
     : comm_(comm), options_(options), peers_(comm) {
@@ -180,14 +188,11 @@ void Watcher::fail(const std::string& reason) {
     failing_ = true;
     const int rank = comm_.rank();
     if (!options_.flight_record.empty()) {
-        std::ofstream(fmt::format("{}.rank{}.json", options_.flight_record, rank))
-            << recorder_.json(rank, comm_.size(), peers_.host(), reason) << "\n";
+        write_private(fmt::format("{}.rank{}.json", options_.flight_record, rank),
+                      recorder_.json(rank, comm_.size(), peers_.host(), reason) + "\n");
     }
     if (is_speaker() || comm_.own_terminal()) {
-        fmt::print(stderr, "gyre: rank {} on {}: {}. Ending the job with exit code {}\n", rank,
-                   peers_.host(), printable(worded(reason, options_.wording), true),
-                   static_cast<int>(ExitCode::communication));
-        std::fflush(stderr);
+        print_end(rank, peers_.host(), reason, options_);
     } else {
         // The rank that reports may still be writing; an abort would cut it off.
         std::this_thread::sleep_for(std::chrono::milliseconds(500));

@@ -16,6 +16,10 @@
 
 namespace gyre::comm {
 
+// Prints why a rank ends the job, with the exit code that it does so with.
+void print_end(int rank, const std::string& host, const std::string& reason,
+               const WatchOptions& options);
+
 class Watcher {
  public:
     // The name of an operation whose wait has a separate deadline.
