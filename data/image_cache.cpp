@@ -17,6 +17,7 @@
 #include <thread>
 
 #include "base/clock.hpp"
+#include "base/descriptor.hpp"
 #include "data/decompress.hpp"
 #include "data/hash.hpp"
 
@@ -49,44 +50,26 @@ std::size_t bytes_of(const DecodedImages& shape, std::int64_t images) {
            static_cast<std::size_t>(shape.height) * static_cast<std::size_t>(shape.width);
 }
 
-class File {
- public:
-    File(const fs::path& path, int flags) : number_(open(path.c_str(), flags | O_CLOEXEC, 0644)) {}
-    explicit File(int number) : number_(number) {}
-    ~File() {
-        if (number_ >= 0) {
-            close(number_);
-        }
-    }
-    File(const File&) = delete;
-    File& operator=(const File&) = delete;
-    int number() const { return number_; }
-    explicit operator bool() const { return number_ >= 0; }
-
- private:
-    const int number_;
-};
-
 // A new file next to the final one; it is removed again unless it is moved to the final place.
 class NewFile {
  public:
     explicit NewFile(const fs::path& place)
         : place_(place), name_(place.string() + ".new-XXXXXX"), file_(mkstemp(name_.data())) {}
     ~NewFile() {
-        if (file_ && !moved_) {
+        if (file_.open() && !moved_) {
             unlink(name_.c_str());
         }
     }
-    const File& file() const { return file_; }
+    const Descriptor& file() const { return file_; }
     bool move_to_place() {
-        moved_ = fsync(file_.number()) == 0 && rename(name_.c_str(), place_.c_str()) == 0;
+        moved_ = fsync(file_.fd()) == 0 && rename(name_.c_str(), place_.c_str()) == 0;
         return moved_;
     }
 
  private:
     const fs::path place_;
     std::string name_;
-    const File file_;
+    const Descriptor file_;
     bool moved_ = false;
 };
 
@@ -111,11 +94,12 @@ const char* variable(const char* name) {
 // The process that decodes holds this lock. If the file system has no locks, nobody waits.
 class Lock {
  public:
-    Lock(const fs::path& path, const ImageCache::Tell& tell) : file_(path, O_RDWR | O_CREAT) {
+    Lock(const fs::path& path, const ImageCache::Tell& tell)
+        : file_(open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644)) {
         constexpr double most_silent_seconds = 10.0;
         Clock::time_point changed = Clock::now(), told = changed;
         std::string text;
-        while (file_ && flock(file_.number(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        while (file_.open() && flock(file_.fd(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
             const std::string now = read_text();
             if (now != text) {
                 text = now;
@@ -135,7 +119,7 @@ class Lock {
     void write_text(const std::string& text) {
         char line[256] = {};
         fmt::format_to_n(line, sizeof line - 1, "{} {}", ++count_, text);
-        if (file_ && pwrite(file_.number(), line, sizeof line, 0) < 0) {
+        if (file_.open() && pwrite(file_.fd(), line, sizeof line, 0) < 0) {
             return;  // then the others do not wait
         }
     }
@@ -143,10 +127,10 @@ class Lock {
  private:
     std::string read_text() const {
         char line[257] = {};
-        return pread(file_.number(), line, sizeof line - 1, 0) < 0 ? "" : line;
+        return pread(file_.fd(), line, sizeof line - 1, 0) < 0 ? "" : line;
     }
 
-    const File file_;
+    const Descriptor file_;
     std::int64_t count_ = getpid() * std::int64_t{1000000};
 };
 
@@ -171,19 +155,19 @@ void ImageCache::say(const std::string& text) const {
 // Returns no pixels if the file is missing, has another key or is damaged; damage is reported if
 // `tell_damage` is set.
 DecodedImages ImageCache::open_file(std::int64_t images, bool tell_damage) const {
-    const File file(file_, O_RDONLY);
+    const Descriptor file(open(file_.c_str(), O_RDONLY | O_CLOEXEC));
     Header header;
     struct stat status = {};
-    if (!file || pread(file.number(), &header, sizeof header, 0) != sizeof header ||
+    if (!file.open() || pread(file.fd(), &header, sizeof header, 0) != sizeof header ||
         std::memcmp(header.magic, kMagic, sizeof kMagic) != 0 || header.key != key_) {
         return {};
     }
     // The pixels must have the size that the extents imply and the hash that was written with them.
     DecodedImages found{header.channels, header.height, header.width, {}};
-    if (header.images == images && fstat(file.number(), &status) == 0 &&
+    if (header.images == images && fstat(file.fd(), &status) == 0 &&
         status.st_size > static_cast<off_t>(kHeaderBytes)) {
         const auto bytes = static_cast<std::size_t>(status.st_size) - kHeaderBytes;
-        auto memory = map_file(file.number(), kHeaderBytes, bytes, false);
+        auto memory = map_file(file.fd(), file_, kHeaderBytes, bytes, false);
         if (memory && hash_of(header, memory.get(), bytes) == header.hash &&
             bytes == bytes_of(found, images)) {
             found.pixels = Pixels(std::move(memory), bytes);
@@ -203,12 +187,12 @@ std::optional<DecodedImages> ImageCache::decode_to_file(DecodedImages shape, std
                                                         const Progress& progress) {
     NewFile to(file_);
     // Space is reserved first: otherwise a full disk would cause a signal later.
-    const int error = !to.file() ? errno
-                                 : posix_fallocate(to.file().number(), 0,
-                                                   static_cast<off_t>(kHeaderBytes + bytes));
+    const int error = !to.file().open() ? errno
+                                        : posix_fallocate(to.file().fd(), 0,
+                                                          static_cast<off_t>(kHeaderBytes + bytes));
     std::shared_ptr<std::uint8_t> memory;
     if (error == 0) {
-        memory = map_file(to.file().number(), kHeaderBytes, bytes, true);
+        memory = map_file(to.file().fd(), file_, kHeaderBytes, bytes, true);
     }
     if (!memory) {
         say(fmt::format(

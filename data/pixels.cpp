@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/mman.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -12,9 +11,9 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
-#include <cstring>
-#include <string>
+#include <string_view>
 
+#include "base/descriptor.hpp"
 #include "base/error.hpp"
 #include "data/decompress.hpp"
 
@@ -25,9 +24,11 @@ namespace {
 struct Mapping {
     std::atomic<std::uintptr_t> begin{0};  // 0: none
     std::size_t bytes = 0;
-    std::array<char, PATH_MAX> path = {};
+    std::string_view message = {};  // in `text`
+    std::array<char, PATH_MAX + 256> text = {};
 };
-std::array<Mapping, 16> mappings;  // any further ones are not named
+constexpr std::uintptr_t kTaken = 1;  // an entry that is not complete yet
+std::array<Mapping, 16> mappings;     // any further ones are not named
 struct sigaction without_handler = {};
 
 // Called for a page of memory that its file does not have any more, or cannot deliver.
@@ -35,20 +36,12 @@ extern "C" void handle_lost_page(int, siginfo_t* info, void*) {
     const auto at = reinterpret_cast<std::uintptr_t>(info->si_addr);
     for (const Mapping& mapping : mappings) {
         const std::uintptr_t begin = mapping.begin;
-        if (begin == 0 || at < begin || at - begin >= mapping.bytes) {
+        if (begin <= kTaken || at < begin || at - begin >= mapping.bytes) {
             continue;
         }
-        std::array<char*, 3> texts = {
-            const_cast<char*>("gyre: "), const_cast<char*>(mapping.path.data()),
-            const_cast<char*>(
-                ": the file was truncated, or its disk failed, while it was mapped into memory; "
-                "start again with the whole file (a cache of decoded pictures is made again)\n")};
-        std::array<iovec, 3> parts{};
-        for (std::size_t i = 0; i < parts.size(); ++i) {
-            parts[i] = {texts[i], std::strlen(texts[i])};
-        }
         // At once, so that it is not mixed with other ranks' messages.
-        [[maybe_unused]] const ssize_t written = writev(STDERR_FILENO, parts.data(), parts.size());
+        [[maybe_unused]] const ssize_t written =
+            write(STDERR_FILENO, mapping.message.data(), mapping.message.size());
         _exit(static_cast<int>(ExitCode::bad_input));
     }
     sigaction(SIGBUS, &without_handler, nullptr);  // and the access is tried again
@@ -64,16 +57,19 @@ void install_handler() {
 }
 
 // The entry for a new mapping; null: there are too many.
-Mapping* enter(int file, std::uintptr_t begin, std::size_t bytes) {
+Mapping* enter(const std::filesystem::path& path, std::uintptr_t begin, std::size_t bytes) {
     install_handler();
     for (Mapping& mapping : mappings) {
-        if (mapping.bytes == 0) {
+        std::uintptr_t free = 0;
+        if (mapping.begin.compare_exchange_strong(free, kTaken)) {
             mapping.bytes = bytes;
-            const std::string link = fmt::format("/proc/self/fd/{}", file);
-            mapping.path.fill('\0');
-            if (readlink(link.c_str(), mapping.path.data(), mapping.path.size() - 1) < 0) {
-                std::strcpy(mapping.path.data(), "a data file");
-            }
+            const auto end = fmt::format_to_n(
+                mapping.text.data(), mapping.text.size(),
+                "gyre: {}: the file was truncated, or its disk failed, while it was mapped into "
+                "memory; start again with the whole file (a cache of decoded pictures is made "
+                "again)\n",
+                path.string());
+            mapping.message = {mapping.text.data(), end.out};
             mapping.begin = begin;
             return &mapping;
         }
@@ -107,19 +103,18 @@ Pixels Pixels::part(std::size_t first, std::size_t bytes) const {
     return std::vector<std::uint8_t>(data() + first, data() + first + bytes);
 }
 
-std::shared_ptr<std::uint8_t> map_file(int file, std::size_t offset, std::size_t bytes,
-                                       bool writable) {
+std::shared_ptr<std::uint8_t> map_file(int file, const std::filesystem::path& path,
+                                       std::size_t offset, std::size_t bytes, bool writable) {
     const std::size_t all = offset + bytes;
     void* memory =
         mmap(nullptr, all, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, file, 0);
     if (memory == MAP_FAILED) {
         return nullptr;
     }
-    Mapping* const entry = enter(file, reinterpret_cast<std::uintptr_t>(memory), all);
+    Mapping* const entry = enter(path, reinterpret_cast<std::uintptr_t>(memory), all);
     const std::shared_ptr<void> mapping(memory, [all, entry](void* at) {
         if (entry != nullptr) {
             entry->begin = 0;
-            entry->bytes = 0;
         }
         munmap(at, all);
     });
@@ -127,18 +122,14 @@ std::shared_ptr<std::uint8_t> map_file(int file, std::size_t offset, std::size_t
 }
 
 Pixels map_pixels(const std::filesystem::path& path, std::size_t offset, std::size_t bytes) {
-    const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     std::shared_ptr<std::uint8_t> memory;
-    if (file >= 0) {
-        memory = map_file(file, offset, bytes, false);
-    }
-    const int error = errno;
-    if (file >= 0) {
-        close(file);
+    if (file.open()) {
+        memory = map_file(file.fd(), path, offset, bytes, false);
     }
     if (!memory) {
         throw input_error(
-            fmt::format("{}: cannot map it into memory: {}", path.string(), errno_text(error)));
+            fmt::format("{}: cannot map it into memory: {}", path.string(), errno_text(errno)));
     }
     return {std::move(memory), bytes};
 }

@@ -45,10 +45,9 @@ class Pixels {
 Pixels map_pixels(const std::filesystem::path& path, std::size_t offset, std::size_t bytes);
 
 // Maps a file and returns a shared pointer to the byte at `offset`; null if it cannot be mapped,
-// with the reason in errno. One thread calls this at a time. If the file is truncated later,
-// reading what it has lost ends the process with ExitCode::bad_input and a message that names the
-// file.
-std::shared_ptr<std::uint8_t> map_file(int file, std::size_t offset, std::size_t bytes,
-                                       bool writable);
+// with the reason in errno. If the file is truncated later, reading what it has lost ends the
+// process with ExitCode::bad_input and a message that names `path`.
+std::shared_ptr<std::uint8_t> map_file(int file, const std::filesystem::path& path,
+                                       std::size_t offset, std::size_t bytes, bool writable);
 
 }  // namespace gyre::data

@@ -13,40 +13,38 @@
 #include <cstring>
 #include <thread>
 
+#include "base/descriptor.hpp"
 #include "base/error.hpp"
 
 namespace gyre::model {
 namespace {
 
-// Opens a file, emptied, that no other process writes to until this one closes it; -1: errno says
-// why not.
-int open_alone(const std::filesystem::path& path) {
+// Opens a file, emptied, that no other process writes to until this one closes it; none: errno
+// says why not.
+Descriptor open_alone(const std::filesystem::path& path) {
     constexpr int kTries = 600;
     for (int i = 0; i < kTries; ++i) {
-        const int descriptor =
-            open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
-        if (descriptor < 0) {
-            return -1;
+        Descriptor file(open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666));
+        if (!file.open()) {
+            return {};
         }
         // Where the file system has no locks there is no waiting for others.
-        const bool locked = flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
+        const bool locked = flock(file.fd(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
         // Whoever had the lock may have renamed the file.
         struct stat own = {}, there = {};
-        if (locked && fstat(descriptor, &own) == 0 && stat(path.c_str(), &there) == 0 &&
+        if (locked && fstat(file.fd(), &own) == 0 && stat(path.c_str(), &there) == 0 &&
             own.st_ino == there.st_ino && own.st_dev == there.st_dev) {
             if (own.st_nlink >
                 1) {  // a killed job had given it its name: it is not a draft any more
                 unlink(path.c_str());
-                close(descriptor);
                 continue;
             }
-            return ftruncate(descriptor, 0) == 0 ? descriptor : -1;
+            return ftruncate(file.fd(), 0) == 0 ? std::move(file) : Descriptor();
         }
-        close(descriptor);
         std::this_thread::sleep_for(std::chrono::milliseconds(50));
     }
     errno = EBUSY;
-    return -1;
+    return {};
 }
 
 // Returns true if all was written; otherwise errno says why not.
@@ -86,10 +84,9 @@ bool name_too(const std::filesystem::path& file, const std::filesystem::path& na
 
 // So that names are on the disk, too. Not every file system lets a folder be synchronised.
 void synchronize_folder(const std::filesystem::path& folder) {
-    const int descriptor = open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    if (descriptor >= 0) {
-        fsync(descriptor);
-        close(descriptor);
+    const Descriptor opened(open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    if (opened.open()) {
+        fsync(opened.fd());
     }
 }
 
@@ -109,49 +106,44 @@ void write_whole_file(const std::vector<std::filesystem::path>& names,
     }
     // Always the same name: what a killed job left there is written over.
     const std::filesystem::path aside = path.string() + ".gyre.tmp";
-    const int descriptor = open_alone(aside);
-    bool written = descriptor >= 0;
+    Descriptor file = open_alone(aside);
+    bool written = file.open();
     for (const std::string_view piece : pieces) {
-        written = written && append(descriptor, piece.data(), piece.size());
+        written = written && append(file.fd(), piece.data(), piece.size());
     }
-    written = written && fsync(descriptor) == 0;
+    written = written && fsync(file.fd()) == 0;
     for (std::size_t i = 0; i + 1 < names.size(); ++i) {
         written = written && name_too(aside, names[i]);
     }
     // Closed only when it has its name, as others may write to it from then on.
     written = written && std::rename(aside.c_str(), path.c_str()) == 0;
     const int why = errno;
-    if (!written && descriptor >= 0) {
-        unlink(aside.c_str());
-    }
-    if (descriptor >= 0) {
-        close(descriptor);
-    }
     if (!written) {
+        if (file.open()) {
+            unlink(aside.c_str());
+        }
         throw input_error(
             fmt::format("{}: {} could not be written: {}; an earlier file of this name is "
                         "untouched",
                         path.string(), what, std::strerror(why)));
     }
+    file.close();
     synchronize_folder(std::filesystem::absolute(path).parent_path());
 }
 
 std::optional<std::string> read_text(const std::filesystem::path& path, std::string& why) {
     constexpr std::size_t kMost = std::size_t{1} << 20;
-    const int descriptor = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+    const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     std::string text(kMost + 1, '\0');
     std::size_t bytes = 0;
-    ssize_t part = descriptor < 0 ? -1 : 1;
+    ssize_t part = file.open() ? 1 : -1;
     while (part > 0 && bytes < text.size()) {
         do {
-            part = read(descriptor, text.data() + bytes, text.size() - bytes);
+            part = read(file.fd(), text.data() + bytes, text.size() - bytes);
         } while (part < 0 && errno == EINTR);
         bytes += part > 0 ? static_cast<std::size_t>(part) : 0;
     }
     why = part < 0 ? std::strerror(errno) : "it has more than 1 MiB";
-    if (descriptor >= 0) {
-        close(descriptor);
-    }
     if (part < 0 || bytes > kMost) {
         return std::nullopt;
     }

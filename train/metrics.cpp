@@ -19,6 +19,7 @@
 #include <optional>
 #include <vector>
 
+#include "base/descriptor.hpp"
 #include "base/error.hpp"
 #include "base/host_name.hpp"
 #include "model/protobuf.hpp"
@@ -54,12 +55,8 @@ bool takes_lines(const std::string& path) {
     if (stat(path.c_str(), &found) != 0 || S_ISREG(found.st_mode) || S_ISFIFO(found.st_mode)) {
         return true;
     }
-    const int device = open(path.c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
-    const bool terminal = isatty(device) != 0;
-    if (device >= 0) {
-        close(device);
-    }
-    return terminal;
+    const Descriptor device(open(path.c_str(), O_WRONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
+    return isatty(device.fd()) != 0;
 }
 
 std::uint32_t crc32c(const std::string& data) {

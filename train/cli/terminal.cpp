@@ -10,6 +10,8 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "base/descriptor.hpp"
+
 namespace gyre::train {
 namespace {
 
@@ -45,12 +47,8 @@ int terminal_columns() {
         !(target.string().starts_with("/dev/pts/") || target.string().starts_with("/dev/tty"))) {
         return 0;
     }
-    const int terminal = open(target.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC);
-    const int columns = columns_at(terminal);
-    if (terminal >= 0) {
-        close(terminal);
-    }
-    return columns;
+    const Descriptor terminal(open(target.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
+    return columns_at(terminal.fd());
 }
 
 int columns_of(const std::string& text) {
