@@ -141,7 +141,7 @@ fs::path cache_folder() {
     return cache.is_absolute() ? cache / "gyre" : home.empty() ? "" : home / ".cache" / "gyre";
 }
 
-ImageCache::ImageCache(std::string name, std::uint64_t key, Tell tell)
+ImageCache::ImageCache(const std::string& name, std::uint64_t key, Tell tell)
     : file_(cache_folder().empty() ? fs::path() : cache_folder() / name),
       key_(key),
       tell_(std::move(tell)) {}

@@ -24,7 +24,7 @@ class ImageCache {
  public:
     // name: the file's name; a file holds only the images of the latest `key`. tell: may be empty.
     using Tell = std::function<void(const std::string&)>;
-    ImageCache(std::string name, std::uint64_t key, Tell tell);
+    ImageCache(const std::string& name, std::uint64_t key, Tell tell);
 
     // Decodes the images if they are not found. It must call `progress` several times a second,
     // with a line for the user: a process that is silent for 10 s is considered stuck.

@@ -184,12 +184,14 @@ bool for_each(std::int64_t count, const std::function<bool(std::int64_t)>& body,
     for (unsigned i = 0; i < wanted; ++i) {
         threads.emplace_back(work);
     }
-    for (std::unique_lock lock(mutex); running > 0;) {
+    std::unique_lock lock(mutex);
+    while (running > 0) {
         ended.wait_for(lock, std::chrono::milliseconds(200));
         lock.unlock();
         tick(done);
         lock.lock();
     }
+    lock.unlock();
     for (std::thread& thread : threads) {
         thread.join();
     }

@@ -106,13 +106,14 @@ std::string nodes_of(const ConcatSpec& spec, const std::string& name,
 std::string nodes_of(const ActivationSpec& spec, const std::string& name,
                      const std::vector<std::string>& inputs, const std::string& output) {
     const std::string& x = inputs.front();
-    const auto part = [&](const char* suffix, const Operator& op, std::vector<std::string> from) {
+    const auto part = [&](const char* suffix, const Operator& op,
+                          const std::vector<std::string>& from) {
         return node_field(name + suffix, op, from, name + suffix);
     };
     const auto constant = [&](const char* suffix, float value) {
         return part(suffix, {"Constant", attribute("value_float", value)}, {});
     };
-    const auto whole = [&](const Operator& op, std::vector<std::string> from) {
+    const auto whole = [&](const Operator& op, const std::vector<std::string>& from) {
         return node_field(name, op, from, output);
     };
     const Operator hardsigmoid{"HardSigmoid",
@@ -185,7 +186,7 @@ class Nodes {
     }
     // Its name, after a Flatten where that is needed.
     std::string value(int number, bool flat) {
-        const std::string name =
+        std::string name =
             number == Node::kInput ? "input" : graph_.nodes[static_cast<std::size_t>(number)].name;
         if (!flat || is_flat(number)) {
             return name;

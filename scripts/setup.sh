@@ -2,8 +2,8 @@
 # Installs the missing Debian packages that gyre needs.
 #   scripts/setup.sh          for building, training and most tests
 #   scripts/setup.sh --all    also, if available, a compiler cache, and what some tests would otherwise be
-#                             skipped without: Arm's compiler and emulator, what makes packages, systems
-#                             and shells to try them in, and a disassembler of GPU code (from PyPI)
+#                             skipped without: Arm's compiler and emulator, clang, what makes packages,
+#                             systems and shells to try them in, and a disassembler of GPU code (from PyPI)
 # It works as root or with sudo on Debian 12 and later and Ubuntu 24.04; elsewhere it lists what is missing.
 set -euo pipefail
 
@@ -74,10 +74,15 @@ optional=(ccache mmdebstrap dpkg-dev file zsh fish groff-base)
 if [ "$(uname -m)" = x86_64 ]; then
     optional+=(qemu-user g++-aarch64-linux-gnu)
 fi
-mapfile -t needed < <(missing "${optional[@]}")
-if [ ${#needed[@]} -gt 0 ]; then
-    install_packages "${needed[@]}" || true
-fi
+# On their own, as older systems lack this version.
+clang=(clang-19 clang-tidy-19 libclang-rt-19-dev)
+for group in optional clang; do
+    declare -n packages_of=$group
+    mapfile -t needed < <(missing "${packages_of[@]}")
+    if [ ${#needed[@]} -gt 0 ]; then
+        install_packages "${needed[@]}" || true
+    fi
+done
 # The disassembler goes into a separate folder, where tests/kernels/sass_gate.py looks for it; the system's
 # Python packages and the source tree are not changed.
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then

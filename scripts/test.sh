@@ -4,7 +4,7 @@
 #   scripts/test.sh --ci             what CI runs: also with the sanitizers, the checker of kernels, other
 #                                    processors, and the kernels compiled for the newest GPU
 #   scripts/test.sh --all            the same with the kernels compiled and run for all GPUs
-#   scripts/test.sh PRESET ...       the tests of these presets: quick, ci, release, debug, asan, tsan, odr
+#   scripts/test.sh PRESET ...       the tests of these presets: quick, ci, release, debug, asan, tsan, odr, clang
 #   scripts/test.sh --only REGEX [PRESET ...]
 #                                    the tests whose names match, after building only what they need
 # It goes on to the next preset if tests fail, and ends with a table of times and what failed.
@@ -12,8 +12,8 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 only=''
 case ${1-} in
---ci) presets=(ci asan tsan odr) ;;
---all) presets=(release asan tsan odr) ;;
+--ci) presets=(ci asan tsan odr clang) ;;
+--all) presets=(release asan tsan odr clang) ;;
 --only)
     only=${2:?scripts/test.sh --only needs a regular expression for names of tests}
     presets=("${@:3}")
@@ -31,6 +31,10 @@ case ${1-} in
 *) scripts/setup.sh ;;
 esac
 
+if [[ ${1-} = --ci || ${1-} = --all ]] && ! command -v clang++-19 >/dev/null; then
+    echo "clang: not run, as there is no clang++-19 (Debian 12: clang-19 clang-tidy-19 libclang-rt-19-dev)"
+    unset 'presets[-1]'
+fi
 places=$((3 * $(nproc))) # tests/CMakeLists.txt says how many of them a test takes
 results=$(mktemp -d)
 trap 'rm -rf "$results"' EXIT

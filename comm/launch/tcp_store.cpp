@@ -253,7 +253,7 @@ std::string TcpStore::try_connect(int port, bool& fatal) {
         address_ = numeric(reinterpret_cast<sockaddr*>(&local), length).address;
         port_ = std::to_string(port);
         connection_ = std::move(socket);
-        seal_ = std::move(seal);
+        seal_ = seal;
         return {};
     }
     return trouble;

@@ -302,7 +302,6 @@ std::string NcclCommunicator::error_text(nccl::Result result) const {
 
 void NcclCommunicator::finish(const std::unique_lock<std::mutex>& lock, nccl::Result result,
                               const char* expression, const char* file, int line) {
-    std::string what;
     if (result == nccl::in_progress) {
         const Clock::time_point begin = Clock::now();
         while (result == nccl::in_progress && !aborted_ &&

@@ -16,15 +16,16 @@ std::unique_ptr<Addresses> numbers(const std::string& address, std::uint16_t por
     hints.ai_socktype = SOCK_STREAM;
     hints.ai_flags = AI_NUMERICHOST | AI_NUMERICSERV;
     auto found = std::make_unique<Addresses>();
-    getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found->first);
-    return found;
+    return getaddrinfo(address.c_str(), std::to_string(port).c_str(), &hints, &found->first) == 0
+               ? std::move(found)
+               : nullptr;
 }
 
 }  // namespace
 
 Socket listen_at(const std::string& address, std::uint16_t& port) {
     const std::unique_ptr<Addresses> found = numbers(address, 0);
-    if (found->first == nullptr) {
+    if (!found) {
         return {};
     }
     Socket socket(::socket(found->first->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -42,7 +43,7 @@ Socket listen_at(const std::string& address, std::uint16_t& port) {
 
 Socket connect_to(const std::string& address, std::uint16_t port, int timeout_ms) {
     const std::unique_ptr<Addresses> found = numbers(address, port);
-    if (found->first == nullptr) {
+    if (!found) {
         return {};
     }
     Socket socket(::socket(found->first->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));

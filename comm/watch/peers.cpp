@@ -4,6 +4,7 @@
 #include <poll.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "base/host_name.hpp"
 #include "base/printable.hpp"
@@ -123,7 +124,7 @@ void Peers::accept_all(const Secret& secret) {
                 const auto at = static_cast<std::size_t>(rank);
                 if (rank > 0 && rank < size_ && !joined_[at]) {
                     link.set_seal(rank_seal(secret, rank, true));
-                    links_[at] = std::move(link);
+                    links_[at] = std::exchange(link, Link());
                     joined_[at] = true;
                     --missing;
                 }

@@ -1,7 +1,8 @@
 // Feeds a reader with its seeds, with files, or with changed seeds, without a fuzzer:
 //   fuzz-replay TARGET COUNT         changed seeds, always the same ones in this order
 //   fuzz-replay TARGET FILE...       these inputs, such as one that a fuzzer has found
-//   fuzz-replay --seeds FOLDER       writes the seeds of all targets to FOLDER/TARGET/NUMBER
+//   fuzz-replay --seeds FOLDER TARGET...   writes the seeds of these targets to
+//   FOLDER/TARGET/NUMBER fuzz-replay --targets            prints the names of all targets
 // It ends by abort() if a reader does what it must not, and leaves the input in fuzz-TARGET.input
 // in the working folder. It fails if the reader accepts none of the changed inputs: such a target
 // does not get far enough to find anything.
@@ -85,13 +86,11 @@ class Changes {
     std::mt19937_64 random_{1};
 };
 
-void write_seeds(const fs::path& folder) {
-    for (const Target& each : targets()) {
-        fs::create_directories(folder / each.name);
-        int number = 0;
-        for (const std::string& seed : each.seeds()) {
-            std::ofstream(folder / each.name / std::to_string(number++), std::ios::binary) << seed;
-        }
+void write_seeds(const fs::path& folder, const Target& target) {
+    fs::create_directories(folder / target.name);
+    int number = 0;
+    for (const std::string& seed : target.seeds()) {
+        std::ofstream(folder / target.name / std::to_string(number++), std::ios::binary) << seed;
     }
 }
 
@@ -122,13 +121,22 @@ int change_seeds(const Target& target, long count) {
 }  // namespace
 
 int main(int argc, char** argv) {
-    if (argc == 3 && std::strcmp(argv[1], "--seeds") == 0) {
-        write_seeds(argv[2]);
+    if (argc >= 4 && std::strcmp(argv[1], "--seeds") == 0) {
+        for (int i = 3; i < argc; ++i) {
+            write_seeds(argv[2], target(argv[i]));
+        }
+        return 0;
+    }
+    if (argc == 2 && std::strcmp(argv[1], "--targets") == 0) {
+        for (const Target& each : targets()) {
+            std::printf("%s\n", each.name);
+        }
         return 0;
     }
     if (argc < 3) {
         std::fprintf(stderr,
-                     "fuzz-replay TARGET COUNT | TARGET FILE... | --seeds FOLDER; targets:");
+                     "fuzz-replay TARGET COUNT | TARGET FILE... | --seeds FOLDER TARGET... | "
+                     "--targets; targets:");
         for (const Target& each : targets()) {
             std::fprintf(stderr, " %s", each.name);
         }

@@ -1,5 +1,5 @@
-// What reads bytes of strangers, for fuzzing: each reader as a function of its input, with inputs
-// that it accepts to begin from.
+// The readers of strangers' bytes, for fuzzing: each is a function of its input, and has inputs
+// that it accepts, from which a fuzzer begins.
 #pragma once
 
 #include <string>

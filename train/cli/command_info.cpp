@@ -116,7 +116,8 @@ void print_weights(const std::string& path) {
             }
         }
         for (const auto& [name, part] : json.items()) {  // of a checkpoint's cursor
-            print_line(key + "." + name, part.is_string() ? part.get<std::string>() : part.dump());
+            print_line(fmt::format("{}.{}", key, name),
+                       part.is_string() ? part.get<std::string>() : part.dump());
         }
     }
     std::size_t elems = 0;

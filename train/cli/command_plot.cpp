@@ -76,7 +76,7 @@ std::vector<Row> read_rows(const std::string& path) {
     int number = 0;
     std::string buffer(kMostLineBytes, '\0');
     while (file.getline(buffer.data(), kMostLineBytes) || file.gcount() > 0) {
-        const std::string line = buffer.c_str();
+        const std::string line = buffer.substr(0, buffer.find('\0'));
         ++number;
         try {
             if (!file) {  // it has more bytes
