@@ -17,7 +17,9 @@
 #include <cstring>
 #include <filesystem>
 #include <optional>
+#include <string_view>
 #include <thread>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "base/error.hpp"
@@ -108,6 +110,21 @@ MeetingFolder::~MeetingFolder() {
     here_.receive_all(&byte, 1);
 }
 
+// The text with its rank at the begin, and behind each kClearLine.
+std::string with_rank(std::size_t rank, std::string_view text) {
+    std::string marked;
+    for (bool begin = true; begin || !text.empty(); begin = false) {
+        if (text.starts_with(kClearLine)) {
+            marked += kClearLine;
+            text.remove_prefix(std::strlen(kClearLine));
+        }
+        const std::string_view part = text.substr(0, text.find(kClearLine));
+        marked += fmt::format("[{}] {}", rank, part);
+        text.remove_prefix(part.size());
+    }
+    return marked;
+}
+
 class LocalRanks {
  public:
     LocalRanks(int ranks, const std::vector<std::string>& command);
@@ -147,7 +164,8 @@ class LocalRanks {
     int code_ = 0;
     bool signalled_ = false;  // code_ is of a rank that a signal has ended
     std::optional<Clock::time_point> failed_;
-    int urged_ = 0;  // how often the rest has been told to end
+    bool drawn_ = false;  // an unended line of standard output
+    int urged_ = 0;       // how often the rest has been told to end
 };
 
 LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command)
@@ -235,7 +253,7 @@ void LocalRanks::become(std::size_t rank, const std::vector<std::string>& comman
     _exit(127);
 }
 
-// Whole lines, each with its rank.
+// Whole lines, each with its rank, and what is drawn without an end of line.
 void LocalRanks::pass_on(std::size_t rank, Stream& stream) {
     std::array<char, 16384> some;
     const ssize_t bytes = read(stream.fd, some.data(), some.size());
@@ -248,8 +266,18 @@ void LocalRanks::pass_on(std::size_t rank, Stream& stream) {
         stream.line += '\n';
     }
     for (std::size_t to = 0; (to = stream.line.find('\n')) != std::string::npos;) {
-        fmt::print(stream.to, "[{}] {}\n", rank, stream.line.substr(0, to));
+        const std::string line = with_rank(rank, stream.line.substr(0, to));
+        if (std::exchange(drawn_, false) && !line.starts_with(kClearLine)) {
+            fmt::print(stdout, "{}", kClearLine);
+            std::fflush(stdout);  // before what may come by standard error
+        }
+        fmt::print(stream.to, "{}\n", line);
         stream.line.erase(0, to + 1);
+    }
+    if (const std::size_t last = stream.line.rfind(kClearLine); last != std::string::npos) {
+        fmt::print(stream.to, "{}", with_rank(rank, stream.line));
+        stream.line.erase(0, last);  // and drawn again when more of it comes
+        drawn_ = true;
     }
     std::fflush(stream.to);
     if (end) {

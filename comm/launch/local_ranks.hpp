@@ -12,11 +12,16 @@ namespace gyre::comm {
 // for all of them. Their lines come out behind "[RANK] ". SIGINT, SIGTERM, SIGHUP, SIGUSR1 and
 // SIGUSR2 go to all of them. If one fails, the others have kGraceSeconds to end by themselves, then
 // as long after a SIGTERM, then they are killed, and those that are stopped at once; no rank
-// outlives its parent. Returns 0, or the exit code of the first that failed, 128 + N if signal N
+// outlives its parent. What follows kClearLine is drawn at once, and drawn over by what comes next.
+// Returns 0, or the exit code of the first that failed, 128 + N if signal N
 // ended it. Throws Error(communication) if processes cannot be started.
 int run_local_ranks(int ranks, const std::vector<std::string>& command);
 
 // The variable by which such a rank knows where to meet.
 constexpr const char* kLaunchFolder = "GYRE_LAUNCH_DIR";
+
+// Begins a line that is not ended but drawn over, such as a bar of progress.
+constexpr const char* kClearLine = "\r\033[K";
+constexpr int kRankColumns = 4;  // that "[0] " takes before the lines of rank 0, which draws bars
 
 }  // namespace gyre::comm

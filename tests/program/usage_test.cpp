@@ -164,17 +164,23 @@ TEST_CASE("lines fit the terminal, whatever its width") {
     const std::string data = (dir.path() / "set").string();
     make_dataset(data, 400, 8, 1, 28, 28, 2);
     for (const int columns : {30, 60, 80}) {
-        for (const int ranks : {0, 2}) {
-            if (ranks > 0 && columns != 60) {
+        const std::string train = "train --batch-size 2 --epochs 2 --data " + data;
+        // By itself, under mpirun, and under gyre launch, which puts each rank before its lines.
+        for (const std::string& command :
+             {gyre_command(0, train), gyre_command(2, train),
+              gyre_binary() + " launch -n 2 -- " + train + " --threads 1"}) {
+            const bool launched = command.find(" launch ") != command.npos;
+            if (command != gyre_command(0, train) && columns != 60) {
                 continue;
             }
-            const Outcome outcome =
-                run_shell("script -qec 'stty cols " + std::to_string(columns) + "; " +
-                          gyre_command(ranks, "train --batch-size 2 --epochs 2 --data " + data) +
-                          "' /dev/null");
+            const Outcome outcome = run_shell("script -qec 'stty cols " + std::to_string(columns) +
+                                              "; " + command + "' /dev/null");
             INFO(columns << " columns\n" << outcome.output);
             REQUIRE(outcome.exit_code == 0);
-            CHECK(count_of(outcome.output, "\r\033[Kepoch 1/2 [") >= 1);
+            const std::string rank = launched ? "[0] " : "";
+            CHECK(count_of(outcome.output, "\r\033[K" + rank + "epoch 1/2 [") >= 1);
+            // What is drawn is drawn over before the next line.
+            CHECK(count_of(outcome.output, "\r\033[K" + rank + "epoch 1/2  train loss") == 1);
             std::istringstream in(outcome.output);
             for (std::string line; std::getline(in, line, '\r');) {
                 std::istringstream lines(line);

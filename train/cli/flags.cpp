@@ -35,6 +35,8 @@ CLI::Option* add_flag(CLI::App& app, const Setting& row) {
     option->type_name(row.type)->required(row.required);
     if (row.max_words > 1) {
         option->expected(1, row.max_words)->allow_extra_args();
+    } else if (!row.positional) {
+        option->multi_option_policy(CLI::MultiOptionPolicy::TakeLast);
     }
     if (const std::string value = row.value(); !value.empty() && !row.help.ends_with(']')) {
         option->default_str(value);

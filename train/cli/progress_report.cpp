@@ -4,13 +4,13 @@
 
 #include <cstdio>
 
+#include "comm/launch/local_ranks.hpp"
 #include "train/cli/terminal.hpp"
 #include "train/settings.hpp"
 
 namespace gyre::train {
 namespace {
 
-constexpr const char* kClearLine = "\r\033[K";
 constexpr double kBarInterval = 0.1;  // seconds between two drawings of the bar
 
 std::string graph_text(const GraphCache& graphs) {
@@ -48,7 +48,8 @@ ProgressReport::ProgressReport(const RunSpec& run, bool is_root)
 void ProgressReport::say(const std::vector<std::string>& items,
                          const std::string& separator) const {
     if (!run_.reports.quiet) {
-        fmt::print("{}{}\n", columns_ > 0 ? kClearLine : "", wrap(items, separator, columns_));
+        fmt::print("{}{}\n", columns_ > 0 ? comm::kClearLine : "",
+                   wrap(items, separator, columns_));
         std::fflush(stdout);
     }
 }
@@ -122,7 +123,7 @@ void ProgressReport::draw_bar(const Training& training) {
     progress.images_per_second = static_cast<double>(new_images) / (elapsed - done_seconds_);
     progress.loss = training.mean_loss();
     progress.seconds_left = elapsed / (done - before) * (run_.stop.epochs - done);
-    fmt::print("{}{}", kClearLine, progress_line(progress, columns_));
+    fmt::print("{}{}", comm::kClearLine, progress_line(progress, columns_));
     std::fflush(stdout);
 }
 
@@ -148,8 +149,10 @@ void ProgressReport::on_epoch(const Training& training, const EpochFacts& epoch)
     }
     items.push_back(fmt::format("{:.2f} s", seconds_since(epoch.begin)));
     items.push_back(fmt::format("{:.0f} images/s", epoch.images_per_second()));
-    items.push_back(fmt::format("exposed communication {:.1f} %",
-                                100.0 * epoch.communication.exposed / epoch.train_seconds));
+    if (training.session.communicator().size() > 1) {
+        items.push_back(fmt::format("exposed communication {:.1f} %",
+                                    100.0 * epoch.communication.exposed / epoch.train_seconds));
+    }
     if (epoch.best && !run_.checkpoints.save.empty()) {
         items.emplace_back("saved");
     }

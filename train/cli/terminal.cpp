@@ -11,6 +11,7 @@
 #include <filesystem>
 
 #include "base/descriptor.hpp"
+#include "comm/launch/local_ranks.hpp"
 
 namespace gyre::train {
 namespace {
@@ -31,13 +32,14 @@ int columns_at(int terminal) {
 
 }  // namespace
 
-// mpirun gives each rank a terminal of its own, wherever the output goes from there, so under a
-// launcher its standard output counts: the parent's.
+// mpirun gives each rank a terminal of its own, and `gyre launch` a pipe, wherever the output goes
+// from there: under a launcher its standard output counts, the parent's.
 int terminal_columns() {
-    if (isatty(STDOUT_FILENO) == 0) {
+    const bool launched = std::getenv(comm::kLaunchFolder) != nullptr;
+    if (!launched && isatty(STDOUT_FILENO) == 0) {
         return 0;
     }
-    if (std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
+    if (!launched && std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr) {
         return columns_at(STDOUT_FILENO);
     }
     std::error_code error;
@@ -48,7 +50,7 @@ int terminal_columns() {
         return 0;
     }
     const Descriptor terminal(open(target.c_str(), O_RDONLY | O_NOCTTY | O_NONBLOCK | O_CLOEXEC));
-    return columns_at(terminal.fd());
+    return columns_at(terminal.fd()) - (launched ? comm::kRankColumns : 0);
 }
 
 int columns_of(const std::string& text) {
