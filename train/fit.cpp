@@ -53,8 +53,8 @@ class Fit {
         if (training_.held_back && !facts(ending).within_epoch) {
             evaluate_held_back();
         }
-        for (FitObserver* observer : observers_) {
-            observer->on_end(training_, ending);
+        for (auto observer = observers_.rbegin(); observer != observers_.rend(); ++observer) {
+            (*observer)->on_end(training_, ending);
         }
         return ending;
     }

@@ -65,7 +65,8 @@ struct EpochFacts {
 };
 
 // An observer is told of a training's progress. All ranks call the same functions in the same
-// order, so each may be collective; if only some ranks may fail in one, it uses agree().
+// order, so each may be collective; if only some ranks may fail in one, it uses agree(). Observers
+// are called in their order, and in the reverse one when the training ends.
 class FitObserver {
  public:
     virtual ~FitObserver() = default;
@@ -87,8 +88,7 @@ class FitObserver {
 };
 
 // Collective. Trains until run.stop says so, a rank is interrupted (train/interrupt.hpp), or all
-// epochs are done. Observers are told in their order. Throws AgreedError(diverged) if the loss or a
-// gradient is not finite.
+// epochs are done. Throws AgreedError(diverged) if the loss or a gradient is not finite.
 Ending fit(Training& training, const std::vector<FitObserver*>& observers);
 
 }  // namespace gyre::train

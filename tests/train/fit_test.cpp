@@ -99,6 +99,21 @@ struct Fixture {
 
 }  // namespace
 
+TEST_CASE("observers are called in their order, and in the reverse one at the end", "[fit]") {
+    struct Named final : FitObserver {
+        Named(std::string name_, std::string& calls_) : name(std::move(name_)), calls(calls_) {}
+        void on_start(const Training&) override { calls += name; }
+        void on_epoch(const Training&, const EpochFacts&) override { calls += name; }
+        void on_end(const Training&, Ending) override { calls += name; }
+        std::string name;
+        std::string& calls;
+    };
+    std::string calls;
+    Named first("a", calls), second("b", calls);
+    Fixture(small_run(1)).fit({&first, &second});
+    CHECK(calls == "ababba");
+}
+
 TEST_CASE("observers are told of all that happens, in order", "[fit]") {
     Fixture fixture(small_run(2));
     fixture.seen.pauses = {3, 10};

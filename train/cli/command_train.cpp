@@ -120,9 +120,11 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
         }
         training.cursor = checkpoints->resume(session);
     }
-    std::vector<FitObserver*> observers = {checkpoints.get(), &progress, metrics.get()};
+    // Metrics come before checkpoints: of an epoch that is in the metrics and not in a checkpoint,
+    // as a kill may leave it, the line is removed at the resume. The reverse would lose the line.
+    std::vector<FitObserver*> observers = {metrics.get(), &progress, checkpoints.get()};
     if (trace != nullptr) {
-        observers.insert(observers.begin() + 1, trace.get());
+        observers.insert(observers.end() - 1, trace.get());
     }
     if (options.reports.check_sync > 0) {
         observers.insert(observers.begin(), &sync_check);
