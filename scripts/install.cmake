@@ -10,10 +10,12 @@ install(TARGETS gyre RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT progr
 # The same RPATH in both places: CMake would pad one of them with empty entries, which stand for the current folder.
 set_target_properties(gyre PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH_USE_LINK_PATH ON
   INSTALL_RPATH "$ORIGIN/comm;$ORIGIN/../lib/gyre")
-if(GYRE_HAVE_MPI)
-  install(TARGETS gyre_mpi LIBRARY DESTINATION lib/gyre COMPONENT program)
-  set_target_properties(gyre_mpi PROPERTIES INSTALL_RPATH "$ORIGIN")
-endif()
+foreach(module gyre_mpi_abi gyre_mpi)
+  if(TARGET ${module})
+    install(TARGETS ${module} LIBRARY DESTINATION lib/gyre COMPONENT program)
+    set_target_properties(${module} PROPERTIES INSTALL_RPATH "$ORIGIN")
+  endif()
+endforeach()
 install(PROGRAMS scripts/get-mnist.sh RENAME gyre-get-mnist DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT program)
 install(FILES README.md CHANGELOG.md SECURITY.md LICENSE NOTICE DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)
 install(DIRECTORY docs examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT program)

@@ -18,7 +18,7 @@ most_kib=${GYRE_PACK_MOST_KIB:-20480}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 mkdir "$folder/lib" "$folder/kernels" "$folder/comm"
-for program in "${programs[@]}" comm/libgyre_mpi.so; do
+for program in "${programs[@]}" comm/libgyre_mpi.so comm/libgyre_mpi_abi.so; do
     if [ ! -x "$build/$program" ]; then
         echo "pack: $build/$program is missing; build it first" >&2
         exit 1

@@ -3,7 +3,7 @@
 #   scripts/setup.sh          for building, training and most tests
 #   scripts/setup.sh --all    also, if available, a compiler cache, and what some tests would otherwise be
 #                             skipped without: Arm's compiler and emulator, clang, what makes packages,
-#                             systems and shells to try them in, and a disassembler of GPU code (from PyPI)
+#                             systems and shells to try them in, and from PyPI a disassembler of GPU code and MPICH
 # It works as root or with sudo on Debian 12 and later and Ubuntu 24.04; elsewhere it lists what is missing.
 set -euo pipefail
 
@@ -83,18 +83,20 @@ for group in optional clang; do
         install_packages "${needed[@]}" || true
     fi
 done
-# The disassembler goes into a separate folder, where tests/kernels/sass_gate.py looks for it; the system's
-# Python packages and the source tree are not changed.
-if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then
-    tools=${XDG_CACHE_HOME:-$HOME/.cache}/gyre/cuda-tools
-    if ! compgen -G "$tools/lib/python3*/site-packages/nvidia/*/bin/nvdisasm" >/dev/null; then
-        if [ -n "$(missing python3-venv)" ]; then
-            install_packages python3-venv || true
-        fi
-        if ! { [ -x "$tools/bin/pip" ] || python3 -m venv "$tools"; } ||
-            ! "$tools/bin/pip" install -q --disable-pip-version-check --timeout 20 --retries 1 \
-                nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump; then
-            echo "gyre: nvdisasm could not be installed (see above)" >&2
-        fi
+# Installs packages of PyPI into a separate folder, where the tests look for them, unless it has this file. The
+# system's Python packages and the source tree are not changed.
+from_pypi() {
+    local tools=${XDG_CACHE_HOME:-$HOME/.cache}/gyre/$1 file=$2
+    ! compgen -G "$tools/$file" >/dev/null || return 0
+    if [ -n "$(missing python3-venv)" ]; then
+        install_packages python3-venv || true
     fi
+    if ! { [ -x "$tools/bin/pip" ] || python3 -m venv "$tools"; } ||
+        ! "$tools/bin/pip" install -q --disable-pip-version-check --timeout 20 --retries 1 "${@:3}"; then
+        echo "gyre: ${*:3} could not be installed (see above)" >&2
+    fi
+}
+if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then # for tests/kernels/sass_gate.py
+    from_pypi cuda-tools 'lib/python3*/site-packages/nvidia/*/bin/nvdisasm' nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump
 fi
+from_pypi mpich lib/libmpi_abi.so.1 mpich==5.0.2 # for tests/comm/mpi_abi_test.sh

@@ -1,5 +1,5 @@
-// The communicator over MPI (Open MPI 4 or later): a module that is linked with MPI's library, and
-// that mpi_module.cpp loads.
+// The communicator over MPI: a module that mpi_module.cpp loads. It is compiled with Open MPI's
+// mpi.h, and with that of MPI 5.0's standard binary interface (abi/mpi.h).
 //
 // Gradient reductions are non-blocking and run on a separate communicator. They are cut into
 // pieces, and only a few pieces are under way at a time: MPI's temporary copies then stay small,
@@ -85,7 +85,10 @@ std::string library_version() {
     int length = 0;
     MPI_Get_library_version(text.data(), &length);
     const std::string version(text.data(), static_cast<std::size_t>(length));
-    return version.substr(0, version.find(','));
+    // Open MPI's goes on behind a comma, MPICH's in more lines, of which the first has a tab.
+    std::string first = version.substr(0, version.find_first_of(",\n"));
+    std::replace(first.begin(), first.end(), '\t', ' ');
+    return first;
 }
 
 class MpiCommunicator final : public Communicator {

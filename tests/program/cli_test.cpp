@@ -327,8 +327,11 @@ TEST_CASE("a launcher whose ranks cannot find each other is refused with a hint"
         INFO(environment << flags);
         expect_exit(run_shell(environment + " " + gyre_command(0, set.base + flags)), 4, parts);
     };
-    // MPI knows nothing of them.
-    refuse("PMI_SIZE=4", "", {"MPICH", "4 ranks", "Open MPI"});
+    // MPICH's mpiexec, without a library that has its interface, and with a foreign one.
+    refuse("PMI_SIZE=4 GYRE_MPI_LIBRARY=/none.so", "",
+           {"/none.so", "MPICH 5", "libmpi_abi.so.1", "GYRE_MPI_LIBRARY", "gyre launch"});
+    refuse("PMI_SIZE=4 GYRE_MPI_LIBRARY=libz.so.1", "",
+           {"libz.so.1 does not have the standard binary interface of MPI 5.0"});
     // A program that does not find the module of MPI.
     const std::string alone = set.file("gyre");
     std::filesystem::copy_file(gyre_binary(), alone);
