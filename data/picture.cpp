@@ -94,6 +94,19 @@ Picture decode_png(const fs::path& path, const Bytes& bytes, bool colour) {
 #endif
 
 #if GYRE_HAVE_JPEG
+// Converts a row of inks, [pixels][4] as JPEG files have them, where 255 is no ink, to red, green
+// and blue, [pixels][3]: as PIL does, without regard to what the inks look like on paper.
+void colours_of_inks(const std::uint8_t* inks, std::size_t pixels, std::uint8_t* colours) {
+    for (std::size_t i = 0; i < pixels; ++i) {
+        const int light = inks[4 * i + 3];  // that black lets through
+        for (std::size_t c = 0; c < 3; ++c) {
+            const int product = (255 - inks[4 * i + c]) * light + 128;
+            const int taken = ((product >> 8) + product) >> 8;  // product / 255, rounded
+            colours[3 * i + c] = static_cast<std::uint8_t>(std::max(0, light - taken));
+        }
+    }
+}
+
 // libjpeg reports errors by longjmp, which must not skip a destructor: so every object that has one
 // is a member here, and read() has no such local.
 class JpegReader {
@@ -127,21 +140,31 @@ class JpegReader {
         return true;
     }
     bool read(int channels, std::uint8_t* pixels) {
+        const bool inks = in_inks();
+        ink_row_.resize(inks ? std::size_t{info_.image_width} * 4 : 0);
         if (setjmp(errors_.at) != 0) {
             return false;
         }
-        info_.out_color_space = channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
+        info_.out_color_space = inks ? JCS_CMYK : channels == 1 ? JCS_GRAYSCALE : JCS_RGB;
         jpeg_start_decompress(&info_);
         const std::size_t row_bytes =
             std::size_t{info_.output_width} * static_cast<std::size_t>(channels);
         while (info_.output_scanline < info_.output_height) {
-            JSAMPROW row = pixels + std::size_t{info_.output_scanline} * row_bytes;
+            std::uint8_t* const to = pixels + std::size_t{info_.output_scanline} * row_bytes;
+            JSAMPROW row = inks ? ink_row_.data() : to;
             jpeg_read_scanlines(&info_, &row, 1);
+            if (inks) {
+                colours_of_inks(ink_row_.data(), info_.output_width, to);
+            }
         }
         jpeg_finish_decompress(&info_);
         return true;
     }
     const jpeg_decompress_struct& info() const { return info_; }
+    // True if the picture's colours are those of printing: cyan, magenta, yellow and black.
+    bool in_inks() const {
+        return info_.jpeg_color_space == JCS_CMYK || info_.jpeg_color_space == JCS_YCCK;
+    }
     std::string_view text() const { return errors_.text; }
 
  private:
@@ -152,6 +175,7 @@ class JpegReader {
     };
     jpeg_decompress_struct info_{};
     Errors errors_{};
+    Bytes ink_row_;
 };
 
 Picture decode_jpeg(const fs::path& path, const Bytes& bytes, bool colour) {
@@ -160,11 +184,6 @@ Picture decode_jpeg(const fs::path& path, const Bytes& bytes, bool colour) {
         fail_damaged(path, "JPEG", reader.text());
     }
     const auto& info = reader.info();
-    if (info.jpeg_color_space == JCS_CMYK || info.jpeg_color_space == JCS_YCCK) {
-        refuse(path,
-               "expected a JPEG picture in RGB, found CMYK; convert it, as `convert FILE "
-               "-colorspace sRGB FILE` does");
-    }
     check_size(path, info.image_width, info.image_height);
     Picture picture;
     picture.channels = colour || info.jpeg_color_space != JCS_GRAYSCALE ? 3 : 1;

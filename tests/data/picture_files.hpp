@@ -38,9 +38,10 @@ inline void write_png(const std::filesystem::path& path, int channels, int heigh
 #endif
 
 #if GYRE_HAVE_JPEG
-// Writes a picture whose pixels all have one value.
-inline void write_jpeg(const std::filesystem::path& path, int channels, int height, int width,
-                       std::uint8_t value) {
+// Writes a picture whose pixels are all this one, [channels]; 4: CMYK, as it is or as YCCK.
+inline void write_jpeg(const std::filesystem::path& path, int height, int width, const Bytes& pixel,
+                       bool ycck = false) {
+    const auto channels = static_cast<int>(pixel.size());
     std::filesystem::create_directories(path.parent_path());
     std::FILE* file = std::fopen(path.c_str(), "wb");
     if (file == nullptr) {
@@ -56,9 +57,15 @@ inline void write_jpeg(const std::filesystem::path& path, int channels, int heig
     info.input_components = channels;
     info.in_color_space = channels == 1 ? JCS_GRAYSCALE : channels == 3 ? JCS_RGB : JCS_CMYK;
     jpeg_set_defaults(&info);
+    if (ycck) {
+        jpeg_set_colorspace(&info, JCS_YCCK);
+    }
     jpeg_set_quality(&info, 100, TRUE);
     jpeg_start_compress(&info, TRUE);
-    Bytes row(static_cast<std::size_t>(width * channels), value);
+    Bytes row;
+    for (int i = 0; i < width; ++i) {
+        row.insert(row.end(), pixel.begin(), pixel.end());
+    }
     for (int i = 0; i < height; ++i) {
         JSAMPROW at = row.data();
         jpeg_write_scanlines(&info, &at, 1);
@@ -66,6 +73,10 @@ inline void write_jpeg(const std::filesystem::path& path, int channels, int heig
     jpeg_finish_compress(&info);
     jpeg_destroy_compress(&info);
     std::fclose(file);
+}
+inline void write_jpeg(const std::filesystem::path& path, int channels, int height, int width,
+                       std::uint8_t value) {
+    write_jpeg(path, height, width, Bytes(static_cast<std::size_t>(channels), value));
 }
 #endif
 
