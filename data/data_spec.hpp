@@ -23,6 +23,8 @@ struct DataSpec {
     std::optional<int> classes = {};
     // All images are resized to this; without it, they must all have the same size.
     std::optional<ImageSize> resize = {};
+    // So many pictures of a folder that cannot be read are left out, and named.
+    std::int64_t skip_bad = 0;
     std::vector<float> mean = {}, stddev = {};  // per channel, or one for all; empty: measured
     // This part of each class's training images, after `limit`, is held out for validation.
     std::optional<double> val_split = {};

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <future>
 #include <optional>
 #include <system_error>
@@ -26,21 +27,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr char kMagic[16] = "gyre images 2\n";
+constexpr char kMagic[16] = "gyre images 3\n";
 constexpr std::size_t kHeaderBytes = 4096;  // one page, so that pixels begin on a page boundary
 
 struct Header {
     char magic[16] = {};
     std::uint64_t key = 0;
-    std::int64_t images = 0;
+    std::int64_t images = 0;  // that are there
     std::int32_t channels = 0, height = 0, width = 0;
-    std::int32_t unused = 0;
-    std::uint64_t hash = 0;  // of all fields above and the pixels
+    std::int32_t left_out = 0;  // so many numbers follow the header
+    std::uint64_t hash = 0;     // of all fields above, these numbers, and the pixels
 };
+static_assert(sizeof(Header) + ImageCache::kMostLeftOut * sizeof(std::int64_t) <= kHeaderBytes);
 
-std::uint64_t hash_of(const Header& header, const std::uint8_t* pixels, std::size_t bytes) {
+std::uint64_t hash_of(const Header& header, const DecodedImages& images, const std::uint8_t* pixels,
+                      std::size_t bytes) {
     Hash hash;
     hash.add(&header, offsetof(Header, hash));
+    if (!images.left_out.empty()) {
+        hash.add(images.left_out.data(), images.left_out.size() * sizeof(std::int64_t));
+    }
     hash.add(pixels, bytes);
     return hash.value();
 }
@@ -48,6 +54,26 @@ std::uint64_t hash_of(const Header& header, const std::uint8_t* pixels, std::siz
 std::size_t bytes_of(const DecodedImages& shape, std::int64_t images) {
     return static_cast<std::size_t>(images) * static_cast<std::size_t>(shape.channels) *
            static_cast<std::size_t>(shape.height) * static_cast<std::size_t>(shape.width);
+}
+
+// Moves the images of [images] pixels together where some are left out; returns their bytes.
+std::size_t close_gaps(const DecodedImages& shape, std::int64_t images, std::uint8_t* pixels) {
+    const std::size_t image_bytes = bytes_of(shape, 1);
+    const auto gap_count = static_cast<std::int64_t>(shape.left_out.size());
+    for (std::int64_t gap = 0; gap < gap_count; ++gap) {
+        const auto at = static_cast<std::size_t>(gap);
+        const std::int64_t first = shape.left_out[at] + 1;
+        const std::int64_t end = gap + 1 < gap_count ? shape.left_out[at + 1] : images;
+        std::memmove(pixels + bytes_of(shape, first - 1 - gap), pixels + bytes_of(shape, first),
+                     static_cast<std::size_t>(end - first) * image_bytes);
+    }
+    return bytes_of(shape, images - gap_count);
+}
+
+bool ascending(const std::vector<std::int64_t>& numbers, std::int64_t end) {
+    return std::adjacent_find(numbers.begin(), numbers.end(), std::greater_equal<>()) ==
+               numbers.end() &&
+           (numbers.empty() || (numbers.front() >= 0 && numbers.back() < end));
 }
 
 // A new file next to the final one; it is removed again unless it is moved to the final place.
@@ -154,7 +180,7 @@ void ImageCache::say(const std::string& text) const {
 
 // Returns no pixels if the file is missing, has another key or is damaged; damage is reported if
 // `tell_damage` is set.
-DecodedImages ImageCache::open_file(std::int64_t images, bool tell_damage) const {
+DecodedImages ImageCache::open_file(const Decoder& decoder, bool tell_damage) const {
     const Descriptor file(open(file_.c_str(), O_RDONLY | O_CLOEXEC));
     Header header;
     struct stat status = {};
@@ -164,12 +190,22 @@ DecodedImages ImageCache::open_file(std::int64_t images, bool tell_damage) const
     }
     // The pixels must have the size that the extents imply and the hash that was written with them.
     DecodedImages found{header.channels, header.height, header.width, {}};
+    found.left_out.resize(header.left_out >= 0 && header.left_out <= kMostLeftOut
+                              ? static_cast<std::size_t>(header.left_out)
+                              : 0);
+    const std::size_t list_bytes = found.left_out.size() * sizeof(std::int64_t);
+    const std::int64_t images = decoder.images - header.left_out;
     if (header.images == images && fstat(file.fd(), &status) == 0 &&
-        status.st_size > static_cast<off_t>(kHeaderBytes)) {
+        status.st_size > static_cast<off_t>(kHeaderBytes) &&
+        (list_bytes == 0 || pread(file.fd(), found.left_out.data(), list_bytes, sizeof header) ==
+                                static_cast<ssize_t>(list_bytes))) {
         const auto bytes = static_cast<std::size_t>(status.st_size) - kHeaderBytes;
         auto memory = map_file(file.fd(), file_, kHeaderBytes, bytes, false);
-        if (memory && hash_of(header, memory.get(), bytes) == header.hash &&
-            bytes == bytes_of(found, images)) {
+        if (memory && hash_of(header, found, memory.get(), bytes) == header.hash &&
+            bytes == bytes_of(found, images) && ascending(found.left_out, decoder.images)) {
+            if (header.left_out > decoder.may_leave_out) {
+                return {};  // the decoder says what is wrong with these images
+            }
             found.pixels = Pixels(std::move(memory), bytes);
             return found;
         }
@@ -204,16 +240,22 @@ std::optional<DecodedImages> ImageCache::decode_to_file(DecodedImages shape, std
     if (!decoder.decode(shape, memory.get(), progress)) {
         return DecodedImages{};
     }
+    bytes = close_gaps(shape, decoder.images, memory.get());
     Header header{.key = key_,
-                  .images = decoder.images,
+                  .images = decoder.images - static_cast<std::int64_t>(shape.left_out.size()),
                   .channels = shape.channels,
                   .height = shape.height,
-                  .width = shape.width};
+                  .width = shape.width,
+                  .left_out = static_cast<std::int32_t>(shape.left_out.size())};
     std::memcpy(header.magic, kMagic, sizeof kMagic);
     auto moved = std::async(std::launch::async, [&] {
-        header.hash = hash_of(header, memory.get(), bytes);
-        std::memcpy(memory.get() - kHeaderBytes, &header, sizeof header);
-        return to.move_to_place();
+        header.hash = hash_of(header, shape, memory.get(), bytes);
+        std::uint8_t* const page = memory.get() - kHeaderBytes;
+        std::memcpy(page, &header, sizeof header);
+        std::copy(shape.left_out.begin(), shape.left_out.end(),
+                  reinterpret_cast<std::int64_t*>(page + sizeof header));
+        return ftruncate(to.file().fd(), static_cast<off_t>(kHeaderBytes + bytes)) == 0 &&
+               to.move_to_place();
     });
     while (moved.wait_for(std::chrono::milliseconds(200)) != std::future_status::ready) {
         progress(fmt::format("writing {}", file_.string()));
@@ -240,6 +282,7 @@ DecodedImages ImageCache::decode(const Decoder& decoder, const Progress& progres
         }
         std::vector<std::uint8_t> pixels(bytes);
         if (decoder.decode(images, pixels.data(), progress)) {
+            pixels.resize(close_gaps(images, decoder.images, pixels.data()));
             images.pixels = std::move(pixels);
             return images;
         }
@@ -260,12 +303,12 @@ DecodedImages ImageCache::load(const Decoder& decoder) {
     }
     std::error_code error;
     fs::create_directories(file_.parent_path(), error);
-    DecodedImages found = open_file(decoder.images, false);
+    DecodedImages found = open_file(decoder, false);
     if (found.pixels.size() != 0) {
         return found;
     }
     Lock lock(file_.string() + ".lock", tell_);
-    found = open_file(decoder.images, true);  // another process may have written it
+    found = open_file(decoder, true);  // another process may have written it
     if (found.pixels.size() != 0) {
         return found;
     }

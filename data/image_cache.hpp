@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "data/pixels.hpp"
 
@@ -14,6 +15,7 @@ namespace gyre::data {
 struct DecodedImages {
     int channels = 0, height = 0, width = 0;
     Pixels pixels;
+    std::vector<std::int64_t> left_out = {};  // numbers of the images that are missing, ascending
 };
 
 // Returns the folder of the files: $XDG_CACHE_HOME/gyre or $HOME/.cache/gyre; empty if neither
@@ -30,20 +32,23 @@ class ImageCache {
     // with a line for the user: a process that is silent for 10 s is considered stuck.
     using Progress = std::function<void(const std::string&)>;
     struct Decoder {
-        // The number of images, and the shape that they all have.
-        std::int64_t images = 0;
+        // The number of images, how many of them may be left out, up to kMostLeftOut, and the shape
+        // that they all have.
+        std::int64_t images = 0, may_leave_out = 0;
         std::function<DecodedImages()> shape;
-        // Returns false if the shape was wrong; shape() is then called again.
-        std::function<bool(const DecodedImages& shape, std::uint8_t* pixels, const Progress&)>
-            decode;
+        // Writes image i to place i, and says which images it has left out. Returns false if the
+        // shape was wrong; shape() is then called again.
+        std::function<bool(DecodedImages& shape, std::uint8_t* pixels, const Progress&)> decode;
     };
+    static constexpr std::int64_t kMostLeftOut =
+        500;  // of which a file's first page has the numbers
     // Returns the images from the file, or decodes them and writes them there. If several processes
     // come at once, one decodes and the others wait for it as long as it makes progress. A file
     // that cannot be written is only reported to `tell`. Throws what the decoder throws.
     DecodedImages load(const Decoder& decoder);
 
  private:
-    DecodedImages open_file(std::int64_t images, bool tell_damage) const;
+    DecodedImages open_file(const Decoder& decoder, bool tell_damage) const;
     DecodedImages decode(const Decoder& decoder, const Progress& progress);
     std::optional<DecodedImages> decode_to_file(DecodedImages shape, std::size_t bytes,
                                                 const Decoder& decoder, const Progress& progress);

@@ -18,10 +18,10 @@ bool is_picture_name(const std::filesystem::path& path);
 bool is_other_picture_name(const std::filesystem::path& path);
 
 // Returns one channel for a grey picture, 3 (red, green, blue) for a coloured one or if `colour` is
-// set. Transparency and orientation are dropped, 16 bits cut to 8, and CMYK becomes RGB, as by PIL's
-// convert("RGB").
-// The file's first bytes decide, not its name. Throws input_error if it cannot be read, is neither
-// PNG nor JPEG, is damaged, has more than 2^28 pixels, or if this build lacks the library.
+// set. Transparency and orientation are dropped, 16 bits cut to 8, and CMYK becomes RGB, as by
+// PIL's convert("RGB"). The file's first bytes decide, not its name. Throws input_error if it
+// cannot be read, is neither PNG nor JPEG, is damaged, has more than 2^28 pixels, or if this build
+// lacks the library.
 Picture decode_picture(const std::filesystem::path& path, bool colour);
 
 }  // namespace gyre::data

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <exception>
 #include <limits>
+#include <map>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -203,36 +204,73 @@ bool for_each(std::int64_t count, const std::function<bool(std::int64_t)>& body,
 
 class PictureDecoder {
  public:
-    PictureDecoder(std::string name, const std::vector<fs::path>& files,
-                   std::optional<ImageSize> resize)
-        : name_(std::move(name)), files_(files), resize_(resize) {}
+    PictureDecoder(std::string name, const std::vector<fs::path>& files, const DataSpec& spec)
+        : name_(std::move(name)),
+          files_(files),
+          resize_(spec.resize),
+          may_leave_out_(static_cast<std::size_t>(spec.skip_bad)) {}
 
-    // Returns the shape of the first picture, with 3 channels if a later one turned out coloured.
+    // Returns the shape of the first picture that can be read, with 3 channels if a later one
+    // turned out coloured.
     DecodedImages shape() {
-        const Picture first = decode_picture(files_.front(), colour_);
-        colour_ = first.channels == 3;
-        height_ = first.height;
-        width_ = first.width;
+        bad_.clear();
+        std::optional<Picture> first;
+        for (first_ = 0; !first; ++first_) {
+            first = read(first_);
+        }
+        --first_;
+        colour_ = first->channels == 3;
+        height_ = first->height;
+        width_ = first->width;
         const ImageSize size = resize_.value_or(ImageSize{height_, width_});
-        return {first.channels, size.height, size.width, {}};
+        return {first->channels, size.height, size.width, {}};
     }
 
-    bool decode(const DecodedImages& shape, std::uint8_t* pixels,
-                const ImageCache::Progress& progress) {
+    bool decode(DecodedImages& shape, std::uint8_t* pixels, const ImageCache::Progress& progress) {
         const auto count = static_cast<std::int64_t>(files_.size());
         const auto tick = [&](std::int64_t done) {
             progress(fmt::format("{}: {} of {} pictures decoded", name_, done, count));
         };
         const bool good = for_each(
-            count, [&](std::int64_t i) { return decode_one(shape, i, pixels); }, tick);
+            count,
+            [&](std::int64_t i) { return decode_one(shape, static_cast<std::size_t>(i), pixels); },
+            tick);
         colour_ = colour_ || !good;
+        for (const auto& [i, what] : bad_) {
+            shape.left_out.push_back(static_cast<std::int64_t>(i));
+        }
         return good;
     }
 
  private:
-    bool decode_one(const DecodedImages& shape, std::int64_t i, std::uint8_t* pixels) const {
-        const fs::path& file = files_[static_cast<std::size_t>(i)];
-        Picture picture = decode_picture(file, colour_);
+    // Returns none if the picture cannot be read and may be left out.
+    std::optional<Picture> read(std::size_t i) {
+        try {
+            return decode_picture(files_[i], colour_);
+        } catch (const Error& error) {
+            const std::lock_guard lock(mutex_);
+            bad_.emplace(i, error.what());
+            if (may_leave_out_ == 0) {
+                throw;
+            }
+            if (bad_.size() > may_leave_out_ || bad_.size() == files_.size()) {
+                throw input_error(
+                    fmt::format("{}: {} pictures of {} cannot be read, and `skip-bad` {} allows no "
+                                "more; one of "
+                                "them: {}",
+                                name_, bad_.size(), files_.size(), may_leave_out_, error.what()));
+            }
+        }
+        return std::nullopt;
+    }
+
+    bool decode_one(const DecodedImages& shape, std::size_t i, std::uint8_t* pixels) {
+        const fs::path& file = files_[i];
+        std::optional<Picture> read_picture = read(i);
+        if (!read_picture) {
+            return true;
+        }
+        Picture& picture = *read_picture;
         if (picture.channels != shape.channels) {
             return false;
         }
@@ -243,12 +281,12 @@ class PictureDecoder {
             throw input_error(fmt::format(
                 "pictures differ in size: {} has {}x{} (height x width), {} has {}x{}; give all of "
                 "them one size with `resize`, such as {}x{}",
-                file.string(), picture.height, picture.width, files_.front().string(), height_,
+                file.string(), picture.height, picture.width, files_[first_].string(), height_,
                 width_, height_, width_));
         }
         const auto channels = static_cast<std::size_t>(shape.channels);
         const std::size_t plane = picture.pixels.size() / channels;
-        std::uint8_t* to = pixels + static_cast<std::size_t>(i) * picture.pixels.size();
+        std::uint8_t* to = pixels + i * picture.pixels.size();
         for (std::size_t c = 0; c < channels; ++c) {
             for (std::size_t at = 0; at < plane; ++at) {
                 *to++ = picture.pixels[at * channels + c];
@@ -260,9 +298,33 @@ class PictureDecoder {
     const std::string name_;
     const std::vector<fs::path>& files_;
     const std::optional<ImageSize> resize_;
+    const std::size_t may_leave_out_;
     bool colour_ = false;
     int height_ = 0, width_ = 0;
+    std::size_t first_ = 0;  // the picture that these are of
+    std::mutex mutex_;
+    std::map<std::size_t, std::string> bad_;  // guarded by mutex_: what is wrong with a picture
 };
+
+// Removes the labels of images that were left out of images [first, first + labels.size()).
+void leave_out(const std::vector<std::int64_t>& left_out, std::size_t first,
+               std::vector<std::int32_t>& labels) {
+    for (auto number = left_out.rbegin(); number != left_out.rend(); ++number) {
+        const auto at = static_cast<std::size_t>(*number);
+        if (at >= first && at - first < labels.size()) {
+            labels.erase(labels.begin() + static_cast<std::ptrdiff_t>(at - first));
+        }
+    }
+}
+
+std::string names_of(const std::vector<std::int64_t>& numbers, const std::vector<fs::path>& files) {
+    std::string names;
+    for (const std::int64_t number : numbers) {
+        names += fmt::format("{}{}", names.empty() ? "" : ", ",
+                             files[static_cast<std::size_t>(number)].string());
+    }
+    return names;
+}
 
 // Returns images [first, first + labels.size()) of `all`.
 ImageSet part_of(const DecodedImages& all, std::size_t first, std::vector<std::int32_t> labels,
@@ -305,7 +367,7 @@ Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const Tel
     if (test != validation && fs::is_directory(validation, error)) {
         of_validation = list_pictures(validation, of_train.classes);
     }
-    const std::size_t train_count = of_train.files.size(), test_count = of_test.files.size();
+    const std::size_t train_files = of_train.files.size(), test_files = of_test.files.size();
     std::vector<fs::path> all = std::move(of_train.files);
     all.insert(all.end(), of_test.files.begin(), of_test.files.end());
     all.insert(all.end(), of_validation.files.begin(), of_validation.files.end());
@@ -318,12 +380,21 @@ Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const Tel
     place.add(size_text(spec));
     ImageCache cache(fmt::format("{}-{:016x}.images", files.name, place.value()),
                      key_of(all, files.directory, spec), tell);
-    PictureDecoder decoder(files.name, all, spec.resize);
+    PictureDecoder decoder(files.name, all, spec);
     const DecodedImages images = cache.load(
         {.images = static_cast<std::int64_t>(all.size()),
+         .may_leave_out = spec.skip_bad,
          .shape = [&] { return decoder.shape(); },
-         .decode = [&](const auto& shape, std::uint8_t* pixels,
+         .decode = [&](auto& shape, std::uint8_t* pixels,
                        const auto& progress) { return decoder.decode(shape, pixels, progress); }});
+    if (!images.left_out.empty() && tell) {
+        tell(fmt::format("{}: {} of {} pictures cannot be read and are left out: {}", files.name,
+                         images.left_out.size(), all.size(), names_of(images.left_out, all)));
+    }
+    leave_out(images.left_out, 0, of_train.labels);
+    leave_out(images.left_out, train_files, of_test.labels);
+    leave_out(images.left_out, train_files + test_files, of_validation.labels);
+    const std::size_t train_count = of_train.labels.size(), test_count = of_test.labels.size();
     Dataset set;
     set.class_names = of_train.classes;
     set.train = part_of(images, 0, std::move(of_train.labels), train);

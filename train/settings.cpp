@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "data/image_cache.hpp"
 #include "train/special_settings.hpp"
 
 namespace gyre::train {
@@ -263,6 +264,8 @@ std::vector<Setting> data_settings(RunSpec& run) {
          number("classes", data.classes, {.least = 2},
                 "Number of classes, if not the largest label + 1"),
          resize_setting(data.resize),
+         number("skip-bad", data.skip_bad, {.least = 0, .most = data::ImageCache::kMostLeftOut},
+                "So many pictures of a folder are left out, and named, if they cannot be read"),
          numbers("mean", data.mean, {},
                  "Mean of the pixels in [0, 1], one or one per channel; measured if absent"),
          numbers("std", data.stddev, {},

@@ -595,6 +595,46 @@ TEST_CASE("pictures: CMYK becomes RGB as PIL converts it", "[data][formats]") {
     }
 }
 
+TEST_CASE("pictures: bad ones are left out if so many may be", "[data][formats]") {
+    CacheFolder cache;
+    const TempDir dir;
+    const auto zoo = dir.path() / "zoo";
+    write_pictures(zoo);
+    // The first of all, one amid the others, and the last; names are in this order.
+    write_text(zoo / "train/elk/a.png", "x");
+    write_text(zoo / "train/owl/c.png", "");
+    write_text(zoo / "test/owl/zz.png", "x");
+    std::vector<std::string> told;
+    const auto load = [&](std::int64_t skip_bad) {
+        DataSpec spec;
+        spec.path = zoo.string();
+        spec.skip_bad = skip_bad;
+        told.clear();
+        return load_dataset(spec, [&](const std::string& text) { told.push_back(text); });
+    };
+    for (const bool cached : {true, false}) {
+        if (!cached) {
+            cache.use(dir.path() / "zoo/train/elk/a.png");  // no folder: the images stay in memory
+        }
+        for (int time = 0; time < 2; ++time) {
+            const Dataset set = load(3);
+            CHECK(set.train.labels == Labels{0, 1, 1});
+            CHECK(set.test.labels == Labels{0, 1});
+            CHECK(bytes_of(set.train.pixels) ==
+                  joined({counted(6, 30), counted(6, 20), counted(6, 10)}));
+            CHECK(bytes_of(set.test.pixels) == joined({counted(6, 50), counted(6, 40)}));
+            CHECK(set.train.pixels.mapped() == cached);
+            REQUIRE(!told.empty());
+            for (const char* part : {"zoo: 3 of 8 pictures", "elk/a.png", "c.png", "zz.png"}) {
+                INFO(told.back());
+                CHECK(told.back().find(part) != std::string::npos);
+            }
+        }
+        expect_error(ExitCode::bad_input, {"3 pictures of 8", "`skip-bad` 2"}, [&] { load(2); });
+        expect_error(ExitCode::bad_input, {"elk/a.png", "something else"}, [&] { load(0); });
+    }
+}
+
 TEST_CASE("pictures: errors name the cause", "[data][formats]") {
     const CacheFolder cache;
     const TempDir dir;

@@ -109,6 +109,16 @@ TEST_CASE("what is wrong with a folder of pictures is said once", "[own-data]") 
     INFO(bad.output);
     CHECK(bad.exit_code == 3);
     CHECK(count_of(bad.output, "low/1.png") == 1);
+    for (const char* from : {"decoded", "from the cache"}) {
+        INFO(from);
+        const Outcome without = pictures.run(2, pictures.train("--skip-bad 1 --epochs 1"));
+        INFO(without.output);
+        CHECK(without.exit_code == 0);
+        CHECK(count_of(without.output, "pictures cannot be read and are left out: ") == 1);
+        CHECK(count_of(without.output, "low/1.png") == 1);
+    }
+    // The cache does not hide it from a run that allows none.
+    CHECK(pictures.run(1, pictures.train()).exit_code == 3);
     write_png(pictures.set / "train/low/1.png", 1, 9, 16, Bytes(9 * 16));
     const Outcome mixed = pictures.run(2, "train --timeout 30 --data " + pictures.set.string());
     INFO(mixed.output);
