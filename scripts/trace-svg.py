@@ -44,6 +44,7 @@ def draw(events: list[dict], number: int) -> str:
         x += 40 + 7 * len(kind)
     for row, rank in enumerate(sorted(names)):
         y = TOP + row * (2 * ROW + GAP)
+        labels = []  # over all bars, which may be narrower than the label of the one before
         out.append(f'<text x="0" y="{y + 17}">rank {rank}</text>')
         for track, label in enumerate(("computes", "communicates")):
             at = y + track * ROW
@@ -58,13 +59,16 @@ def draw(events: list[dict], number: int) -> str:
                 out.append(f'<g><title>{name}: {e["dur"]:.0f} us</title><rect x="{LEFT + (left - begin) * scale:.1f}" y="{at + 2}" '
                            f'width="{wide:.1f}" height="{ROW - 4}" rx="2" fill="{COLORS[kind_of(e["name"])]}"/>')
                 short = name.replace("forward ", "").replace("backward ", "").replace("wait for bucket", "wait")
-                if wide > 5.6 * len(short) + 4:
-                    out.append(f'<text class="in" x="{LEFT + (left - begin) * scale + 3:.1f}" y="{at + 17}">{short}</text>')
+                if wide > 6.2 * len(short) + 6:
+                    labels.append(f'<text class="in" x="{LEFT + (left - begin) * scale + 3:.1f}" y="{at + 17}">{short}</text>')
                 out.append("</g>")
+        out += labels
     length = end - begin
     unit = next(u for u in (10**k * m for k in range(9) for m in (1, 2, 5)) if length / u <= 12)
     for i in range(int(length / unit) + 1):
-        out.append(f'<text class="axis" x="{LEFT + i * unit * scale:.1f}" y="{height - 8}">{i * unit / 1000:g} ms</text>')
+        x = LEFT + i * unit * scale
+        anchor = "end" if x > WIDTH - 40 else "middle"
+        out.append(f'<text class="axis" x="{x:.1f}" y="{height - 8}" text-anchor="{anchor}">{i * unit / 1000:g} ms</text>')
     return "\n".join([*out, "</svg>", ""])
 
 
@@ -74,8 +78,11 @@ def main() -> None:
     parser.add_argument("out")
     parser.add_argument("--step", type=int, default=2)
     args = parser.parse_args()
-    with open(args.trace) as file:
-        events = json.load(file)["traceEvents"]
+    try:
+        with open(args.trace) as file:
+            events = json.load(file)["traceEvents"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.exit(f"{args.trace}: no trace that gyre train --trace has written: {error}")
     picture = draw(events, args.step)
     with open(args.out, "w") as file:
         file.write(picture)

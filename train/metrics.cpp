@@ -24,6 +24,7 @@
 #include "base/host_name.hpp"
 #include "model/protobuf.hpp"
 #include "model/whole_file.hpp"
+#include "train/settings.hpp"
 
 namespace gyre::train {
 namespace {
@@ -113,6 +114,11 @@ std::string csv_row(const nlohmann::ordered_json& event) {
                                                                  : value->dump());
     }
     return fmt::format("{}", fmt::join(cells, ","));
+}
+
+// Names of files may be no UTF-8.
+std::string text_of(const nlohmann::ordered_json& event) {
+    return event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
 std::string scalars(const nlohmann::ordered_json& event) {
@@ -261,6 +267,12 @@ void MetricsFiles::on_start(const Training& training) {
                                    {"device", session.backend().description()},
                                    {"precision", name_of(run_.net.precision)},
                                    {"communicator", session.communicator().description()}};
+    json["settings"] = nlohmann::ordered_json::object();
+    for (const SettingValue& setting : values_of(run_)) {
+        if (setting.given) {
+            json["settings"][setting.name] = setting.value;
+        }
+    }
     if (training.held_back) {
         json[training.held_back->name + "_images"] = training.held_back->images->count();
     }
@@ -328,7 +340,7 @@ void MetricsFiles::on_end(const Training& training, Ending ending) {
 void MetricsFiles::write(const nlohmann::ordered_json& event) {
     const bool has_figures = event.contains("epoch");
     if (metrics_.is_open() && (has_figures || !rows_)) {
-        metrics_ << (rows_ ? csv_row(event) : event.dump()) << std::endl;
+        metrics_ << (rows_ ? csv_row(event) : text_of(event)) << std::endl;
     }
     if (events_.is_open() && has_figures) {
         events_ << tensorboard_record(scalars(event)) << std::flush;

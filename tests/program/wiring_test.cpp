@@ -27,6 +27,10 @@ void check_amounts(const Training& training) {
         return training.run(ranks, "--epochs 1 " + flags).start;
     };
     CHECK(first("--limit 23").at("train_images") == 23);
+    const auto settings = first("--limit 23 --no-shuffle").at("settings");
+    CHECK(settings.at("limit") == "23");
+    CHECK(settings.at("no-shuffle") == "true");
+    CHECK(!settings.contains("seed"));  // it has its default
     CHECK(first("--limit 23 --batch-size 10").at("steps_per_epoch") == 3);
     CHECK(first("--classes 9").at("classes") == 9);
     CHECK(first("--batch-size 5", 3).at("global_batch") == 15);

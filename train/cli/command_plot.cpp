@@ -10,6 +10,7 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <sstream>
 
 #include "base/error.hpp"
@@ -36,6 +37,7 @@ constexpr std::array kCurves = {
 struct Run {
     std::string name;
     std::array<std::string, kCurves.size()> points;  // lines of epoch and value, by column
+    double epochs = 0.0;                             // of the last point
 };
 
 Row from_json(const std::string& line) {
@@ -103,7 +105,7 @@ std::vector<Row> read_rows(const std::string& path) {
 
 Run read_run(const std::string& path) {
     const std::vector<Row> rows = read_rows(path);
-    Run run{std::filesystem::path(path).filename().string(), {}};
+    Run run{.name = path, .points = {}};
     double last_step = 0.0;
     std::map<int, double> steps;  // the greatest of each epoch
     for (const Row& row : rows) {
@@ -120,7 +122,9 @@ Run read_run(const std::string& path) {
     for (const Row& row : rows) {
         for (std::size_t i = 0; i < kCurves.size() && row.contains("step"); ++i) {
             if (const auto value = row.find(kCurves[i].column); value != row.end()) {
-                run.points[i] += fmt::format("{} {}\n", row.at("step") / of_epoch,
+                const double epoch = row.at("step") / of_epoch;
+                run.epochs = std::max(run.epochs, epoch);
+                run.points[i] += fmt::format("{} {}\n", epoch,
                                              (kCurves[i].accuracy ? 100.0 : 1.0) * value->second);
             }
         }
@@ -137,35 +141,82 @@ std::string quoted(const std::string& text) {
     return result + "'";
 }
 
-// One of the two pictures: these curves of all runs.
+// One of the two pictures: these curves of all runs, which are told apart by their colours, and in
+// the first the styles of all curves, in black if there are several runs.
 std::string plot(const std::vector<Run>& runs, bool accuracy) {
-    std::string all;
+    std::vector<std::string> all;
+    std::map<std::string, std::string> styles;
     for (std::size_t r = 0; r < runs.size(); ++r) {
         for (std::size_t i = 0; i < kCurves.size(); ++i) {
-            if (kCurves[i].accuracy == accuracy && !runs[r].points[i].empty()) {
-                all += fmt::format("{}$d{}_{} using 1:2 with {} lc {} title {}",
-                                   all.empty() ? "plot " : ", ", r, i, kCurves[i].style, r + 1,
-                                   quoted((runs.size() > 1 ? runs[r].name + ": " : std::string()) +
-                                          kCurves[i].title));
+            const auto& [column, title, style, percent] = kCurves[i];
+            if (!runs[r].points[i].empty()) {
+                styles[title] = style;
+                if (percent == accuracy) {
+                    all.push_back(
+                        fmt::format("$d{}_{} using 1:2 with {} lc {} notitle", r, i, style, r + 1));
+                }
             }
         }
     }
-    return all.empty() ? "set multiplot next\n" : all + "\n";
+    for (const auto& [title, style] : styles) {
+        if (!accuracy) {
+            all.push_back(fmt::format("NaN with {} lc {} title {}", style,
+                                      runs.size() == 1 ? 1 : -1, quoted(title)));
+        }
+    }
+    return all.empty() ? "" : fmt::format("plot {}\n", fmt::join(all, ", "));
+}
+
+// As short as tells the runs apart.
+void shorten_names(std::vector<Run>& runs) {
+    for (const bool with_folder : {false, true}) {
+        std::set<std::string> names;
+        for (const Run& run : runs) {
+            const std::filesystem::path path = run.name, name = path.filename();
+            names.insert((with_folder ? path.parent_path().filename() / name : name).string());
+        }
+        if (names.size() == runs.size()) {
+            for (Run& run : runs) {
+                const std::filesystem::path path = run.name, name = path.filename();
+                run.name = (with_folder ? path.parent_path().filename() / name : name).string();
+            }
+            return;
+        }
+    }
 }
 
 std::string script(const std::vector<Run>& runs, const std::string& output) {
+    constexpr std::size_t kNamesInRow = 3;
+    constexpr int kPlot = 420, kName = 22, kBelow = 50;  // heights in pixels
+    const std::size_t rows = runs.size() == 1 ? 0 : (runs.size() + kNamesInRow - 1) / kNamesInRow;
+    const double height = kPlot + kName * static_cast<double>(rows);
     std::string text = fmt::format(
-        "set terminal {} size 1000,420 noenhanced background '#ffffff'\nset output {}\n",
-        output.ends_with(".png") ? "pngcairo" : "svg", quoted(output));
+        "set terminal {} size 1000,{:.0f} noenhanced background '#ffffff'\nset output {}\n",
+        output.ends_with(".png") ? "pngcairo" : "svg", height, quoted(output));
+    double epochs = 0.0;
     for (std::size_t r = 0; r < runs.size(); ++r) {
+        epochs = std::max(epochs, runs[r].epochs);
         for (std::size_t i = 0; i < kCurves.size(); ++i) {
             text += fmt::format("$d{}_{} << EOD\n{}EOD\n", r, i, runs[r].points[i]);
         }
     }
+    text += fmt::format(
+        "set multiplot\nset grid\nset xrange [0:{}]\nset xlabel 'epoch' offset 0,0.3\n"
+        "set tmargin at screen 0.97\nset bmargin at screen {}\nset key top right samplen 3\n",
+        1.02 * epochs, (kBelow + kName * static_cast<double>(rows)) / height);
+    for (std::size_t r = 0; r < runs.size() && rows > 0; ++r) {
+        const std::size_t row = rows - 1 - r / kNamesInRow;  // from the bottom
+        text += fmt::format("set label {} at screen {}, screen {} tc lt {}\n",
+                            quoted("━━ " + runs[r].name),
+                            0.07 + 0.31 * static_cast<double>(r % kNamesInRow),
+                            (kName * static_cast<double>(row) + 14) / height, r + 1);
+    }
     return text +
-           "set multiplot layout 1,2\nset grid\nset xrange [0:]\nset xlabel 'epoch'\nset ylabel "
-           "'loss'\n" +
-           "set key below\n" + plot(runs, false) + "set ylabel 'accuracy in %'\n" +
+           "set lmargin at screen 0.07\nset rmargin at screen 0.49\nset ylabel 'loss' offset "
+           "1,0\n" +
+           plot(runs, false) +
+           "unset key\nunset label\nset lmargin at screen 0.57\nset rmargin at screen 0.99\n"
+           "set ylabel 'accuracy in %'\n" +
            plot(runs, true) + "unset multiplot\n";
 }
 
@@ -200,6 +251,7 @@ ExitCode run_plot(const PlotOptions& options) {
     for (const std::string& path : options.runs) {
         runs.push_back(read_run(path));
     }
+    shorten_names(runs);
     draw(script(runs, options.output), options.output);
     fmt::print("{}\n", options.output);
     return ExitCode::success;
