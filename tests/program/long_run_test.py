@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """A long training on 2 ranks with a checkpoint after each epoch, of which a rank is killed every so many epochs.
 
-    tests/program/long_run_test.py BUILD_DIR [--epochs N] [--kill-every N] [--table FILE]     default: 80 and 40
+    tests/program/long_run_test.py BUILD_DIR [--epochs N] [--kill-every N] [--pairs N] [--table FILE]   default: 80, 40, 0
 
 Checks that in each part, which is what one process does between two kills, memory and open files do not grow; that the
-folder has the same files after each; and that it ends with the bytes of a training without a kill. It prints how fast
-the last part was, as a ratio to the same epochs of that other training. Exit codes: 0; 1: a check failed; 2: wrong use.
+folder has the same files after each; and that it ends with the bytes of a training without a kill. With --pairs it runs
+the last part again, from the checkpoint and with the log that were there, each time beside the first part of a fresh
+training, and checks that the median of the ratios of their times for an epoch is at most 1.03. Exit codes: 0; 1: a check failed; 2: wrong use.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import datetime
 import json
 import os
 import pathlib
+import shutil
 import statistics
 import sys
 import tempfile
+from collections.abc import Callable
 
 from faults_test import Job, kill, same, until, write_set
 
@@ -68,14 +71,39 @@ class Usage:
             self.files = [min(least, descriptors(pid, job.save)) for least, pid in zip(self.files, pids, strict=True)]
 
 
+def seconds_of_epoch(job: Job, resume: bool) -> float:
+    """The median over those that this training makes."""
+    done = len(epochs(job.log))
+    job.start(2, "MPI", ["--save", str(job.save), "--metrics", str(job.log), *(["--resume", str(job.save)] if resume else [])])
+    code = job.wait(600)
+    job.end()
+    if code != 0:
+        sys.exit(f"a training of a pair failed: {job.said()[-1000:]}")
+    return statistics.median(event["seconds"] for event in epochs(job.log)[done:])
+
+
+def ratio_of_pair(common: pathlib.Path, make_job: Callable[..., Job], part: int, number: int) -> float:
+    """The last part to the first; every second pair begins with the other one."""
+    last, first = make_job(f"last{number}"), make_job(f"first{number}", part)
+    last.save.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(common / "save", last.save)
+    shutil.copy(common / "log", last.log)
+    order = [(last, True), (first, False)]
+    took = {resume: seconds_of_epoch(job, resume) for job, resume in (order if number % 2 else order[::-1])}
+    return took[True] / took[False]
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("build", type=pathlib.Path)
     parser.add_argument("--epochs", type=int, default=80)
     parser.add_argument("--kill-every", type=int, default=40)
+    parser.add_argument("--pairs", type=int, default=0)
     parser.add_argument("--table", type=pathlib.Path)
     options = parser.parse_args()
     part = options.kill_every
+    if options.pairs and options.epochs <= part:
+        parser.error("--pairs needs a kill before the last part")
     gyre = str(options.build.resolve() / "gyre")
     wrong: list[str] = []
     most_memory, most_files, folders = 0, 0, set()
@@ -84,9 +112,9 @@ def main() -> int:
         write_set(common / "set")
         (common / "model").write_text("conv 8 k3\nrelu\nmaxpool 2\nlinear 64\nrelu\nlinear classes\n")
 
-        def job(folder: str) -> Job:
+        def job(folder: str, epochs: int = options.epochs) -> Job:
             made = Job(common, gyre, common / folder, timeout=60)
-            made.base[made.base.index("--epochs") + 1] = str(options.epochs)
+            made.base[made.base.index("--epochs") + 1] = str(epochs)
             made.base[made.base.index("--log-interval") + 1] = "1000"
             return made
 
@@ -96,6 +124,9 @@ def main() -> int:
                 begin = end - part
                 flags = ["--save", str(killed.save), "--metrics", str(killed.log)]
                 flags += ["--resume", str(killed.save)] if begin else []
+                if begin and end == options.epochs:
+                    shutil.copytree(killed.save, common / "save")
+                    shutil.copy(killed.log, common / "log")
                 killed.start(2, "MPI", flags)
                 pids = killed.pids(2)
                 early = Usage(killed, pids, begin + part // 4)
@@ -124,12 +155,10 @@ def main() -> int:
         finally:
             killed.end()
             whole.end()
-        ratio = 0.0
+        ratios = [] if wrong else [ratio_of_pair(common, job, part, i) for i in range(options.pairs)]
+        if ratios and statistics.median(ratios) > 1.03:
+            wrong.append(f"the last epochs are slower than the first: {sorted(ratios)}")
         if not wrong:
-            last, other = (
-                statistics.median(event["seconds"] for event in epochs(each.log)[-part:]) for each in (killed, whole)
-            )
-            ratio = last / other
             if [event["epoch"] for event in epochs(killed.log)] != list(range(1, options.epochs + 1)):
                 wrong.append("the log does not have each epoch once")
             if len(folders) != 1:
@@ -141,7 +170,10 @@ def main() -> int:
     for text in wrong:
         print(text)
     facts = (f"{options.epochs} epochs, killed every {part}: memory grew by {most_memory // 1024} KiB at most in a part, "
-             f"open files by {most_files}; the last {part} epochs took {ratio:.2f} times those of a training without a kill")  # fmt: skip
+             f"open files by {most_files}")  # fmt: skip
+    if ratios:
+        facts += (f"; in {len(ratios)} pairs, in turn, an epoch of the last {part} took {statistics.median(ratios):.3f} times one of "
+                  f"the first {part} of a fresh training (median; {min(ratios):.2f} to {max(ratios):.2f})")  # fmt: skip
     print(facts)
     if options.table and not wrong:
         begin, end = "<!-- long run: begin -->\n", "<!-- long run: end -->\n"
