@@ -22,7 +22,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 
-from faults_test import Job, kill, same, until, write_set
+from training_job import Job, kill, same, until, write_set
 
 MOST_GROWTH = 2 << 20  # bytes; a leak of one checkpoint per epoch, of 150 KiB, is 4 MiB in the shortest part
 

@@ -23,7 +23,7 @@ import tempfile
 import time
 from collections.abc import Callable
 
-from faults_test import until, write_set
+from training_job import until, write_set
 
 INSIDE = "GYRE_SLURM_TEST_INSIDE"
 NODES = ("n1", "n2")
