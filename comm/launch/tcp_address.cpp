@@ -27,7 +27,7 @@ std::string in_words(const std::vector<OwnAddress>& addresses) {
     return text;
 }
 
-// Whether an IPv4 address is in a network such as 10.1.0.0/16.
+// Returns whether an IPv4 address is in a network such as 10.1.0.0/16.
 bool in_network(const std::string& address, std::string_view network) {
     const std::size_t slash = network.find('/');
     in_addr own{}, base{};

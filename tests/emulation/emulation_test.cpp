@@ -123,7 +123,7 @@ std::string place_of(const std::string& comment) {
     return "";
 }
 
-// Whether the text contains the place, not followed by another digit.
+// Returns whether the text contains the place, not followed by another digit.
 bool names(const std::string& text, const std::string& place) {
     for (std::size_t at = 0; (at = text.find(place, at)) != text.npos; ++at) {
         const std::size_t end = at + place.size();

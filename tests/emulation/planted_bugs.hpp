@@ -10,7 +10,7 @@ namespace simt {
 
 constexpr int kPlantedFloats = 512;  // of x, which holds 0, 1, 2, ..., and of y, which holds zeros
 
-// Who finds a bug at the latest.
+// The check that finds a bug at the latest.
 enum class Finder {
     emulator,           // in every build
     address_sanitizer,  // or UndefinedBehaviorSanitizer, or the checker

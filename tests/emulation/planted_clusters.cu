@@ -12,7 +12,7 @@ __device__ __forceinline__ unsigned place() {
     return cluster_rank() * 64 + threadIdx.x;
 }
 
-// What the other block wrote is read before a barrier of both.
+// Reads what the other block wrote before a barrier of both.
 template <bool kBug>
 __global__ void cluster_race(const float* x, float* y) {
     SIMT_SHARED(float, tile, [64]);
@@ -104,7 +104,7 @@ __global__ void before_wait(const float* x, float* y) {
     y[place()] = found;
 }
 
-// What is written after the arrival is for those who pass the next barrier.
+// Writes after the arrival, for those who pass the next barrier.
 template <bool kBug>
 __global__ void after_arrival(const float* x, float* y) {
     SIMT_SHARED(float, tile, [64]);

@@ -21,7 +21,7 @@ void start_broadcast(Stream& stream, float* y);
 void start_shared_quads(Stream& stream, int stride, float* y);
 // Each thread: `times` multiplications with an addition, and a division.
 void start_arithmetic(Stream& stream, int times, const float* x, float* y);
-// Of 8 warps `warps` go `times` round a loop; 3 barriers.
+// `warps` of 8 warps run a loop `times` times; 3 barriers.
 void start_few_warps(Stream& stream, int warps, int times, const float* x, float* y);
 // A product on tensor cores by each of 2 warps, 3 times.
 void start_mma(Stream& stream, float* y);

@@ -30,7 +30,7 @@ void run_tensor_product(const TensorProduct& product, int multiprocessors, const
                         const void* b, float* c);
 
 #if !defined(GYRE_EMULATED)
-// Whether this build contains these kernels for the current GPU.
+// Returns whether this build contains these kernels for the current GPU.
 bool has_tensor_kernels();
 #endif
 

@@ -414,7 +414,7 @@ comm::Seal watchdog_seal(bool root) {
     return {comm::Secret(std::string(comm::Secret::kBytes, 's')), "watchdog", root};
 }
 
-// What a rank sends: its greeting, and its status twice.
+// A rank's messages: its greeting, and its status twice.
 std::vector<std::string> watchdog_seeds() {
     comm::Seal seal = watchdog_seal(false);
     const std::string status(sizeof(comm::Status), '\1');

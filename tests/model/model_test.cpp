@@ -256,7 +256,7 @@ TEST_CASE("no two initial weights come from the same random number") {
 
 TEST_CASE("dropout layers draw masks of their own; dropout2d drops whole channels") {
     const auto backend = make_cpu_backend(1);
-    // Of one image the gradient of a linear layer's weights is zero where its input was dropped.
+    // For one image the gradient of a linear layer's weights is zero where its input was dropped.
     const auto dropped = [&](const std::string& text, std::size_t parameter) {
         const Shape shape{1, 4, 8};
         Net net(*backend, parse_model(text, "mine"), shape, 3, {1, 0});
@@ -327,7 +327,7 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
           "linear 12\nleaky_relu 0.3\ndropout 0.5\nsilu\nlinear classes\n",
           "conv 4 k3 p1\nhardswish\nas x\nconv 4 k3 p1\nsigmoid\nadd x\nrelu6\nmaxpool 2\nlinear "
           "12\nhardsigmoid\nlinear classes\n",
-          // What a dropout keeps, it scales in place by 10, far out of these functions' ranges.
+          // A dropout scales what it keeps by 10, in place, far out of these functions' ranges.
           "linear 40\nrelu6\ndropout 0.9\nlinear classes\n",
           "linear 40\nsigmoid\ndropout 0.9\nlinear classes\n",
           "linear 40\nleaky_relu 0.1\ndropout 0.9\nlinear classes\n",

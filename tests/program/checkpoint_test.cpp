@@ -64,7 +64,7 @@ TEST_CASE("a training goes on from any of its checkpoints, and ends with the sam
             REQUIRE(step <= steps);
             fs::remove_all(part);
             fs::create_directory(part);
-            // What is the best so far came before it.
+            // The best epoch so far came before it.
             fs::copy_file(file.path(), part / "last.safetensors");
             const auto rest = training.run(
                 ranks, flags + " --save " + part.string() + " --resume " + part.string());
@@ -245,7 +245,7 @@ TEST_CASE("what is not this training's checkpoint is refused, and says what diff
     refuse(2, "--data " + other_data.data() + " --limit 20", "the data set: '");
     refuse(1, "--device emulated", "the device: 'CPU' in the saved training, 'emulated GPU' now");
     refuse(3, "", "the number of ranks: '2' in the saved training, '3' now");
-    // What the flags come to.
+    // The values that the flags come to.
     expect_error(ExitCode::bad_input, {"the global batch: '10' in the saved training, '12' now"},
                  [&] { training.run(2, "--global-batch 12 --resume " + run.string()); });
     const fs::path cosine = training.file("cosine");

@@ -16,7 +16,7 @@ using namespace gyre::test;
 
 namespace {
 
-// What `gyre WORDS` makes of its words.
+// The settings that `gyre WORDS` makes of its words.
 struct Program {
     CLI::App app;
     RunSpec options;

@@ -36,7 +36,7 @@ std::vector<double> losses(const TempDir& dir, const std::string& flags) {
 
 TEST_CASE("10 steps over NCCL give the losses of 10 steps over MPI") {
     const TempDir dir;
-    // Of two ranks: a sum of two terms has one order.
+    // Two ranks, as a sum of two terms has one order.
     for (const std::string step : {"--accumulate 1 ", "--accumulate 2 "}) {
         const std::vector<double> mpi = losses(dir, step + "--comm mpi");
         REQUIRE(mpi.size() == 10);

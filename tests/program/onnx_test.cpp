@@ -106,7 +106,7 @@ TEST_CASE("an ONNX model has the net's operations in order and its parameters to
         REQUIRE(raw.size() == tensor.values.size() * sizeof(float));
         CHECK(std::memcmp(raw.data(), tensor.values.data(), raw.size()) == 0);
     }
-    // What ends with planes has its logits flat.
+    // A net that ends with planes has flat logits.
     const ModelSpec planes = parse_model("conv 5 k3\navgpool global\n", "planes");
     Net other(*backend, planes, image, 5, {.train_batch = 1, .eval_batch = 1});
     CHECK(read_model(onnx_model(build_graph(planes, image, 5, false), image,
@@ -231,7 +231,7 @@ TEST_CASE("gyre export refuses what it cannot read or write") {
     INFO(nowhere.output);
     CHECK(nowhere.exit_code == 3);
     CHECK(count_of(nowhere.output, "the ONNX model could not be written") == 1);
-    // What is no regular file stays, and a link stays a link.
+    // A file that is not regular stays, and a link stays a link.
     REQUIRE(mkfifo(dir.file("pipe").c_str(), 0600) == 0);
     fs::create_symlink("pipe", dir.file("to-pipe"));
     for (const char* name : {"pipe", "to-pipe"}) {

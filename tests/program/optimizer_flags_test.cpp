@@ -18,7 +18,7 @@ using namespace gyre::test;
 
 namespace {
 
-// What the flags should come to, written down once more.
+// The values that the flags should come to, written down once more.
 struct Rule {
     double lr = 0.01, momentum = 0.5, weight_decay = 0.0;
     bool nesterov = false;

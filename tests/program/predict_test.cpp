@@ -165,7 +165,7 @@ TEST_CASE("gyre predict's images, channels and probabilities are those of gyre e
                 .exit_code == 0);
     const std::string images = set + "/test-images-idx4-ubyte";
     const auto labels = gyre::data::read_idx(set + "/test-labels-idx1-ubyte").payload;
-    // Of each class by line of the output: [image][class].
+    // The probability of each class, by line of the output: [image][class].
     const auto predict = [&](const std::string& what, int top) {
         const Outcome outcome =
             run_gyre(0, "predict --threads 1 --csv --top " + std::to_string(top) + " --weights " +

@@ -366,7 +366,7 @@ TEST_CASE("smoothed labels change the training's loss alike on all devices, not 
         return std::pair(read_events(json, "step").at(1).at("loss").get<double>(),
                          read_events(json, "epoch").at(0).at("test_loss").get<double>());
     };
-    // Of the second a GPU has the last layer with the loss, where labels are not smoothed.
+    // On a GPU the second has the last layer together with the loss, if labels are not smoothed.
     write(set.file("fours"), "linear 64\nrelu\nlinear classes\n");
     for (const std::string& model : {std::string("net"), set.file("fours")}) {
         const auto losses = [&](const std::string& flags) {
@@ -569,7 +569,7 @@ TEST_CASE("gyre plot draws what --metrics wrote, and names a line that is none")
         INFO(once);
         CHECK(count_of(picture, once) == 1);
     }
-    // Of the same name: with their folders.
+    // Files of the same name are shown with their folders.
     std::filesystem::create_directory(set.file("sub"));
     std::filesystem::copy_file(jsonl, set.file("sub/b.jsonl"));
     plot(jsonl + " " + set.file("sub/b.jsonl") + " -o " + set.file("y.svg"), 0, set.file("y.svg"));

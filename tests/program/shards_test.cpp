@@ -16,7 +16,7 @@ using namespace gyre::test;
 
 namespace {
 
-// What must be equal.
+// The parts that must be equal.
 struct Bits {
     std::vector<double> losses, test_losses;
     std::string weights;
@@ -28,7 +28,7 @@ Bits trained(const Training& training, int ranks, const std::string& flags) {
     const std::string weights = training.file("weights");
     const auto result =
         training.run(ranks, "--epochs 2 --seed 7 --overwrite --save " + weights + " " + flags);
-    // Of a checkpoint all but its metadata, in which the flags are.
+    // A checkpoint without its metadata, which contain the flags.
     Bits bits{result.losses, {}, {}};
     for (const HostTensor& tensor : read_safetensors(weights + "/last.safetensors").tensors) {
         bits.weights += tensor.name;

@@ -22,7 +22,7 @@
 
 namespace gyre::test {
 
-// What `gyre train FLAGS` makes of its flags.
+// The settings that `gyre train FLAGS` makes of its flags.
 struct Parsed {
     explicit Parsed(const std::string& flags) {
         train::add_flags(app, rows);
@@ -37,7 +37,7 @@ struct Parsed {
     std::map<std::string, std::string> manifest;  // what the ranks compare
 };
 
-// What goes to the standard output meanwhile.
+// Text that goes to the standard output meanwhile.
 inline std::string printed(const std::function<void()>& work) {
     const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), &std::fclose);
     REQUIRE(file != nullptr);

@@ -18,7 +18,7 @@ struct Span {
     std::string name;
     double begin, end;
 };
-// Of a rank.
+// The events of a rank.
 struct Spans {
     std::vector<Span> steps, computes, collectives;
 };

@@ -20,7 +20,7 @@ struct Row {
     const char* flag;
     const char* value;
     std::function<bool(const RunSpec&)> arrived;
-    // Whether ranks that differ in it are refused: it decides what is computed, or what is said
+    // True if ranks that differ in it are refused: it decides what is computed, or what is said
     // between the ranks.
     bool compared;
 };

@@ -179,7 +179,7 @@ TEST_CASE("lines fit the terminal, whatever its width") {
             REQUIRE(outcome.exit_code == 0);
             const std::string rank = launched ? "[0] " : "";
             CHECK(count_of(outcome.output, "\r\033[K" + rank + "epoch 1/2 [") >= 1);
-            // What is drawn is drawn over before the next line.
+            // A bar is drawn over before the next line.
             CHECK(count_of(outcome.output, "\r\033[K" + rank + "epoch 1/2  train loss") == 1);
             std::istringstream in(outcome.output);
             for (std::string line; std::getline(in, line, '\r');) {

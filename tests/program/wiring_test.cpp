@@ -286,7 +286,7 @@ TEST_CASE("ranks that would train something else are refused") {
     refuse("flag --seed", "--seed 2");
     refuse("flag --lr", "--lr 0.5");
     refuse("flag --no-dropout", "--no-dropout");
-    // What equal flags may lead to.
+    // Differences that equal flags may lead to.
     training.compare_flags = false;
     refuse("the model", "--no-eval --model " + training.file("other"));
     refuse("the bucket layout", "--bucket-kib 1");

@@ -91,7 +91,7 @@ GYRE_PTX_BINARY(FloatDivide, a / b);
 GYRE_PTX_BINARY(Add, bits(a) + bits(b));
 GYRE_PTX_BINARY(Subtract, bits(a) - bits(b));
 GYRE_PTX_BINARY(Multiply, bits(a) * bits(b));
-// What a division by zero gives, the manual leaves open.
+// The manual leaves open what a division by zero gives.
 GYRE_PTX_BINARY(Divide, b == 0                              ? T(-1)
                         : std::is_signed_v<T> && b == T(-1) ? T(0 - bits(a))
                                                             : T(a / b));

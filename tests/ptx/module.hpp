@@ -81,7 +81,7 @@ class Module {
     // The mangled names of the kernels.
     const std::vector<std::string>& entries() const { return entries_; }
     const Kernel& kernel(const std::string& entry) const;
-    // What two architectures may have in common: a kernel's text without lines of the source.
+    // The part that two architectures may share: a kernel's text without lines of the source.
     std::string body(const std::string& entry) const;
     // A source file by its number in .loc.
     std::string source(std::uint32_t number) const;

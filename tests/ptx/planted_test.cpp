@@ -29,7 +29,7 @@ void train(Precision precision) {
     train_emulated(model::parse_model(kModel, "planted"), {1, 8, 8}, precision, 6, 1);
 }
 
-// What became of the training's launches with a change in each line that has `part` in it.
+// The outcome of the training's launches with a change in each line that has `part` in it.
 ptx::Tally with_bug(Precision precision, const std::string& file, const std::string& part,
                     const std::function<void(std::string&)>& change) {
     const Library changed(library(), file, part, change);

@@ -119,7 +119,7 @@ class RunWarp {
         join(warp_.ready, now.at, now.mask);
     }
 
-    // What is no plain instruction; false if the group has changed or waits.
+    // Runs an instruction that is not plain; false if the group has changed or waits.
     bool go_on(Group& now, const Instruction& instruction) {
         const std::uint32_t mask = guarded(warp_, instruction, now.mask);
         const std::uint32_t rest = now.mask & ~mask;
@@ -276,7 +276,7 @@ class Run {
         unsigned axis[3];
     };
     void run_block(const Index& index) {
-        // What nobody has written is NaN.
+        // Memory that nobody has written is NaN.
         std::memset(block_.shared, 0xff, kSharedBegin + shared_bytes_);
         std::memset(registers_, 0xff, kernel_.register_bytes * warps_.size());
         for (std::size_t i = 0; i < warps_.size(); ++i) {

@@ -82,7 +82,7 @@ void SecondExecution::restore(const std::vector<Bytes>& from) const {
     }
 }
 
-// Whether two launches of this kernel have had the same extents and the same arguments but for
+// Returns whether two launches of this kernel have had the same extents and arguments but for
 // pointers.
 bool SecondExecution::is_known() {
     constexpr int kMost = 2;

@@ -15,7 +15,7 @@
 
 namespace gyre::ptx {
 
-// What became of the launches of one kernel on one architecture.
+// The outcome of the launches of one kernel on one architecture.
 struct Tally {
     std::int64_t launches = 0, different = 0, failed = 0;
     std::uint64_t instructions = 0;

@@ -1,4 +1,4 @@
-// What all lanes of a warp do together: shuffles, ldmatrix and mma.
+// Operations that all lanes of a warp do together: shuffles, ldmatrix and mma.
 #include "tests/ptx/instructions.hpp"
 #include "tests/ptx/memory.hpp"
 #include "tests/ptx/narrow.hpp"

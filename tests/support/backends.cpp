@@ -124,14 +124,14 @@ void run(std::unique_ptr<Backend> backend, const GpuOptions& options,
     test(bench);
 }
 
-// Whether GYRE_TEST_BACKENDS selects this kind, or is not set.
+// Returns whether GYRE_TEST_BACKENDS selects this kind, or is not set.
 bool wanted(const std::string& kind) {
     const char* const only = std::getenv("GYRE_TEST_BACKENDS");
     REQUIRE((only == nullptr || std::set<std::string>{"cpu", "emulated", "gpu"}.contains(only)));
     return only == nullptr || kind == only;
 }
 
-// Whether each case is to run once: on the emulated GPU under one schedule and without TF32, on the
+// True if each case is to run once: on the emulated GPU under one schedule and without TF32, on the
 // CPU with several threads only.
 bool once() {
     return std::getenv("GYRE_TEST_ONCE") != nullptr;

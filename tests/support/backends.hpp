@@ -73,7 +73,7 @@ class Bench {
     // section 24.1), and there are three, of up to 32 x 32 points.
     bool normwise = false;
     static constexpr int kTransformRoundings = 3 * 7 * 10;
-    // Whether convolutions may be computed by Winograd filtering, in which a tile shares an error:
+    // True if convolutions may be computed by Winograd filtering, in which a tile shares an error:
     // over all shapes here it was at most 24 u times the norm of the products' magnitudes.
     bool may_filter = false;
     static constexpr int kFilterRoundings = 64;
@@ -92,7 +92,7 @@ double norm(const Floats& a);
 void on_every_backend(const std::function<void(Bench&)>& test);
 // The numbers of threads with which a case runs on the CPU.
 std::vector<int> cpu_threads();
-// Whether there is a GPU for a test; reports its absence once, or fails, as above.
+// Returns whether there is a GPU for a test; reports its absence once, or fails, as above.
 bool gpu_wanted();
 // The same for tests of tensor cores: the emulated GPU under these schedules, and a GPU, both with
 // TF32 and gyre's own kernels.

@@ -104,7 +104,7 @@ const std::vector<Case>& cases() {
 
 constexpr int kMost = 40;
 
-// What an operation reads and writes, with room for the largest of cases().
+// Memory that an operation reads and writes, with room for the largest of cases().
 struct Buffers {
     explicit Buffers(Backend& backend) {
         for (int i = 0; i < 8; ++i) {

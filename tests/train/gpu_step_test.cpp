@@ -87,7 +87,7 @@ TEST_CASE("a step is listed launch by launch, with or without running it", "[gpu
     const TimeModel time;
     CHECK(step.us(time) > 10.0);
     CHECK(step.us(time) < 200.0);
-    // What a step leaves for the host is copied, which takes as long as a launch of nothing.
+    // A step's result is copied to the host, which takes as long as a launch of nothing.
     CHECK(step.copies == 1);
     CHECK(step.us(time) - step.us({.gap_us = 0.0}) == Approx(3 * time.gap_us));
 }

@@ -207,7 +207,7 @@ void check_same(const Outcome& a, const Outcome& b) {
     CHECK(a.parameters == b.parameters);
 }
 
-// What goes to stderr meanwhile.
+// Text that goes to stderr meanwhile.
 std::string printed(const std::function<void()>& work) {
     std::FILE* file = std::tmpfile();
     REQUIRE(file != nullptr);
@@ -337,7 +337,7 @@ TEST_CASE("GPUs' ranks gather the factors of a linear layer, in a graph or witho
     run.ranks = 2;
     run.pass = false;
     run.optimizer.momentum = 0.9f;
-    // Of fc1, 6 (27 + 8) numbers are gathered instead of 27 * 8.
+    // For fc1, 6 (27 + 8) numbers are gathered instead of 27 * 8.
     const Outcome reduced = run_training(run);
     CHECK(reduced.gatherings == 0);  // a layer so small is left to its bucket
     run.factors = FactorUse::on;

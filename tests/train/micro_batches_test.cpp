@@ -49,7 +49,7 @@ Gradients tree_sum(int first, int count) {
                       : sum(tree_sum(first, count / 2), tree_sum(first + count / 2, count / 2));
 }
 
-// What a step leaves on the rank, whose passes have the gradients and the state of their numbers in
+// A step's result on the rank, whose passes have the gradients and the state of their numbers in
 // the global batch.
 struct Step {
     Step(const Sharding& sharding, int accumulate) {

@@ -30,7 +30,7 @@ struct Settings {
     int accumulate = 1;
 };
 
-// What a rank sees of a training.
+// A training as a rank sees it.
 struct Seen {
     std::vector<double> losses, scales;
     std::vector<bool> skips;

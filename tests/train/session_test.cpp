@@ -362,7 +362,7 @@ TEST_CASE("factors are gathered where that is fewer bytes, on GPUs of large laye
         return names;
     };
     using Names = std::vector<std::string>;
-    // Of fc2, n (2048 + 2048) elements are gathered, or 2048 * 2048 reduced.
+    // For fc2, n (2048 + 2048) elements are gathered, or 2048 * 2048 reduced.
     CHECK(chosen(255, FactorUse::automatic, true) == Names{"fc2"});
     CHECK(chosen(256, FactorUse::automatic, true).empty());
     CHECK(chosen(255, FactorUse::on, true) == Names{"fc2"});

@@ -70,7 +70,7 @@ struct Rank {
     std::vector<std::string> not_finite;
 };
 
-// What a rank ends with, to the last bit.
+// A rank's result, to the last bit.
 struct Outcome {
     std::vector<double> losses;
     std::vector<std::string> not_finite;
