@@ -15,7 +15,7 @@ using Totals = std::array<double, kTotalCount>;
 
 // Evaluates the images [first, first + count), in the order of the set.
 Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, const Range& range,
-                      int batch, const Look& look) {
+                      int batch, const Look& look, const std::function<void(int)>& passed) {
     DeviceBuffer<float> sums(backend, 2);
     DeviceBuffer<EpochPlace> place(backend, 1);
     DeviceBuffer<std::int32_t> samples(backend, batch);
@@ -38,6 +38,7 @@ Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, co
         totals[kLoss] += double{batch_sums[0]};
         totals[kCorrect] += double{batch_sums[1]};
         totals[kImages] += pass.n;
+        passed(pass.n);
     }
     totals[kStop] = interrupt_requested() ? 1.0 : 0.0;
     return totals;
@@ -57,14 +58,26 @@ std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images,
 }
 
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
-                    int batch, int shards, const Look& look) {
+                    int batch, int shards, const Look& look, const TellDone& tell) {
     // Totals of each shard; 0 for other ranks' shards, so that the sum over the ranks is exact.
     std::vector<double> rows(static_cast<std::size_t>(std::max(1, shards)) * kTotalCount);
     const int own = shards > 0 ? shards / comm.size() : 1;
+    const auto share = [&](int i) {
+        return rank_share(images.count(), comm.rank() * own + i, own * comm.size());
+    };
+    std::int64_t done = 0, all = 0;
+    for (int i = 0; i < own; ++i) {
+        all += share(i).count;
+    }
+    const auto passed = [&](int pass_images) {
+        done += pass_images;
+        if (tell) {
+            tell(done, all);
+        }
+    };
     for (int i = 0; i < own; ++i) {
         const int at = comm.rank() * own + i;
-        const Range range = rank_share(images.count(), at, own * comm.size());
-        const Totals totals = evaluate_range(backend, net, images, range, batch, look);
+        const Totals totals = evaluate_range(backend, net, images, share(i), batch, look, passed);
         const int row = shards > 0 ? at : 0;
         std::copy(totals.begin(), totals.end(), rows.begin() + row * kTotalCount);
     }

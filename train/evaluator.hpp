@@ -29,8 +29,12 @@ std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images,
 // Looks at a pass: the logits [n][classes] of the images [first, first + n) of the set.
 using Look = std::function<void(std::int64_t first, int n, const std::vector<float>& logits)>;
 
+// Called after each pass with the number of this rank's images that are done. Ranks differ in their
+// passes.
+using TellDone = std::function<void(std::int64_t done, std::int64_t images)>;
+
 // Collective. batch: images per pass, at most what the net was made for.
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
-                    int batch, int shards = 0, const Look& look = {});
+                    int batch, int shards = 0, const Look& look = {}, const TellDone& tell = {});
 
 }  // namespace gyre::train

@@ -174,7 +174,7 @@ class Fit {
     void evaluate(EpochFacts& epoch) {
         const EvaluatedSet& set = training_.evaluated;
         session_.optimizer().with_average(
-            [&] { epoch.evaluation = session_.evaluate(*set.images); });
+            [&] { epoch.evaluation = session_.evaluate(*set.images, tell_of(set)); });
         stopped_ = epoch.evaluation.stop;
         if (!stopped_ && !std::isfinite(epoch.evaluation.loss)) {
             throw AgreedError(
@@ -190,13 +190,22 @@ class Fit {
         }
     }
 
+    TellDone tell_of(const EvaluatedSet& set) {
+        return [this, &set](std::int64_t done, std::int64_t images) {
+            for (FitObserver* observer : observers_) {
+                observer->on_evaluation(training_, set, done, images);
+            }
+        };
+    }
+
     void evaluate_held_back() {
         session_.optimizer().with_average([&] {
             KeptNet last(session_.backend(), session_.net());
             if (training_.best) {
                 training_.best->put_back();
             }
-            const Evaluation found = session_.evaluate(*training_.held_back->images);
+            const Evaluation found =
+                session_.evaluate(*training_.held_back->images, tell_of(*training_.held_back));
             if (!found.stop) {
                 training_.outcome = found;
             }

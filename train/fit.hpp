@@ -81,6 +81,10 @@ class FitObserver {
     // Called if some observer asked for a pause, or a checkpoint was requested. The device has done
     // all steps before the cursor, and none after it.
     virtual void on_pause(const Training&) {}
+    // Called within an evaluation, when this rank has done so many of its images. Not for
+    // collective calls: ranks differ in their passes.
+    virtual void on_evaluation(const Training&, const EvaluatedSet&, std::int64_t /*done*/,
+                               std::int64_t /*images*/) {}
     // Called after an epoch's steps and evaluation. The cursor is at the next epoch or, if the
     // training was stopped, at the step where this epoch resumes.
     virtual void on_epoch(const Training&, const EpochFacts&) {}

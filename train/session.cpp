@@ -272,9 +272,10 @@ void Session::share(float* data, std::int64_t elems) {
     }
 }
 
-Evaluation Session::evaluate(const DeviceImages& images) {
+Evaluation Session::evaluate(const DeviceImages& images, const TellDone& tell) {
     share(net_->state_data(), net_->state_elems());
-    return train::evaluate(comm_, backend_, *net_, images, eval_batch_, run_.batch.shards);
+    return train::evaluate(comm_, backend_, *net_, images, eval_batch_, run_.batch.shards, {},
+                           tell);
 }
 
 }  // namespace gyre::train

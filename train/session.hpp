@@ -50,7 +50,7 @@ class Session {
 
     // Collective. Loss and accuracy on a set that task.eval_images announced. All ranks take
     // rank 0's state first, as statistics of a rank's own share differ.
-    Evaluation evaluate(const DeviceImages& images);
+    Evaluation evaluate(const DeviceImages& images, const TellDone& tell = {});
 
     // Collective. Begins again with these buckets, as plan() makes them, and an optimiser that has
     // done no step; parameters stay.

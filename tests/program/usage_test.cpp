@@ -159,6 +159,11 @@ TEST_CASE("lines fit the terminal, whatever its width") {
         CHECK(columns_of(progress_line(progress, columns)) < columns);
     }
     CHECK(count_of(progress_line(progress, 100), "60000/60000") == 1);
+    progress.evaluates = true;
+    for (int columns = 1; columns < 150; ++columns) {
+        CHECK(columns_of(progress_line(progress, columns)) < columns);
+    }
+    CHECK(progress_line(progress, 100).starts_with("epoch 10/10 evaluating [####"));
 
     const TempDir dir;
     const std::string data = (dir.path() / "set").string();
@@ -179,6 +184,7 @@ TEST_CASE("lines fit the terminal, whatever its width") {
             REQUIRE(outcome.exit_code == 0);
             const std::string rank = launched ? "[0] " : "";
             CHECK(count_of(outcome.output, "\r\033[K" + rank + "epoch 1/2 [") >= 1);
+            CHECK(count_of(outcome.output, "\r\033[K" + rank + "epoch 1/2 evaluating") >= 1);
             // A bar is drawn over before the next line.
             CHECK(count_of(outcome.output, "\r\033[K" + rank + "epoch 1/2  train loss") == 1);
             std::istringstream in(outcome.output);

@@ -109,6 +109,19 @@ TEST_CASE("observers are called in their order, and in the reverse one at the en
         std::string& calls;
     };
     std::string calls;
+    struct Passes final : FitObserver {
+        void on_evaluation(const Training& training, const EvaluatedSet& set, std::int64_t done,
+                           std::int64_t images) override {
+            CHECK(set.images == training.evaluated.images);
+            CHECK(images == 20);
+            seen.push_back(done);
+        }
+        std::vector<std::int64_t> seen;
+    } passes;
+    Fixture(small_run(1)).fit({&passes});
+    REQUIRE(!passes.seen.empty());
+    CHECK(std::is_sorted(passes.seen.begin(), passes.seen.end()));
+    CHECK(passes.seen.back() == 20);
     Named first("a", calls), second("b", calls);
     Fixture(small_run(1)).fit({&first, &second});
     CHECK(calls == "ababba");

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstdio>
 
 #include "comm/launch/local_ranks.hpp"
@@ -95,8 +96,8 @@ void ProgressReport::on_step(const Training& training, const StepResult& done) {
     const std::int64_t step = done.step + 1, steps = training.session.sharding().steps();
     if (columns_ > 0) {
         if (seconds_since(bar_drawn_) >= kBarInterval) {
-            bar_drawn_ = Clock::now();
-            draw_bar(training);
+            draw_bar(training, {.done = training.cursor.images,
+                                .images = training.session.sharding().images});
         }
     } else if (step % run_.reports.log_interval == 0 || step == steps) {
         say({fmt::format("epoch {}/{}", training.cursor.epoch, run_.stop.epochs),
@@ -104,25 +105,48 @@ void ProgressReport::on_step(const Training& training, const StepResult& done) {
     }
 }
 
-void ProgressReport::draw_bar(const Training& training) {
+void ProgressReport::on_evaluation(const Training& training, const EvaluatedSet& set,
+                                   std::int64_t done, std::int64_t images) {
+    const bool begins = !evaluation_begin_;
+    evaluation_begin_ = evaluation_begin_.value_or(Clock::now());
+    if (columns_ > 0 && (begins || seconds_since(bar_drawn_) >= kBarInterval)) {
+        const std::int64_t all = set.images->count();
+        draw_bar(training, {.evaluates = true, .done = all * done / images, .images = all});
+    }
+}
+
+// Steps are to take as long as they have taken so far, and so are evaluations. Until one has been
+// measured, an image takes a third of its time in a step.
+double ProgressReport::seconds_left(const Training& training) const {
+    const auto images = static_cast<double>(training.session.sharding().images);
+    const auto epochs = [&](const Cursor& at) {
+        return at.epoch - 1 + static_cast<double>(at.images) / images;
+    };
+    const double done = epochs(training.cursor), before = epochs(begin_);
+    const double evaluates = evaluation_begin_ ? seconds_since(*evaluation_begin_) : 0.0;
+    const double of_epoch =
+        (seconds_since(run_start_) - evaluation_seconds_ - evaluates) / (done - before);
+    const double of_evaluation =
+        !run_.evaluation.enabled ? 0.0
+        : evaluations_ > 0
+            ? evaluation_seconds_ / evaluations_
+            : of_epoch / 3.0 * static_cast<double>(training.evaluated.images->count()) / images;
+    return of_epoch * (run_.stop.epochs - done) + std::max(0.0, of_evaluation - evaluates) +
+           of_evaluation * (run_.stop.epochs - training.cursor.epoch);
+}
+
+void ProgressReport::draw_bar(const Training& training, Progress progress) {
+    bar_drawn_ = Clock::now();
     columns_ = terminal_columns();  // it may have become narrower
     const Cursor& cursor = training.cursor;
-    const std::int64_t images = training.session.sharding().images;
-    const double elapsed = seconds_since(run_start_);
-    const auto epochs = [&](const Cursor& at) {
-        return at.epoch - 1 + static_cast<double>(at.images) / static_cast<double>(images);
-    };
-    const double done = epochs(cursor), before = epochs(begin_);
     const std::int64_t new_images =
         cursor.images - (cursor.epoch == begin_.epoch ? begin_.images : 0);
-    Progress progress;
-    progress.epoch = cursor.epoch;
+    progress.epoch = std::min(cursor.epoch, run_.stop.epochs);
     progress.epochs = run_.stop.epochs;
-    progress.done = cursor.images;
-    progress.images = images;
-    progress.images_per_second = static_cast<double>(new_images) / (elapsed - done_seconds_);
+    progress.images_per_second =
+        static_cast<double>(new_images) / (seconds_since(run_start_) - done_seconds_);
     progress.loss = training.mean_loss();
-    progress.seconds_left = elapsed / (done - before) * (run_.stop.epochs - done);
+    progress.seconds_left = seconds_left(training);
     fmt::print("{}{}", comm::kClearLine, progress_line(progress, columns_));
     std::fflush(stdout);
 }
@@ -140,6 +164,11 @@ void ProgressReport::on_epoch(const Training& training, const EpochFacts& epoch)
         return;
     }
     done_seconds_ = seconds_since(run_start_);
+    if (epoch.evaluation.images > 0) {
+        evaluation_seconds_ += seconds_since(epoch.begin) - epoch.train_seconds;
+        ++evaluations_;
+        evaluation_begin_.reset();
+    }
     std::vector<std::string> items = {
         fmt::format("epoch {}/{}", epoch.epoch, run_.stop.epochs),
         fmt::format("train loss {:.4f}", epoch.train_loss),
@@ -148,7 +177,9 @@ void ProgressReport::on_epoch(const Training& training, const EpochFacts& epoch)
         add_result(items, training.evaluated, epoch.evaluation);
     }
     items.push_back(fmt::format("{:.2f} s", seconds_since(epoch.begin)));
-    items.push_back(fmt::format("{:.0f} images/s", epoch.images_per_second()));
+    if (epoch.images > 0) {  // or it was resumed at its end
+        items.push_back(fmt::format("{:.0f} images/s", epoch.images_per_second()));
+    }
     if (training.session.communicator().size() > 1) {
         items.push_back(fmt::format("exposed communication {:.1f} %",
                                     100.0 * epoch.communication.exposed / epoch.train_seconds));

@@ -79,14 +79,18 @@ std::string wrap(const std::vector<std::string>& items, const std::string& separ
 }
 
 std::string progress_line(const Progress& p, int columns) {
-    std::string line = fmt::format("epoch {}/{}", p.epoch, p.epochs);
+    std::string line =
+        fmt::format("epoch {}/{}{}", p.epoch, p.epochs, p.evaluates ? " evaluating" : "");
     // In the order of their worth.
-    std::vector<std::string> figures = {
-        fmt::format("loss {:.4f}", p.loss),
-        fmt::format("ETA {}", duration_text(p.seconds_left)),
-        fmt::format("{:.0f} images/s", p.images_per_second),
-        fmt::format("{}/{}", p.done, p.images),
-    };
+    std::vector<std::string> figures;
+    if (!p.evaluates) {
+        figures.push_back(fmt::format("loss {:.4f}", p.loss));
+    }
+    figures.push_back(fmt::format("ETA {}", duration_text(p.seconds_left)));
+    if (!p.evaluates) {
+        figures.push_back(fmt::format("{:.0f} images/s", p.images_per_second));
+    }
+    figures.push_back(fmt::format("{}/{}", p.done, p.images));
     // The last column stays free: some terminals begin a line when it is written.
     const int room = columns - 1;
     const int bar_columns = 3 + kLeastBar;
