@@ -291,10 +291,13 @@ std::vector<std::string> config_seeds() {
 }
 
 void read_config(const std::string& input) {
-    train::RunSpec spec;
-    CLI::App app("fuzz", "gyre");
-    train::add_flags(*app.add_subcommand("train", ""), train::train_flags(spec));
-    train::with_config(app, {"train", "--config", file_of(input, "input.toml")});
+    static train::RunSpec spec;
+    static const std::unique_ptr<CLI::App> app = [] {
+        auto made = std::make_unique<CLI::App>("fuzz", "gyre");
+        train::add_flags(*made->add_subcommand("train", ""), train::train_flags(spec));
+        return made;
+    }();
+    train::with_config(*app, {"train", "--config", file_of(input, "input.toml")});
 }
 
 // --- the meeting --------------------------------------------------------------------------------
