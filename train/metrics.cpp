@@ -87,6 +87,27 @@ std::string scalar(const std::string& tag, double value) {
     return text_field(1, text_field(1, tag) + float_field(2, static_cast<float>(value)));
 }
 
+// A text, which TensorBoard shows as Markdown: tensorboard.Summary: value = 1 of tag = 1, tensor =
+// 8 and metadata = 9, of which plugin_data = 1 has the plugin's name. tensorflow.TensorProto: dtype
+// = 1, tensor_shape = 2 of dim = 2, and string_val = 8.
+std::string text_value(const std::string& tag, const std::string& text) {
+    constexpr std::int64_t kString = 7;  // tensorflow.DataType
+    const std::string tensor =
+        int_field(1, kString) + text_field(2, text_field(2, int_field(1, 1))) + text_field(8, text);
+    return text_field(1, text_field(1, tag) + text_field(8, tensor) +
+                             text_field(9, text_field(1, text_field(1, "text"))));
+}
+
+std::string table_of(const std::vector<SettingValue>& settings) {
+    std::string table = "| setting | value |\n|---|---|\n";
+    for (const SettingValue& setting : settings) {
+        if (setting.given) {
+            table += fmt::format("| {} | {} |\n", setting.name, setting.value);
+        }
+    }
+    return table;
+}
+
 std::ofstream open_events(const std::string& folder) {
     std::error_code error;
     std::filesystem::create_directories(folder, error);
@@ -268,7 +289,8 @@ void MetricsFiles::on_start(const Training& training) {
                                    {"precision", name_of(run_.net.precision)},
                                    {"communicator", session.communicator().description()}};
     json["settings"] = nlohmann::ordered_json::object();
-    for (const SettingValue& setting : values_of(run_)) {
+    const std::vector<SettingValue> settings = values_of(run_);
+    for (const SettingValue& setting : settings) {
         if (setting.given) {
             json["settings"][setting.name] = setting.value;
         }
@@ -280,6 +302,11 @@ void MetricsFiles::on_start(const Training& training) {
         json["resumed"] = {{"epoch", training.cursor.epoch}, {"step", training.cursor.step}};
     }
     write(json);
+    if (events_.is_open()) {
+        events_ << tensorboard_record(event_message(
+                       training.steps(), text_field(5, text_value("settings", table_of(settings)))))
+                << std::flush;
+    }
 }
 
 void MetricsFiles::on_step(const Training& training, const StepResult& done) {

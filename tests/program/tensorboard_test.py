@@ -39,7 +39,10 @@ def main() -> int:
                     expected.setdefault(f"{event['event']}/{key}", []).append((step, value))
         events = EventAccumulator(runs)
         events.Reload()
-        failed = sum(len(of_tag) for of_tag in expected.values()) < 10
+        text = events.Tensors("settings")[0].tensor_proto.string_val[0].decode()
+        text_good = "| limit | 640 |" in text and "| seed |" not in text
+        print(f"{'ok    ' if text_good else 'FAILED'} settings: {text!r}")
+        failed = not text_good or sum(len(of_tag) for of_tag in expected.values()) < 10
         for tag, numbers in expected.items():
             found = [(scalar.step, scalar.value) for scalar in events.Scalars(tag)]
             good = [value for _, value in found] == [value for _, value in numbers]
