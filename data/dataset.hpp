@@ -51,8 +51,8 @@ using TellOfData = std::function<void(const std::string&)>;
 // NumPy: train_images.npy, train_labels.npy, test_images.npy and test_labels.npy, or x_train.npy,
 // y_train.npy, x_test.npy and y_test.npy: images [N][H][W] or [N][H][W][C] of uint8, labels [N] or
 // [N][1] of any integers. Images [N][H][W] are mapped, not read.
-// Pictures: PNG and JPEG files in train/CLASS/… and test/CLASS/… (or val/CLASS/…; if there are
-// both, val is for validation). If any of them is in colour, all get 3 channels. Classes are
+// Pictures: PNG, JPEG and WebP files in train/CLASS/… and test/CLASS/… (or val/CLASS/…; if there
+// are both, val is for validation). If any of them is in colour, all get 3 channels. Classes are
 // numbered in the order of their names. Pictures are decoded once, into a file in cache_folder()
 // (data/image_cache.hpp) that is then mapped.
 //

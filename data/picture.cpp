@@ -19,6 +19,9 @@
 
 #include <csetjmp>
 #endif
+#if GYRE_HAVE_WEBP
+#include <webp/decode.h>
+#endif
 
 #include "base/error.hpp"
 #include "data/decompress.hpp"
@@ -198,7 +201,29 @@ Picture decode_jpeg(const fs::path& path, const Bytes& bytes, bool colour) {
 }
 #endif
 
-#if !GYRE_HAVE_PNG || !GYRE_HAVE_JPEG
+#if GYRE_HAVE_WEBP
+Picture decode_webp(const fs::path& path, const Bytes& bytes) {
+    WebPBitstreamFeatures found;
+    if (WebPGetFeatures(bytes.data(), bytes.size(), &found) != VP8_STATUS_OK) {
+        fail_damaged(path, "WebP", "its header");
+    }
+    check_size(path, found.width, found.height);
+    if (found.has_animation != 0) {
+        refuse(path, "expected a WebP picture, found an animation; convert one of its frames");
+    }
+    Picture picture{3, found.height, found.width, {}};
+    const int row_bytes = 3 * found.width;
+    picture.pixels.resize(static_cast<std::size_t>(row_bytes) *
+                          static_cast<std::size_t>(found.height));
+    if (WebPDecodeRGBInto(bytes.data(), bytes.size(), picture.pixels.data(), picture.pixels.size(),
+                          row_bytes) == nullptr) {
+        fail_damaged(path, "WebP", "its pixels");
+    }
+    return picture;
+}
+#endif
+
+#if !GYRE_HAVE_PNG || !GYRE_HAVE_JPEG || !GYRE_HAVE_WEBP
 [[noreturn]] void fail_missing(const fs::path& path, const char* kind, const char* package) {
     refuse(path,
            fmt::format("this build cannot read {} pictures; install {} (scripts/setup.sh does) and "
@@ -214,6 +239,11 @@ Picture decode_png(const fs::path& path, const Bytes&, bool) {
 #if !GYRE_HAVE_JPEG
 Picture decode_jpeg(const fs::path& path, const Bytes&, bool) {
     fail_missing(path, "JPEG", "libjpeg-dev");
+}
+#endif
+#if !GYRE_HAVE_WEBP
+Picture decode_webp(const fs::path& path, const Bytes&) {
+    fail_missing(path, "WebP", "libwebp-dev");
 }
 #endif
 
@@ -243,26 +273,29 @@ bool ends_as_one_of(const fs::path& path, std::initializer_list<std::string_view
 }  // namespace
 
 bool is_picture_name(const fs::path& path) {
-    return ends_as_one_of(path, {".png", ".jpg", ".jpeg"});
+    return ends_as_one_of(path, {".png", ".jpg", ".jpeg", ".webp"});
 }
 
 bool is_other_picture_name(const fs::path& path) {
-    return ends_as_one_of(path, {".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff", ".webp"});
+    return ends_as_one_of(path, {".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff"});
 }
 
 Picture decode_picture(const fs::path& path, bool colour) {
     const Bytes bytes = read_file(path);
     const std::string_view start(reinterpret_cast<const char*>(bytes.data()),
-                                 std::min<std::size_t>(bytes.size(), 8));
+                                 std::min<std::size_t>(bytes.size(), 12));
     if (start.starts_with("\x89PNG")) {
         return decode_png(path, bytes, colour);
     }
     if (start.starts_with("\xff\xd8")) {
         return decode_jpeg(path, bytes, colour);
     }
+    if (start.starts_with("RIFF") && start.ends_with("WEBP")) {
+        return decode_webp(path, bytes);
+    }
     refuse(path, bytes.empty()
-                     ? "expected a PNG or JPEG picture, found an empty file; remove it"
-                     : "expected a PNG or JPEG picture, found something else; convert it, "
+                     ? "expected a PNG, JPEG or WebP picture, found an empty file; remove it"
+                     : "expected a PNG, JPEG or WebP picture, found something else; convert it, "
                        "or remove it");
 }
 

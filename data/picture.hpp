@@ -1,4 +1,4 @@
-// Decodes PNG and JPEG files.
+// Decodes PNG, JPEG and WebP files.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ bool is_other_picture_name(const std::filesystem::path& path);
 
 // Returns one channel for a grey picture, 3 (red, green, blue) for a coloured one or if `colour` is
 // set. Transparency and orientation are dropped, 16 bits cut to 8, and CMYK becomes RGB, as by
-// PIL's convert("RGB"). The file's first bytes decide, not its name. Throws input_error if it
-// cannot be read, is neither PNG nor JPEG, is damaged, has more than 2^28 pixels, or if this build
-// lacks the library.
+// PIL's convert("RGB"). WebP counts as coloured. The file's first bytes decide, not its name.
+// Throws input_error if it cannot be read, is not PNG, JPEG or WebP, is damaged, has more than 2^28
+// pixels, or if this build lacks the library.
 Picture decode_picture(const std::filesystem::path& path, bool colour);
 
 }  // namespace gyre::data

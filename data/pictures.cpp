@@ -62,20 +62,22 @@ std::vector<fs::path> pictures_in(const fs::path& folder) {
         } else if (is_picture_name(it->path())) {
             files.push_back(it->path());
         } else if (is_other_picture_name(it->path())) {
-            throw input_error(fmt::format(
-                "{}: only PNG and JPEG pictures are read; convert it, as `convert {} NAME.png` "
-                "does, or remove it",
-                it->path().string(), it->path().filename().string()));
+            throw input_error(
+                fmt::format("{}: only PNG, JPEG and WebP pictures are read; convert it, as "
+                            "`convert {} NAME.png` "
+                            "does, or remove it",
+                            it->path().string(), it->path().filename().string()));
         }
     }
     if (error) {
         throw input_error(fmt::format("{}: cannot read: {}", folder.string(), error.message()));
     }
     if (files.empty()) {
-        throw input_error(fmt::format(
-            "{}: this class has no pictures: expected .png, .jpg or .jpeg files in it; add some, "
-            "or remove the folder",
-            folder.string()));
+        throw input_error(
+            fmt::format("{}: this class has no pictures: expected .png, .jpg, .jpeg or .webp files "
+                        "in it; add some, "
+                        "or remove the folder",
+                        folder.string()));
     }
     std::sort(files.begin(), files.end());
     return files;

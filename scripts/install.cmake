@@ -68,7 +68,7 @@ install(FILES ${PROJECT_BINARY_DIR}/gyre-config.cmake ${PROJECT_BINARY_DIR}/gyre
 # libraries of C and C++.
 install(CODE [[
   file(GET_RUNTIME_DEPENDENCIES EXECUTABLES $<TARGET_FILE:gyre> RESOLVED_DEPENDENCIES_VAR libraries
-    PRE_INCLUDE_REGEXES "^lib(fmt|crypto|png16|jpeg|z|lzma|gloo|hiredis|ibverbs|nl-3|nl-route-3|boost_context)[.]so"
+    PRE_INCLUDE_REGEXES "^lib(fmt|crypto|png16|jpeg|webp|sharpyuv|z|lzma|gloo|hiredis|ibverbs|nl-3|nl-route-3|boost_context)[.]so"
     PRE_EXCLUDE_REGEXES ".")
   file(INSTALL ${libraries} DESTINATION ${CMAKE_INSTALL_PREFIX}/lib/gyre FOLLOW_SYMLINK_CHAIN)
   # Their licences, by the Debian packages that they are from, and those of the headers that are compiled in.

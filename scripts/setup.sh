@@ -14,7 +14,7 @@ packages=(
     libcli11-dev libfmt-dev nlohmann-json3-dev                  # command line, text, JSON
     zlib1g-dev liblzma-dev                                      # compressed data files
     libssl-dev                                                  # codes of messages between ranks
-    libpng-dev libjpeg-dev                                      # folders of pictures
+    libpng-dev libjpeg-dev libwebp-dev                          # folders of pictures
     libboost-context-dev                                        # fibers of the GPU emulator
     catch2 libbenchmark-dev python3                             # tests, benchmarks
     iproute2                                                    # simulated hosts, for tests

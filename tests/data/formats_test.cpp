@@ -595,6 +595,30 @@ TEST_CASE("pictures: CMYK becomes RGB as PIL converts it", "[data][formats]") {
     }
 }
 
+#if GYRE_HAVE_WEBP
+TEST_CASE("pictures: WebP", "[data][formats]") {
+    const TempDir dir;
+    const fs::path path = dir.path() / "a.webp";
+    const Bytes pixels = counted(2 * 3 * 3, 40);
+    write_webp(path, 2, 3, pixels);
+    for (const bool colour : {false, true}) {
+        const Picture picture = decode_picture(path, colour);
+        CHECK(picture.channels == 3);
+        CHECK(picture.height == 2);
+        CHECK(picture.width == 3);
+        CHECK(picture.pixels == pixels);
+    }
+    const auto bytes = fs::file_size(path);
+    for (std::uintmax_t kept = 12; kept < bytes; ++kept) {
+        write_webp(path, 2, 3, pixels);
+        fs::resize_file(path, kept);
+        INFO(kept << " of " << bytes << " bytes");
+        expect_error(ExitCode::bad_input, {path.string(), "WebP", "damage"},
+                     [&] { decode_picture(path, true); });
+    }
+}
+#endif
+
 TEST_CASE("pictures: bad ones are left out if so many may be", "[data][formats]") {
     CacheFolder cache;
     const TempDir dir;
@@ -659,7 +683,7 @@ TEST_CASE("pictures: errors name the cause", "[data][formats]") {
         {"q.jpg", "JPEG", "damage"});
     bad([&] { write_png(owl / "c.png", 1, 3, 3, counted(9)); },
         {"c.png", "3x3", "z.png", "2x3", "`resize`"});
-    bad([&] { write_text(owl / "x.webp", "x"); }, {"x.webp", "PNG and JPEG"});
+    bad([&] { write_text(owl / "x.gif", "x"); }, {"x.gif", "PNG, JPEG and WebP"});
     bad([&] { fs::create_directories(dir.path() / "train/yak"); },
         {(dir.path() / "train/yak").string(), "has no pictures"});
     bad([&] { fs::create_directories(dir.path() / "test/yak"); },

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -13,6 +14,9 @@
 #endif
 #if GYRE_HAVE_JPEG
 #include <jpeglib.h>
+#endif
+#if GYRE_HAVE_WEBP
+#include <webp/encode.h>
 #endif
 
 namespace gyre::test {
@@ -77,6 +81,23 @@ inline void write_jpeg(const std::filesystem::path& path, int height, int width,
 inline void write_jpeg(const std::filesystem::path& path, int channels, int height, int width,
                        std::uint8_t value) {
     write_jpeg(path, height, width, Bytes(static_cast<std::size_t>(channels), value));
+}
+#endif
+
+#if GYRE_HAVE_WEBP
+// pixels [height][width][3], which are kept as they are.
+inline void write_webp(const std::filesystem::path& path, int height, int width,
+                       const Bytes& pixels) {
+    std::uint8_t* bytes = nullptr;
+    const std::size_t count =
+        WebPEncodeLosslessRGB(pixels.data(), width, height, 3 * width, &bytes);
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream file(path, std::ios::binary);
+    file.write(reinterpret_cast<const char*>(bytes), static_cast<std::streamsize>(count));
+    WebPFree(bytes);
+    if (count == 0 || !file.flush()) {
+        throw std::runtime_error("cannot write " + path.string());
+    }
 }
 #endif
 

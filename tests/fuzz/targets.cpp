@@ -179,6 +179,10 @@ std::vector<std::string> picture_seeds() {
         seeds.push_back(bytes_of_file(folder().file("seed.jpg")));
 #endif
     }
+#if GYRE_HAVE_WEBP
+    write_webp(folder().file("seed.webp"), 2, 3, counted(18));
+    seeds.push_back(bytes_of_file(folder().file("seed.webp")));
+#endif
     return seeds;
 }
 

@@ -144,10 +144,11 @@ TEST_CASE("gyre predict takes the images of a test set for what its accuracy cou
     CHECK(some.output == outcome.output);
     const std::string errors = file_bytes(trained.file("errors"));
     INFO(errors);
-    CHECK(errors.starts_with("gyre: none.gz: no such file\ngyre: cat.gif: only PNG and JPEG"));
+    CHECK(
+        errors.starts_with("gyre: none.gz: no such file\ngyre: cat.gif: only PNG, JPEG and WebP"));
     CHECK(count_of(errors, "\n") == 2);
     refuse(predict + trained.data + "/test-labels-idx1-ubyte", "not images");
-    refuse(predict + "cat.gif", "only PNG and JPEG pictures are read");
+    refuse(predict + "cat.gif", "only PNG, JPEG and WebP pictures are read");
     refuse("predict --weights " + images + " " + images, "test-images");
 }
 

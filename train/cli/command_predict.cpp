@@ -93,7 +93,8 @@ void load_file(Images& images, const std::string& path, const Shape& shape) {
     if (is_picture_name(path)) {
         load_picture(images, path, shape);
     } else if (is_other_picture_name(path)) {
-        throw input_error(fmt::format("{}: only PNG and JPEG pictures are read; convert it", path));
+        throw input_error(
+            fmt::format("{}: only PNG, JPEG and WebP pictures are read; convert it", path));
     } else {
         load_idx(images, path, shape);
     }

@@ -165,7 +165,7 @@ std::vector<Setting> info_flags(InfoOptions& o) {
 std::vector<Setting> predict_flags(PredictOptions& o) {
     return {
         path("weights", o.weights, "FILE", kSavedWeights).is_required(),
-        paths("image", o.images, "FILE", "PNG and JPEG files, and IDX files of images")
+        paths("image", o.images, "FILE", "PNG, JPEG and WebP files, and IDX files of images")
             .is_required()
             .without_flag(),
         number("top", o.top, {.least = 1}, "Classes to name for each image, the likeliest first"),
