@@ -13,6 +13,7 @@
 #include <system_error>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "base/error.hpp"
 #include "data/decompress.hpp"
 #include "data/formats.hpp"
@@ -233,16 +234,20 @@ class PictureDecoder {
         const auto tick = [&](std::int64_t done) {
             progress(fmt::format("{}: {} of {} pictures decoded", name_, done, count));
         };
+        const Clock::time_point begin = Clock::now();
         const bool good = for_each(
             count,
             [&](std::int64_t i) { return decode_one(shape, static_cast<std::size_t>(i), pixels); },
             tick);
         colour_ = colour_ || !good;
+        seconds_ += seconds_since(begin);
         for (const auto& [i, what] : bad_) {
             shape.left_out.push_back(static_cast<std::int64_t>(i));
         }
         return good;
     }
+
+    double seconds() const { return seconds_; }  // that decode() has taken
 
  private:
     // Returns none if the picture cannot be read and may be left out.
@@ -302,6 +307,7 @@ class PictureDecoder {
     const std::optional<ImageSize> resize_;
     const std::size_t may_leave_out_;
     bool colour_ = false;
+    double seconds_ = 0.0;
     int height_ = 0, width_ = 0;
     std::size_t first_ = 0;  // the picture that these are of
     std::mutex mutex_;
@@ -389,6 +395,10 @@ Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const Tel
          .shape = [&] { return decoder.shape(); },
          .decode = [&](auto& shape, std::uint8_t* pixels,
                        const auto& progress) { return decoder.decode(shape, pixels, progress); }});
+    if (decoder.seconds() > 2.0 && tell) {  // some progress was told, but not its end
+        tell(fmt::format("{}: all {} pictures decoded in {:.0f} s", files.name, all.size(),
+                         decoder.seconds()));
+    }
     if (!images.left_out.empty() && tell) {
         tell(fmt::format("{}: {} of {} pictures cannot be read and are left out: {}", files.name,
                          images.left_out.size(), all.size(), names_of(images.left_out, all)));
