@@ -142,16 +142,25 @@ std::string text_of(const nlohmann::ordered_json& event) {
     return event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }
 
-std::string scalars(const nlohmann::ordered_json& event) {
+// The record of an event's figures of these images; empty if there are none. "train_loss" is the
+// figure "loss" of the images "train".
+std::string scalars(const nlohmann::ordered_json& event, const std::string& images) {
     std::string values;
     for (const auto& [name, value] : event.items()) {
-        if (value.is_number() && name != "epoch" && name != "step") {
-            const bool of_step = event.at("event") == "step";
-            values +=
-                scalar(fmt::format("{}/{}", of_step ? "step" : "epoch", name), value.get<double>());
+        if (!value.is_number() || name == "epoch" || name == "step") {
+            continue;
+        }
+        const bool of_images = name.ends_with("_loss") || name.ends_with("_accuracy");
+        const std::size_t end = of_images ? name.rfind('_') : 0;
+        if (name.substr(0, end) == images) {
+            values += scalar(fmt::format("{}/{}", event.at("event").get<std::string>(),
+                                         name.substr(of_images ? end + 1 : 0)),
+                             value.get<double>());
         }
     }
-    return event_message(event.at("step").get<std::int64_t>(), text_field(5, values));
+    return values.empty() ? values
+                          : tensorboard_record(event_message(event.at("step").get<std::int64_t>(),
+                                                             text_field(5, values)));
 }
 
 // The subject of a line of a metrics file.
@@ -225,7 +234,7 @@ MetricsFiles::MetricsFiles(const RunSpec& run, bool is_root) : run_(run) {
         }
     }
     if (!run.reports.tensorboard.empty()) {
-        events_ = open_events(run.reports.tensorboard);
+        events_[""] = open_events(run.reports.tensorboard);
         events_place_ = "`tensorboard` " + run.reports.tensorboard;
     }
 }
@@ -257,18 +266,28 @@ void MetricsFiles::drop_later_lines(const Training& training) {
             metrics_ = open_lines("`metrics`", path.string(), true);
         }
     }
-    if (events_.is_open()) {
+    for (auto& [images, file] : events_) {
         // tensorboard.Event: session_log = 7 of status = 1, START: what other files have from this
         // step on no longer counts. If the epoch's evaluation is still to come, that is the last
         // step.
         constexpr std::int64_t kStart = 1;
-        events_ << tensorboard_record(event_message(done + (from.step == steps ? 0 : 1),
-                                                    text_field(7, int_field(1, kStart))))
-                << std::flush;
+        file << tensorboard_record(event_message(done + (from.step == steps ? 0 : 1),
+                                                 text_field(7, int_field(1, kStart))))
+             << std::flush;
     }
 }
 
 void MetricsFiles::on_start(const Training& training) {
+    if (!events_.empty()) {
+        std::vector<std::string> sets = {"train"};
+        if (run_.evaluation.enabled) {
+            sets.push_back(training.evaluated.name);
+        }
+        for (const std::string& images : sets) {
+            const auto folder = std::filesystem::path(run_.reports.tensorboard) / images;
+            events_[images] = open_events(folder.string());
+        }
+    }
     if (training.resumed && any()) {
         drop_later_lines(training);
     }
@@ -302,10 +321,11 @@ void MetricsFiles::on_start(const Training& training) {
         json["resumed"] = {{"epoch", training.cursor.epoch}, {"step", training.cursor.step}};
     }
     write(json);
-    if (events_.is_open()) {
-        events_ << tensorboard_record(event_message(
-                       training.steps(), text_field(5, text_value("settings", table_of(settings)))))
-                << std::flush;
+    if (!events_.empty()) {
+        events_[""] << tensorboard_record(
+                           event_message(training.steps(),
+                                         text_field(5, text_value("settings", table_of(settings)))))
+                    << std::flush;
     }
 }
 
@@ -369,17 +389,20 @@ void MetricsFiles::write(const nlohmann::ordered_json& event) {
     if (metrics_.is_open() && (has_figures || !rows_)) {
         metrics_ << (rows_ ? csv_row(event) : text_of(event)) << std::endl;
     }
-    if (events_.is_open() && has_figures) {
-        events_ << tensorboard_record(scalars(event)) << std::flush;
-    }
-    for (const auto& [place, file] :
-         {std::pair{&metrics_place_, &metrics_}, {&events_place_, &events_}}) {
-        if (file->is_open() && !*file) {
+    const auto check = [](const std::string& place, const std::ofstream& file) {
+        if (file.is_open() && !file) {
             throw input_error(fmt::format(
                 "{}: writing failed; is the disk full? Make room there, and resume the training "
                 "from its last checkpoint",
-                *place));
+                place));
         }
+    };
+    check(metrics_place_, metrics_);
+    for (auto& [images, file] : events_) {
+        if (has_figures) {
+            file << scalars(event, images) << std::flush;
+        }
+        check(events_place_, file);
     }
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fstream>
+#include <map>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 
@@ -30,13 +31,16 @@ class MetricsFiles final : public FitObserver {
  private:
     // Forgets what an earlier run has written of steps and epochs that this one does again.
     void drop_later_lines(const Training& training);
-    bool any() const { return metrics_.is_open() || events_.is_open(); }
+    bool any() const { return metrics_.is_open() || !events_.empty(); }
     // An event, as a JSON line has it: all of them to the JSON lines; what a step and an epoch
     // have, to the others. Throws Error(bad_input) if a file takes no more.
     void write(const nlohmann::ordered_json& event);
 
     const RunSpec& run_;
-    std::ofstream metrics_, events_;
+    std::ofstream metrics_;
+    // By the images that figures are of ("train", "test" or "val"), each in a folder of that name:
+    // TensorBoard draws figures of one name into one chart. "": all other figures.
+    std::map<std::string, std::ofstream> events_;
     std::string metrics_place_, events_place_;  // each one's option and path
     bool rows_ = false;                         // of the metrics: CSV, otherwise JSON lines
 };

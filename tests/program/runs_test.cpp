@@ -38,17 +38,20 @@ std::string write(const std::string& path, const std::string& text) {
     return path;
 }
 
-// The scalars of TensorBoard's event file in a folder, as tag -> step -> value; checks that every
-// record is whole.
-std::map<std::string, std::map<std::uint64_t, float>> scalars(const std::string& folder) {
+using Scalars = std::map<std::string, std::map<std::uint64_t, float>>;  // tag -> step -> value
+
+// The scalars of TensorBoard's event file in a folder; checks that every record is whole.
+Scalars scalars_in(const std::filesystem::path& folder) {
     REQUIRE(std::filesystem::exists(folder));
     std::string data;
     for (const auto& entry : std::filesystem::directory_iterator(folder)) {
-        REQUIRE(data.empty());
-        data = file_bytes(entry.path().string());
+        if (entry.is_regular_file()) {
+            REQUIRE(data.empty());
+            data = file_bytes(entry.path().string());
+        }
     }
     std::size_t at = 0;
-    std::map<std::string, std::map<std::uint64_t, float>> found;
+    Scalars found;
     while (at < data.size()) {
         std::uint64_t length = 0;
         std::memcpy(&length, data.data() + at, sizeof length);
@@ -76,6 +79,22 @@ std::map<std::string, std::map<std::uint64_t, float>> scalars(const std::string&
             REQUIRE(fields[1].number == 2);
             std::memcpy(&found[fields[0].bytes][event[1].value], fields[1].bytes.data(),
                         sizeof(float));
+        }
+    }
+    return found;
+}
+
+// Those of a training, by the names that they have in --metrics.
+Scalars scalars(const std::filesystem::path& folder) {
+    Scalars found = scalars_in(folder);
+    for (const std::string images : {"train", "test"}) {
+        const Scalars of_images = scalars_in(folder / images);
+        CHECK(of_images.size() == 2);
+        for (const char* figure : {"loss", "accuracy"}) {
+            const std::string tag = std::string("epoch/") + figure;
+            REQUIRE(of_images.count(tag) == 1);
+            CHECK(found.count(tag) == 0);
+            found["epoch/" + images + "_" + figure] = of_images.at(tag);
         }
     }
     return found;

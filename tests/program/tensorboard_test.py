@@ -37,14 +37,19 @@ def main() -> int:
                 if key in event:
                     value = struct.unpack("f", struct.pack("f", event[key]))[0]  # as scalars are kept
                     expected.setdefault(f"{event['event']}/{key}", []).append((step, value))
-        events = EventAccumulator(runs)
-        events.Reload()
+        by_images = {}
+        for images in ("", "train", "test"):
+            by_images[images] = EventAccumulator(f"{runs}/{images}")
+            by_images[images].Reload()
+        events = by_images[""]
         text = events.Tensors("settings")[0].tensor_proto.string_val[0].decode()
         text_good = "| limit | 640 |" in text and "| seed |" not in text
         print(f"{'ok    ' if text_good else 'FAILED'} settings: {text!r}")
         failed = not text_good or sum(len(of_tag) for of_tag in expected.values()) < 10
         for tag, numbers in expected.items():
-            found = [(scalar.step, scalar.value) for scalar in events.Scalars(tag)]
+            kind, name = tag.split("/")
+            images, figure = name.split("_") if "_" in name else ("", name)
+            found = [(scalar.step, scalar.value) for scalar in by_images[images].Scalars(f"{kind}/{figure}")]
             good = [value for _, value in found] == [value for _, value in numbers]
             good = good and all(a[0] == b[0] for a, b in zip(found, numbers) if tag.startswith("step/"))
             failed |= not good
