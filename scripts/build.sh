@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Configures and builds a preset, and shows its progress: in place on a terminal, every 10 % elsewhere.
-#   scripts/build.sh PRESET [TARGET ...]     presets: release, ci, quick, train, package, debug, asan, tsan, odr, clang
+#   scripts/build.sh PRESET [TARGET ...]     presets: release, ci, quick, train, package, debug, asan, tsan, odr, clang, coverage
 # The complete output goes to build.log in the preset's build folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
