@@ -30,13 +30,23 @@ struct UpdateArgs {
     UpdateGap gap = {};
 };
 
+// A product that is rounded by itself on a GPU, whose compiler would fuse it with a sum in one
+// kernel and not in another: the kernels that update with a formula must agree to the last bit.
+GYRE_HOST_DEVICE inline float product(float a, float b) {
+#if defined(__CUDA_ARCH__)
+    return __fmul_rn(a, b);
+#else
+    return a * b;
+#endif
+}
+
 // The scalars of the step at the rate of these parameters, exactly themselves if that is 1 and
 // shrink is 1/2 or more. Without a branch, on which a compiler would make two loops.
 GYRE_HOST_DEVICE inline StepScalars scalars_of(const UpdateArgs& a) {
     StepScalars s = *a.scalars;
     s.learning_rate *= a.lr_scale;
     s.adam_step_size *= a.lr_scale;
-    s.shrink = 1.0f - a.lr_scale * (1.0f - s.shrink);
+    s.shrink = 1.0f - product(a.lr_scale, 1.0f - s.shrink);
     return s;
 }
 
@@ -48,7 +58,7 @@ struct Sgd {
     static constexpr int kStates = 0;
     GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
                                         float g) {
-        p -= s.learning_rate * (g + a.weight_decay * p);
+        p -= product(s.learning_rate, g + product(a.weight_decay, p));
     }
 };
 
@@ -58,9 +68,9 @@ struct SgdMomentum {
     static constexpr int kStates = 1;
     GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
                                         float g, float& velocity) {
-        const float d = g + a.weight_decay * p;
-        velocity = a.momentum * velocity + d;
-        p -= s.learning_rate * (a.nesterov ? d + a.momentum * velocity : velocity);
+        const float d = g + product(a.weight_decay, p);
+        velocity = product(a.momentum, velocity) + d;
+        p -= product(s.learning_rate, a.nesterov ? d + product(a.momentum, velocity) : velocity);
     }
 };
 
@@ -70,10 +80,11 @@ struct Adam {
     static constexpr int kStates = 2;
     GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
                                         float g, float& m, float& v) {
-        const float d = g + a.weight_decay * p;
-        m = a.beta1 * m + (1.0f - a.beta1) * d;
-        v = a.beta2 * v + (1.0f - a.beta2) * d * d;
-        p = p * s.shrink - s.adam_step_size * m / (sqrtf(v) * s.adam_correction + a.epsilon);
+        const float d = g + product(a.weight_decay, p);
+        m = product(a.beta1, m) + product(1.0f - a.beta1, d);
+        v = product(a.beta2, v) + product((1.0f - a.beta2) * d, d);
+        p = product(p, s.shrink) -
+            s.adam_step_size * m / (product(sqrtf(v), s.adam_correction) + a.epsilon);
     }
 };
 
@@ -83,9 +94,11 @@ struct Lion {
     static constexpr int kStates = 1;
     GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
                                         float g, float& m) {
-        const float c = a.beta1 * m + (1.0f - a.beta1) * g;
-        p = p * s.shrink - s.learning_rate * (c > 0.0f ? 1.0f : c < 0.0f ? -1.0f : 0.0f);
-        m = a.beta2 * m + (1.0f - a.beta2) * g;
+        const float c = product(a.beta1, m) + product(1.0f - a.beta1, g);
+        p = product(p, s.shrink) - product(s.learning_rate, c > 0.0f   ? 1.0f
+                                                            : c < 0.0f ? -1.0f
+                                                                       : 0.0f);
+        m = product(a.beta2, m) + product(1.0f - a.beta2, g);
     }
 };
 
@@ -95,8 +108,8 @@ struct RmsProp {
     static constexpr int kStates = 1;
     GYRE_HOST_DEVICE static void update(const UpdateArgs& a, const StepScalars& s, float& p,
                                         float g, float& v) {
-        const float d = g + a.weight_decay * p;
-        v = a.beta2 * v + (1.0f - a.beta2) * d * d;
+        const float d = g + product(a.weight_decay, p);
+        v = product(a.beta2, v) + product((1.0f - a.beta2) * d, d);
         p -= s.learning_rate * d / (sqrtf(v) + a.epsilon);
     }
 };

@@ -172,15 +172,16 @@ def kernels(c: Check) -> list[Step]:
         return (PASS if good and not wrong and timed else FAIL), text + (", ran out of time" if ran.timed_out else "")
 
     steps = []
-    for name, layers, batches in (("net", "net/", "64,256,1024,4096"), ("wide", "wide/", "64,1024"),
-                                  ("wide-tf32", "wide/(conv|fc)", "64,1024")):
+    for name, layers, batches in (("net", "net/", "64,256,1024,4096"), ("wide", "wide/", "64,256"),
+                                  ("wide-tf32", "wide/(conv|fc)", "64,256")):
         if c.emulated:  # the smallest layers
             layers, batches = {"net": "net/", "wide": "wide/(relu3|fc2)", "wide-tf32": "wide/fc2"}[name], "2"
         words = [f"--device={c.device}", "--check", f"--benchmark_filter=^{layers}", f"--batches={batches}",
                  f"--benchmark_out={c.folder}/kernels-{name}.json",
                  *(["--precision=tf32"] if name.endswith("tf32") else [])]
         skip = "" if c.has("bench-kernels") else f"{c.build} has no bench-kernels"
-        steps.append(Step(f"kernels-{name}", needs(1, 26), [c.call("bench-kernels", *words)], judge_kernels,
+        # The reference of the wide net's convolutions on a CPU takes most of the time.
+        steps.append(Step(f"kernels-{name}", needs(1, 26 if name == "net" else 70), [c.call("bench-kernels", *words)], judge_kernels,
                           judge_failures=True, skip=skip))
     return steps
 
@@ -350,9 +351,10 @@ def judge_sanitizer(ran: Ran) -> Verdict:
     if "Device not supported" in ran.text:
         return SKIPPED, "compute-sanitizer does not support this device"
     clean = len(re.findall("ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", ran.text))
-    bad = [code for code in ran.codes if code not in (0, None, 124)]
+    ended = len([code for code in ran.codes if code not in (None, 124)])
     text = f"{clean} of {len(ran.codes)} programs without errors"
-    return (FAIL if bad or not clean else PASS), text + (", then ran out of time" if ran.timed_out else "")
+    # A test that has failed before may fail here, too: its result counts there.
+    return (FAIL if clean < max(ended, 1) else PASS), text + (", then ran out of time" if ran.timed_out else "")
 
 
 # Checks what failed in earlier steps first.

@@ -97,6 +97,14 @@ struct Expected {
     std::vector<Bounded> y, dx, evaluated, dweight, dbias, mean, variance;
 };
 
+// A running statistic after a batch's. Our kernels compute from + momentum (to - from), cuDNN
+// (1 - momentum) from + momentum to, and the factor that makes a variance unbiased for itself.
+Bounded moved(const Bounded& from, const Bounded& to, double momentum) {
+    const Bounded ours = from + momentum * (to - from);
+    const Bounded theirs = Bounded(1.0 - momentum).rounded() * from + momentum * to;
+    return {ours.value, std::max(ours.error, theirs.error)};
+}
+
 Expected expect(const Problem& on, int from, int to) {
     const auto n_elems = static_cast<std::size_t>((to - from) * on.spec.in.elems());
     const auto first = static_cast<std::size_t>(from * on.spec.in.elems());
@@ -121,9 +129,9 @@ Expected expect(const Problem& on, int from, int to) {
         const auto s = NormChannel::measured(x, on.roundings(), on.spec.epsilon);
         const auto running =
             NormChannel::running(on.mean[at_c], on.variance[at_c], on.spec.epsilon);
-        const double momentum = double{on.spec.momentum};
-        e.mean.push_back(running_mean + momentum * (s.mean - running_mean));
-        e.variance.push_back(running_variance + momentum * (s.unbiased - running_variance));
+        e.mean.push_back(moved(running_mean, s.mean, double{on.spec.momentum}));
+        e.variance.push_back(
+            moved(running_variance, s.unbiased.rounded(), double{on.spec.momentum}));
         const auto mine =
             s.gradients(on.channel(on.x, c, from, to), on.channel(on.dy, c, from, to));
         e.dweight.push_back(mine.weight);
