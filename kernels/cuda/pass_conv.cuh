@@ -5,7 +5,7 @@
 //   y = max(max over the window of factor[o] a, 0)
 // Backward, with d = factor[o] dy where y > 0, which goes to one element (h_i, w_i) of the window:
 //   dw[o][c][kh][kw] = sum over windows i of d[o][i] x[c][h_i + kh - p][w_i + kw - p],
-//   db[o] = sum of d[o][i]: only one term per window
+//   db[o] = sum of d[o][i]
 //   dx[c][h_i + kh - p][w_i + kw - p] += w[o][c][kh][kw] d[o][i], window by window if these are
 //   2 x 2, else as the correlation of d, spread over the plane, with the rotated weights
 //
@@ -30,8 +30,8 @@ __device__ __forceinline__ void correlate_item(const Correlation& c, int item, f
     const float* w = shared + c.weights + first * kTaps * c.weights_pitch + group * kTileChannels;
     float sum[kTileChannels][kTilePixels] = {};
     for (int channel = min(c.split_channels, c.channels - first); channel > 0; --channel) {
-        SIMT_UNROLL
-        for (int kh = 0; kh < kKernel; ++kh) {
+        SIMT_NO_UNROLL  // the code of all rows together takes longer to fetch than to run
+            for (int kh = 0; kh < kKernel; ++kh) {
             float pixel[kTilePixels + kReach];
             SIMT_UNROLL
             for (int p = 0; p < kTilePixels + kReach; p += 4) {
@@ -189,6 +189,13 @@ __device__ __forceinline__ void conv_input_gradient(const PassConv& conv, const 
         shared[dx + i] = add_splits(c, element(x, i), shared);
     }
     __syncthreads();
+}
+
+// The ways of four consecutive windows, one byte each.
+__device__ __forceinline__ std::uint32_t four_ways(const WindowWays& ways, const Planes& y, int out,
+                                                   int row, int column, const float* shared) {
+    return reinterpret_cast<const std::uint32_t*>(
+        shared + ways.begin)[((out * y.height + row) * ways.pitch + column) / 4];
 }
 
 // sum[from + kw] += d * weight[kw][k]

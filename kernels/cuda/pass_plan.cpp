@@ -277,32 +277,26 @@ class Planner {
         return p;
     }
     void make_weight_sums(PassConv& conv, const Conv2dSpec& spec) {
-        const Shape source = spec.shape.out(), out = spec.out();
+        const Shape source = spec.shape.out();
         const int kernel = spec.shape.kernel;
         WeightSums& w = conv.weights;
         w.outs = spec.shape.out_channels;
         w.pairs = spec.shape.in.channels * kernel;
         w.taps = w.pairs * kernel;
         const int groups = divide_up(w.outs, kWeightOuts);
-        // By windows if most lanes have a pair.
-        w.by_windows = spreads(spec) && kernel > 1 && 4 * w.pairs >= 3 * 32;
-        w.chunks = w.by_windows ? divide_up(w.pairs, 32) : 1;
-        w.height = w.by_windows ? out.height : source.height;
-        const int tiles = groups * (w.by_windows ? w.chunks : w.pairs);
-        const int splits =
-            std::clamp((w.by_windows ? kPassWarps : kPassBlock) / tiles, 1, w.height);
+        w.height = source.height;
+        const int tiles = groups * w.pairs;
+        const int splits = std::clamp(kPassBlock / tiles, 1, w.height);
         w.split_rows = divide_up(w.height, splits);
         w.splits = divide_up(w.height, w.split_rows);
         w.items = tiles * w.splits;
         w.by_splits = divisor(w.splits);
         w.by_pairs = divisor(w.pairs);
         Scratch scratch;
-        if (!w.by_windows) {
-            w.columns = divide_up(source.width, kTilePixels);
-            const int pitch = odd_quads(w.columns * kTilePixels);
-            w.dy = spread_planes(w.outs, source.height * pitch, pitch, 0);
-            w.dy.begin = scratch.place(w.dy.elems);
-        }
+        w.columns = divide_up(source.width, kTilePixels);
+        const int pitch = odd_quads(w.columns * kTilePixels);
+        w.dy = spread_planes(w.outs, source.height * pitch, pitch, 0);
+        w.dy.begin = scratch.place(w.dy.elems);
         // Odd, so that the sums of neighbouring splits are in different banks.
         w.sums_pitch = w.outs * (w.taps + 1) | 1;
         w.sums = scratch.place(std::int64_t{w.splits} * w.sums_pitch);

@@ -88,17 +88,13 @@ struct SpreadPlanes {
 };
 
 // How a convolution's dw is summed. A thread takes an item: kWeightOuts output channels, a pair
-// (input channel, kernel row) and a split of the rows of dy, spread. With 2 x 2 windows and enough
-// pairs, a warp takes a unit: as many output channels, a chunk of 32 pairs and a split of the rows
-// of windows.
+// (input channel, kernel row) and a split of the rows of dy, spread.
 constexpr int kWeightOuts = 5;
 struct WeightSums {
-    bool by_windows = false;
     int outs = 0, taps = 0, pairs = 0;  // taps: channels * kernel^2, pairs: channels * kernel
     int splits = 1, split_rows = 0;
-    int items = 0;                // or units, by windows
-    int chunks = 1;               // only by windows
-    int height = 0, columns = 0;  // otherwise: of the output, columns in tiles of 8 pixels
+    int items = 0;
+    int height = 0, columns = 0;  // of the output, columns in tiles of 8 pixels
     SpreadPlanes dy;
     Divisor by_splits, by_pairs;
     int sums = 0, sums_pitch = 0;  // [splits][outs * (taps + 1)]: dw, then db

@@ -1,30 +1,13 @@
 // Weight gradients of convolutions in the pass kernel, for one image in shared memory (formulas:
-// pass_conv.cuh). With 2 x 2 windows, and enough (input channel, kernel row) pairs for the lanes of
-// a warp, only the terms of the windows' maxima are summed (5 multiply-adds per window, output
-// channel and pair, with 1.25 words of dy); otherwise dy is spread and all terms are summed, 200
-// multiply-adds per 52 words of shared memory.
+// pass_conv.cuh): dy is spread over the convolution's output, and all terms are summed, also those
+// of its zeros, 200 multiply-adds per 52 words of shared memory. With 2 x 2 windows a sum over the
+// windows' maxima alone has a quarter of the multiply-adds and more instructions: on an H100 it was
+// slower (docs/gpu-step.md, 5).
 #pragma once
 
 #include "kernels/cuda/pass_pointwise.cuh"
 
 namespace gyre::SIMT_NAMESPACE {
-
-// The ways of four consecutive windows, one byte each.
-__device__ __forceinline__ std::uint32_t four_ways(const WindowWays& ways, const Planes& y, int out,
-                                                   int row, int column, const float* shared) {
-    return reinterpret_cast<const std::uint32_t*>(
-        shared + ways.begin)[((out * y.height + row) * ways.pitch + column) / 4];
-}
-
-// sum[kw] += d * patch[from + kw]
-template <int kKernel>
-__device__ __forceinline__ void add_patch(float d, const float (&patch)[kSpreadPitch], int from,
-                                          float (&sum)[kKernel]) {
-    SIMT_UNROLL
-    for (int kw = 0; kw < kKernel; ++kw) {
-        sum[kw] += d * patch[from + kw];
-    }
-}
 
 template <int kKernel>
 __device__ __forceinline__ void write_sums(const WeightSums& s, int split, int group, int pair,
@@ -124,83 +107,19 @@ __device__ __forceinline__ void weight_item(const PassConv& conv, int item, floa
     write_sums<kKernel>(s, split, group, pair, sum, bias, shared);
 }
 
-// The same with 2 x 2 windows: one warp per group of output channels, one lane per kernel row. A
-// lane holds the input that four windows of a row meet, and uses the part that meets each window's
-// maximum; all lanes have the same windows, so that all take the same one of the four branches.
-template <int kKernel>
-__device__ __forceinline__ void weight_patch_unit(const PassConv& conv, const Planes& y, int dy,
-                                                  int unit, float* shared) {
-    const WeightSums& s = conv.weights;
-    const Correlation& c = conv.forward;
-    const int by_split = unit / s.splits, split = unit - by_split * s.splits;
-    const int group = by_split / s.chunks, chunk = by_split - group * s.chunks;
-    const int pair = chunk * 32 + pass_thread() % 32, loaded = min(pair, s.pairs - 1);
-    const float* x = shared + c.x + loaded / kKernel * c.x_plane + loaded % kKernel * c.x_pitch;
-    float sum[kWeightOuts][kKernel] = {};
-    float bias[kWeightOuts] = {};
-    const int first_row = split * s.split_rows;
-    const int last_row = min(first_row + s.split_rows, y.height);
-    for (int row = first_row; row < last_row; ++row) {
-        for (int column = 0; column < y.width; column += kSpreadWindows) {
-            float patch[2][kSpreadPitch];
-            SIMT_UNROLL
-            for (int i = 0; i < kSpreadPitch; i += 4) {
-                const float* from = x + 2 * row * c.x_pitch + 2 * column + i;
-                read4(from, patch[0] + i);
-                read4(from + c.x_pitch, patch[1] + i);
-            }
-            SIMT_UNROLL
-            for (int o = 0; o < kWeightOuts; ++o) {
-                const int out = min(group * kWeightOuts + o, s.outs - 1);
-                const int first = (out * y.height + row) * y.width + column;
-                const std::uint32_t ways = four_ways(conv.ways, y, out, row, column, shared);
-                SIMT_UNROLL
-                for (int v = 0; v < kSpreadWindows; ++v) {
-                    if (column + v < y.width) {
-                        const float d = shared[dy + first + v];
-                        const bool lower = (ways >> 8 * v & 2) != 0;
-                        const bool right = (ways >> 8 * v & 1) != 0;
-                        bias[o] += d;
-                        if (lower && right) {
-                            add_patch(d, patch[1], 2 * v + 1, sum[o]);
-                        } else if (lower) {
-                            add_patch(d, patch[1], 2 * v, sum[o]);
-                        } else if (right) {
-                            add_patch(d, patch[0], 2 * v + 1, sum[o]);
-                        } else {
-                            add_patch(d, patch[0], 2 * v, sum[o]);
-                        }
-                    }
-                }
-            }
-        }
-    }
-    write_sums<kKernel>(s, split, group, pair, sum, bias, shared);
-}
-
 // Stores the image's dw and db in the block's partial, or adds them to it; ends with a barrier.
 __device__ __forceinline__ void conv_weights(const PassConv& conv, const Planes& y, int dy,
                                              float* partial, bool add, float* shared) {
     const WeightSums& s = conv.weights;
     const int kernel = conv.forward.kernel;
-    if (s.by_windows) {
-        for (int unit = pass_thread() / 32; unit < s.items; unit += kPassWarps) {
-            if (kernel == 5) {
-                weight_patch_unit<5>(conv, y, dy, unit, shared);
-            } else {
-                weight_patch_unit<3>(conv, y, dy, unit, shared);
-            }
-        }
-    } else {
-        spread_gradient(conv.windows, s.dy, y, dy, shared);
-        for (int item = pass_thread(); item < s.items; item += kPassBlock) {
-            if (kernel == 5) {
-                weight_item<5>(conv, item, shared);
-            } else if (kernel == 3) {
-                weight_item<3>(conv, item, shared);
-            } else {
-                weight_item<1>(conv, item, shared);
-            }
+    spread_gradient(conv.windows, s.dy, y, dy, shared);
+    for (int item = pass_thread(); item < s.items; item += kPassBlock) {
+        if (kernel == 5) {
+            weight_item<5>(conv, item, shared);
+        } else if (kernel == 3) {
+            weight_item<3>(conv, item, shared);
+        } else {
+            weight_item<1>(conv, item, shared);
         }
     }
     __syncthreads();

@@ -7,9 +7,9 @@
 //   convolutions, two gradients and room for partial sums; `net`: see description().
 //   Bytes of device memory per image: its pixels; the weights of linear layers twice, and of
 //   convolutions up to twice, from the L2 cache; written: the gradient of the convolutions (per
-//   block), x and dy of linear layers. FLOPs: as in the operations' formulas, except for gradients
-//   of convolutions with 2 x 2 pooling, where dw (of several input channels) and dx have one term
-//   per window instead of one per output. Where the cycles go: docs/gpu-step.md, 5.
+//   block), x and dy of linear layers. FLOPs: as in the operations' formulas, except for dx of
+//   convolutions with 2 x 2 pooling, which has one term per window instead of one per output. Where
+//   the cycles go: docs/gpu-step.md, 5.
 //
 // A second kernel (pass_reduce.cu) computes gradients from what the blocks leave: partial gradients
 // of convolutions, factors of linear layers and losses.
