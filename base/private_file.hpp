@@ -13,10 +13,9 @@
 namespace gyre {
 
 // Writes a file of mode 0600, which it has before the first byte; of an existing file both are
-// replaced. Returns 0, or the errno of what failed. flags: further ones for open(), such as O_EXCL.
-inline int write_private(const std::filesystem::path& path, std::string_view bytes, int flags = 0) {
-    const Descriptor file(
-        ::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC | flags, 0600));
+// replaced. Returns 0, or the errno of what failed.
+inline int write_private(const std::filesystem::path& path, std::string_view bytes) {
+    const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
     if (!file.open() || fchmod(file.fd(), 0600) != 0) {
         return errno;
     }

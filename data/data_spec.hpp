@@ -23,7 +23,7 @@ struct DataSpec {
     std::optional<int> classes = {};
     // All images are resized to this; without it, they must all have the same size.
     std::optional<ImageSize> resize = {};
-    // So many pictures of a folder that cannot be read are left out, and named.
+    // Up to so many pictures of a folder that cannot be read are left out, and named.
     std::int64_t skip_bad = 0;
     std::vector<float> mean = {}, stddev = {};  // per channel, or one for all; empty: measured
     // This part of each class's training images, after `limit`, is held out for validation.

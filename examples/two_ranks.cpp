@@ -52,7 +52,7 @@ int main(int argc, char** argv) try {
     train::CheckpointFiles checkpoints(run, facts, identity, comm->is_root());
     Lines lines;
     train::Training training{.session = session, .run = run, .evaluated = {"test", &test}};
-    train::fit(training, {&checkpoints, &lines});
+    train::fit(training, {&lines, &checkpoints});
     return 0;
 } catch (const std::exception& error) {
     std::fprintf(stderr, "two_ranks: %s\n", error.what());

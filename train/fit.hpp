@@ -66,7 +66,8 @@ struct EpochFacts {
 
 // An observer is told of a training's progress. All ranks call the same functions in the same
 // order, so each may be collective; if only some ranks may fail in one, it uses agree(). Observers
-// are called in their order, and in the reverse one when the training ends.
+// are called in their order, and in the reverse one when the training ends: one that keeps a record
+// comes before the one that saves, so that no saved epoch lacks its record.
 class FitObserver {
  public:
     virtual ~FitObserver() = default;

@@ -137,7 +137,7 @@ std::string csv_row(const nlohmann::ordered_json& event) {
     return fmt::format("{}", fmt::join(cells, ","));
 }
 
-// Names of files may be no UTF-8.
+// Names of files need not be UTF-8.
 std::string text_of(const nlohmann::ordered_json& event) {
     return event.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
 }

@@ -40,7 +40,7 @@ constexpr Launcher kLaunchers[] = {
      "run it with the mpirun of the MPI that gyre was built with (see `gyre info`)"},
     {"PMI_SIZE", "MPICH's or Intel MPI's mpiexec", "PMI_RANK", "PMI_SIZE", nullptr, nullptr, true,
      "run it with the mpiexec of the library in GYRE_MPI_LIBRARY (see `gyre info`), or with Open "
-     "MPI's mpirun"},
+     "MPI's mpirun, or give each rank `init-method`, `rank` and `world-size`"},
     {"RANK", kByHand, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", false,
      kTorchrunRemedy},
     {"SLURM_STEP_NUM_TASKS", "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",

@@ -85,7 +85,7 @@ std::string library_version() {
     int length = 0;
     MPI_Get_library_version(text.data(), &length);
     const std::string version(text.data(), static_cast<std::size_t>(length));
-    // Open MPI's goes on behind a comma, MPICH's in more lines, of which the first has a tab.
+    // Open MPI's continues behind a comma, MPICH's in more lines, of which the first has a tab.
     std::string first = version.substr(0, version.find_first_of(",\n"));
     std::replace(first.begin(), first.end(), '\t', ' ');
     return first;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <cstring>
 
 #include "base/printable.hpp"
 #include "base/private_file.hpp"
@@ -188,8 +189,13 @@ void Watcher::fail(const std::string& reason) {
     failing_ = true;
     const int rank = comm_.rank();
     if (!options_.flight_record.empty()) {
-        write_private(fmt::format("{}.rank{}.json", options_.flight_record, rank),
-                      recorder_.json(rank, comm_.size(), peers_.host(), reason) + "\n");
+        const std::string path = fmt::format("{}.rank{}.json", options_.flight_record, rank);
+        const int error =
+            write_private(path, recorder_.json(rank, comm_.size(), peers_.host(), reason) + "\n");
+        if (error != 0) {
+            fmt::print(stderr, "gyre: the flight record {} could not be written: {}\n", path,
+                       std::strerror(error));
+        }
     }
     if (is_speaker() || comm_.own_terminal()) {
         print_end(rank, peers_.host(), reason, options_);

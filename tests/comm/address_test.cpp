@@ -89,7 +89,7 @@ TEST_CASE("ranks listen at the address that the variables name, or else at an ou
             const Variable mpi(kMpiVariable, own.interface.c_str());
             CHECK(listening_address() == own.address);
         }
-        // A list without a network of this host, and what is no list.
+        // A list without a network of this host, and a word that is not a list.
         for (const char* networks : {"nothing0", "127.0.0.0/33", "127.0.0.0/x", "/8", ",", ""}) {
             INFO(networks);
             const Variable mpi(kMpiVariable, networks);
