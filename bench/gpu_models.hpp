@@ -86,7 +86,7 @@ struct TimeModel {
     // Between those fitted to the operations of `net` and of `wide` on an H100
     // (bench/results/2026-11-27-gpu-h100.txt).
     double gap_us = 1.6;
-    Bounds factors = {2.8, 1.0, 1.0, 1.4, 1.1, 1.0};
+    Bounds factors = {2.8, 1.0, 1.0, 1.4, 1.0, 1.0};
 
     double us(const Bounds& launch) const;
     double us(const std::vector<Bounds>& launches) const;
