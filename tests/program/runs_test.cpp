@@ -84,7 +84,7 @@ Scalars scalars_in(const std::filesystem::path& folder) {
     return found;
 }
 
-// Those of a training, by the names that they have in --metrics.
+// The scalars of a training, under the names that they have in --metrics.
 Scalars scalars(const std::filesystem::path& folder) {
     Scalars found = scalars_in(folder);
     for (const std::string images : {"train", "test"}) {

@@ -209,7 +209,7 @@ class Checks:
     # The checks.
 
     def pmix(self) -> None:
-        run(f"{self.shell} srun -N 2 -n 4 --mpi=pmix {self.train} --epochs {EPOCHS} --save pmix")
+        run(f"{self.shell} SLURM_PMIX_FENCE=ring srun -N 2 -n 4 --mpi=pmix {self.train} --epochs {EPOCHS} --save pmix")
         self.same_bytes("pmix")
 
     def plain(self) -> None:

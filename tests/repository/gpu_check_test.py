@@ -262,6 +262,19 @@ class Helpers(unittest.TestCase):
         self.assertIn("off at the median by 41.0 %, goal 30: MISSED (17 % with", gpu_steps.judged_estimates(text))
         self.assertEqual(gpu_steps.judged_estimates("no such line"), "no estimates")
 
+    def test_a_sanitizer_without_errors_does_not_excuse_a_program_that_fails(self) -> None:
+        clean, errors = "========= ERROR SUMMARY: 0 errors\n", "========= ERROR SUMMARY: 2 errors\n"
+        tests, trains = "$ memcheck build/unit_tests 'a case'\n", "$ memcheck build/gyre train\n"
+        for codes, text, expected in (([1, 0], tests + clean + trains + clean, PASS),
+                                      ([1, 124], tests + clean + trains, PASS),
+                                      ([0, None], trains + clean, PASS),
+                                      ([99], trains + errors, FAIL), ([0], trains, FAIL), ([None], "", FAIL),
+                                      ([1], trains + clean, FAIL), ([139], tests + clean, FAIL)):
+            with self.subTest(codes=codes, text=text), tempfile.TemporaryDirectory() as top:
+                log = pathlib.Path(top, "log")
+                log.write_text(text)
+                self.assertEqual(gpu_steps.judge_sanitizer(Ran("memcheck", log, codes))[0], expected)
+
     def test_the_speed_of_steps_is_judged_by_estimates_for_this_gpu(self) -> None:
         for gpu, model in (("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H200", "h200"),
                            ("NVIDIA GeForce RTX 4090", "")):
