@@ -33,7 +33,7 @@ struct Gpu {
     }
     void clip_norm(std::int64_t elems, float most, GradientFacts* facts, float* x) const {
         own::sum_of_squares(context, elems, x, {}, false, &facts->sum_of_squares);
-        own::scale_to_norm(context, elems, most, facts, 1, x);
+        own::scale_to_norm(context, {.most = most, .of_ranks = facts}, elems, x);
     }
     // Writes d_log_probabilities of a loss: -scale at the label, 0 elsewhere.
     void one_hot(int n, int classes, float scale, const std::int32_t* labels, float* to) const {
@@ -65,7 +65,7 @@ struct Cpu {
     void fill(std::int64_t elems, float value, float* x) const { std::fill_n(x, elems, value); }
     void clip_norm(std::int64_t elems, float most, GradientFacts* facts, float* x) const {
         backend.sum_of_squares(elems, x, {}, false, &facts->sum_of_squares);
-        backend.scale_to_norm(elems, most, facts, 1, x);
+        backend.scale_to_norm({.most = most, .of_ranks = facts}, elems, x);
     }
     void one_hot(int, int, float, const std::int32_t*, float*) const {}
 };

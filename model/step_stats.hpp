@@ -19,7 +19,8 @@ struct StepStats {
     float loss_scale = 0.0f;
     float skipped = 0.0f;
     float save = 0.0f;  // ranks that want a checkpoint; whoever has read another value sets it back
-    float padding[9] = {};  // up to a multiple of 64 bytes
+    float gradient_norm = 0.0f;  // before it is clipped, written after the reduction if it is
+    float padding[8] = {};       // up to a multiple of 64 bytes
 };
 static_assert(sizeof(StepStats) == 64 && offsetof(StepStats, loss) == 0 &&
               offsetof(StepStats, correct) == sizeof(float));

@@ -48,7 +48,8 @@ constexpr const char* kColumns[] = {"event",
                                     "loss_scale",
                                     "skipped",
                                     "val_loss",
-                                    "val_accuracy"};
+                                    "val_accuracy",
+                                    "grad_norm"};
 
 // A path that does not exist yet does, too.
 bool takes_lines(const std::string& path) {
@@ -342,6 +343,9 @@ void MetricsFiles::on_step(const Training& training, const StepResult& done) {
     if (run_.net.precision == Precision::fp16) {
         json["loss_scale"] = done.loss_scale;
         json["skipped"] = done.skipped;
+    }
+    if (run_.optimizer.max_grad_norm && std::isfinite(done.gradient_norm)) {
+        json["grad_norm"] = done.gradient_norm;
     }
     write(json);
 }

@@ -292,9 +292,15 @@ void Optimizer::finish_gradients() {
         backend_.decide_step(decision_);
     }
     if (spec_.max_grad_norm) {
+        const ClipArgs clip = {.most = *spec_.max_grad_norm,
+                               .of_ranks = facts_.get(),
+                               .ranks = ranks(),
+                               .norm = &net_.stats()->gradient_norm};
         for (const Range& range : ranges_) {
-            backend_.scale_to_norm(range.elems(), *spec_.max_grad_norm, facts_.get(), ranks(),
-                                   net_.gradient_data() + range.begin);
+            backend_.scale_to_norm(clip, range.elems(), net_.gradient_data() + range.begin);
+        }
+        if (ranges_.empty()) {
+            backend_.scale_to_norm(clip, 0, net_.gradient_data());
         }
     }
 }

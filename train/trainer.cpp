@@ -219,6 +219,7 @@ void Trainer::collect() {
         result.save = found.stats.save > 0.0f;
         result.skipped = found.stats.skipped > 0.0f;
         result.loss_scale = double{found.stats.loss_scale};
+        result.gradient_norm = double{found.stats.gradient_norm};
         if (found.nonfinite_word != 0) {
             result.not_finite = parameter_at(found.nonfinite_word);
         }

@@ -35,6 +35,8 @@ struct StepResult {
     // If the loss is scaled: whether the update was skipped, and the scale of the next step.
     bool skipped = false;
     double loss_scale = 0.0;
+    // If gradients are clipped: their norm before that, over all ranks.
+    double gradient_norm = 0.0;
     Reducer::Times communication;
 };
 

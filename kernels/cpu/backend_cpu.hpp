@@ -58,8 +58,7 @@ class CpuBackend final : public Backend {
     void cross_entropy(const CrossEntropyArgs& args, int n) override;
     void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& check, bool add,
                         double* sum_of_squares) override;
-    void scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks, int ranks,
-                       float* x) override;
+    void scale_to_norm(const ClipArgs& args, std::int64_t elems, float* x) override;
     void unscale(std::int64_t elems, const LossScale* state, const FiniteCheck& check,
                  float* g) override;
     void decide_step(const LossScaleArgs& args) override { gyre::decide_step(args); }

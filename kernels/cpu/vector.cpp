@@ -29,9 +29,12 @@ void CpuBackend::sum_of_squares(std::int64_t elems, const float* x, const Finite
     *sum_of_squares = add ? *sum_of_squares + total : total;
 }
 
-void CpuBackend::scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks,
-                               int ranks, float* x) {
-    const float factor = clip_factor(most, of_ranks, ranks);
+void CpuBackend::scale_to_norm(const ClipArgs& args, std::int64_t elems, float* x) {
+    const double norm = gradient_norm(args);
+    const float factor = clip_factor(args, norm);
+    if (args.norm != nullptr) {
+        *args.norm = static_cast<float>(norm);
+    }
     if (factor != 1.0f) {
         context_.for_ranges(elems, [=](std::int64_t begin, std::int64_t end) {
             for (std::int64_t i = begin; i < end; ++i) {

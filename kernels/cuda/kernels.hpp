@@ -116,7 +116,6 @@ void widen(const Context& context, DataType type, std::int64_t elems, const std:
 void round_to(const Context& context, DataType type, std::int64_t elems, const float* x, float* y);
 void sum_of_squares(const Context& context, std::int64_t elems, const float* x,
                     const FiniteCheck& finite, bool add, double* sum);
-void scale_to_norm(const Context& context, std::int64_t elems, float most,
-                   const GradientFacts* of_ranks, int ranks, float* x);
+void scale_to_norm(const Context& context, const ClipArgs& args, std::int64_t elems, float* x);
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -5,6 +5,7 @@
 // Memory-bound: 4, 6, 6, 8, 4 and 8 bytes per element. One thread per 4 elements (16-byte
 // accesses). Sums have a fixed order: the elements of a thread, the threads of a block, then one
 // block adds the blocks.
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -65,9 +66,12 @@ __global__ void round_kernel(std::int64_t elems, const float* x, float* y) {
         [=](std::int64_t i) { y[i] = round(x[i]); });
 }
 
-__global__ void scale_to_norm_kernel(std::int64_t elems, float most, const GradientFacts* of_ranks,
-                                     int ranks, float* x) {
-    const float factor = clip_factor(most, of_ranks, ranks);
+__global__ void scale_to_norm_kernel(std::int64_t elems, ClipArgs args, float* x) {
+    const double norm = gradient_norm(args);
+    const float factor = clip_factor(args, norm);
+    if (args.norm != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+        *args.norm = static_cast<float>(norm);
+    }
     for_my_quad(
         elems,
         [=](std::int64_t i) {
@@ -156,10 +160,11 @@ void sum_of_squares(const Context& context, std::int64_t elems, const float* x,
            static_cast<const double*>(sums), add, sum);
 }
 
-void scale_to_norm(const Context& context, std::int64_t elems, float most,
-                   const GradientFacts* of_ranks, int ranks, float* x) {
-    launch_elementwise("scale_to_norm", scale_to_norm_kernel, context, elems, most, of_ranks, ranks,
-                       x);
+void scale_to_norm(const Context& context, const ClipArgs& args, std::int64_t elems, float* x) {
+    // Without elements, too, for the norm.
+    launch("scale_to_norm", scale_to_norm_kernel,
+           dim3(elementwise_blocks(std::max(elems, std::int64_t{1}))), dim3(kElementwiseBlock),
+           context.stream, elems, args, x);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

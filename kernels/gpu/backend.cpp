@@ -196,9 +196,8 @@ class GpuBackend final : public Backend {
                         double* sum) override {
         own::sum_of_squares(context_, elems, x, finite, add, sum);
     }
-    void scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks, int ranks,
-                       float* x) override {
-        own::scale_to_norm(context_, elems, most, of_ranks, ranks, x);
+    void scale_to_norm(const ClipArgs& args, std::int64_t elems, float* x) override {
+        own::scale_to_norm(context_, args, elems, x);
     }
     void unscale(std::int64_t elems, const LossScale* state, const FiniteCheck& finite,
                  float* g) override {

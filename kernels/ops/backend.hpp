@@ -67,10 +67,8 @@ class Backend : public Device, public OpFactory {
     // *sum = ||x||^2, added to what is there if `add`. The sum is on the device.
     virtual void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& finite,
                                 bool add, double* sum) = 0;
-    // x *= min(1, most / (norm + 1e-6)), as in torch.nn.utils.clip_grad_norm_, where norm^2 is the
-    // sum over of_ranks [ranks], on the device, in their order.
-    virtual void scale_to_norm(std::int64_t elems, float most, const GradientFacts* of_ranks,
-                               int ranks, float* x) = 0;
+    // x *= clip_factor()
+    virtual void scale_to_norm(const ClipArgs& args, std::int64_t elems, float* x) = 0;
     // g *= 1 / state->scale, with state on the device; non-finite values are reported and set to 0.
     virtual void unscale(std::int64_t elems, const LossScale* state, const FiniteCheck& finite,
                          float* g) = 0;

@@ -72,14 +72,27 @@ struct GradientFacts {
     std::int32_t unused = 0;      // so that no byte is undefined
 };
 
-// The factor of torch.nn.utils.clip_grad_norm_, after which gradients of these findings have at
-// most this norm: min(1, most / (norm + 1e-6)), NaN if the norm is.
-GYRE_HOST_DEVICE inline float clip_factor(float most, const GradientFacts* of_ranks, int ranks) {
+// What gradients are clipped by.
+struct ClipArgs {
+    float most = 0.0f;                        // their norm afterwards
+    const GradientFacts* of_ranks = nullptr;  // [ranks], on the device
+    int ranks = 1;
+    float* norm = nullptr;  // on the device: set to their norm before; null: not asked for
+};
+
+// The norm of gradients of which ranks have found this: its square is the sum over the ranks, in
+// their order.
+GYRE_HOST_DEVICE inline double gradient_norm(const ClipArgs& args) {
     double sum = 0.0;
-    for (int rank = 0; rank < ranks; ++rank) {
-        sum += of_ranks[rank].sum_of_squares;
+    for (int rank = 0; rank < args.ranks; ++rank) {
+        sum += args.of_ranks[rank].sum_of_squares;
     }
-    const double ratio = double{most} / (sqrt(sum) + 1e-6);
+    return sqrt(sum);
+}
+
+// The factor of torch.nn.utils.clip_grad_norm_: min(1, most / (norm + 1e-6)), NaN if the norm is.
+GYRE_HOST_DEVICE inline float clip_factor(const ClipArgs& args, double norm) {
+    const double ratio = double{args.most} / (norm + 1e-6);
     return ratio >= 1.0 ? 1.0f : static_cast<float>(ratio);
 }
 

@@ -91,8 +91,13 @@ TEST_CASE("gradients are clipped to a norm", "[gpu]") {
                 sum(0, 0, first, false);
                 sum(2, first, second, false);
                 sum(2, second, elems, true);
-                bench.backend.scale_to_norm(elems, static_cast<float>(most), facts.get(), 3,
-                                            parts.get());
+                const Guarded whole = bench.empty(1);
+                bench.backend.scale_to_norm({.most = static_cast<float>(most),
+                                             .of_ranks = facts.get(),
+                                             .ranks = 3,
+                                             .norm = whole.get()},
+                                            elems, parts.get());
+                CHECK(std::abs(double{whole.download()[0]} - length) <= length * 0x1p-24);
                 const Floats found_by_three = parts.download();
                 double worst = 0.0;
                 for (std::size_t i = 0; i < g.size(); ++i) {

@@ -189,6 +189,11 @@ std::vector<double> follow(Backend& backend, const std::string& flags, const Rul
         optimizer.arrived({48, net.flat_elems()});
         optimizer.arrived({0, 48});
         optimizer.end_step();
+        if (rule.max_norm) {
+            StepStats stats;
+            backend.download(&stats, net.stats(), sizeof stats);
+            CHECK(stats.gradient_norm == Approx(norm).epsilon(1e-7));
+        }
 
         reference.update(rule, gradients, norm, step);
     }

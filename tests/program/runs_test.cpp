@@ -465,13 +465,21 @@ TEST_CASE("--config has flags in TOML, which the command line overrides and the 
 TEST_CASE("--metrics and --tensorboard have the same figures") {
     const Set set;
     const std::string csv = set.file("m.csv"), folder = set.file("a/b"), json = set.file("m.json");
-    const std::string all = set.base + "--epochs 2 --metrics " + csv + " --tensorboard " + folder;
-    const Outcome outcome = run_gyre(2, all);
+    const std::string flags = set.base + "--epochs 2 --max-grad-norm 1 --metrics ";
+    const Outcome outcome = run_gyre(2, flags + csv + " --tensorboard " + folder);
     INFO(outcome.output);
     REQUIRE(outcome.exit_code == 0);
     const std::string jsonl = set.file("m.jsonl");
-    REQUIRE(run_gyre(2, set.base + "--epochs 2 --metrics " + jsonl).exit_code == 0);
+    REQUIRE(run_gyre(2, flags + jsonl).exit_code == 0);
     auto expected = read_events(jsonl, "step");
+    // The gradients' norm is that of all ranks', also where each has a share of them.
+    const std::string shares = set.file("shares.jsonl");
+    REQUIRE(run_gyre(2, flags + shares + " --shard-optimizer on").exit_code == 0);
+    const auto of_shares = read_events(shares, "step");
+    REQUIRE(of_shares.size() == expected.size());
+    CHECK(expected[0].at("grad_norm").get<double>() > 0.0);
+    CHECK(of_shares[0].at("grad_norm").get<double>() ==
+          Approx(expected[0].at("grad_norm").get<double>()).epsilon(1e-6));
     for (const auto& epoch : read_events(jsonl, "epoch")) {
         expected.insert(expected.begin() + epoch.at("epoch").get<int>() * 4 - 1, epoch);
     }
@@ -482,7 +490,7 @@ TEST_CASE("--metrics and --tensorboard have the same figures") {
     CHECK(row ==
           "event,epoch,step,loss,learning_rate,train_loss,train_accuracy,test_loss,test_accuracy,"
           "seconds,train_seconds,images_per_second,exposed_comm_seconds,loss_scale,skipped,"
-          "val_loss,val_accuracy");
+          "val_loss,val_accuracy,grad_norm");
     std::vector<std::string> columns;
     std::istringstream header(row);
     for (std::string column; std::getline(header, column, ',');) {

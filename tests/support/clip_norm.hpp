@@ -9,7 +9,7 @@ namespace gyre::test {
 inline void clip_norm(Backend& backend, GradientFacts* facts, std::int64_t elems, float most,
                       float* x, const FiniteCheck& finite = {}) {
     backend.sum_of_squares(elems, x, finite, false, &facts->sum_of_squares);
-    backend.scale_to_norm(elems, most, facts, 1, x);
+    backend.scale_to_norm({.most = most, .of_ranks = facts}, elems, x);
 }
 
 }  // namespace gyre::test
