@@ -29,13 +29,20 @@ void no_options(Words& words, LayerSpec&) {
     words.end();
 }
 
+// 0 stands for the number of classes.
+int outputs(Words& words, const char* what) {
+    const std::string word = words.next(what);
+    return word == "classes" ? 0 : words.checked_integer(word, word, what, 1);
+}
+
 void parse_conv(Words& words, LayerSpec& layer) {
-    layer.out = words.integer("the number of output channels", 1);
+    layer.out = outputs(words, "the number of output channels");
     words.options("kspgn", layer);
 }
 void build_conv(GraphBuilder& net, const LayerSpec& layer) {
     net.require_planes();
-    const Conv2dShape shape{net.shape(),  layer.out,     layer.kernel,
+    const int out = layer.out == 0 ? net.classes() : layer.out;
+    const Conv2dShape shape{net.shape(),  out,           layer.kernel,
                             layer.stride, layer.padding, layer.groups};
     if (shape.in.channels % shape.groups != 0 || shape.out_channels % shape.groups != 0) {
         net.fail(
@@ -131,9 +138,7 @@ void build_batchnorm(GraphBuilder& net, const LayerSpec& layer) {
 }
 
 void parse_linear(Words& words, LayerSpec& layer) {
-    const std::string word = words.next("the number of features");
-    layer.out =
-        word == "classes" ? 0 : words.checked_integer(word, word, "the number of features", 1);
+    layer.out = outputs(words, "the number of features");
     words.end();
 }
 void build_linear(GraphBuilder& net, const LayerSpec& layer) {
@@ -230,7 +235,7 @@ void build_concat(GraphBuilder& net, const LayerSpec& layer) {
 void build_nothing(GraphBuilder&, const LayerSpec&) {}
 
 constexpr LayerType kLayerTypes[] = {
-    {"conv", "conv OUT kK [sS] [pP] [gG] [nobias]", parse_conv, build_conv},
+    {"conv", "conv OUT|classes kK [sS] [pP] [gG] [nobias]", parse_conv, build_conv},
     {"maxpool", "maxpool K [sS] [pP]", parse_maxpool, build_maxpool},
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
     {"batchnorm", "batchnorm [local] [eps E] [momentum M]", parse_batchnorm, build_batchnorm},

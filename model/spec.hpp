@@ -1,7 +1,7 @@
 // A net as data: the list of its layers, read from a small text file, one layer a line.
 //
 //   # comment                        nothing
-//   conv OUT kK [sS] [pP] [gG] [nobias]
+//   conv OUT|classes kK [sS] [pP] [gG] [nobias]
 //                                    2-D convolution, K x K window, stride S (1), padding P (0),
 //                                    G groups of channels (1; depthwise: as many as channels)
 //   maxpool K [sS] [pP]              max-pooling, K x K window, stride S (K), padding P (0)

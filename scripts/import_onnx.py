@@ -389,10 +389,16 @@ class Importer:
         result = self.number(self.graph.output[0].name)
         if result != len(self.layers):
             raise Refused("the output is not what the last operator computes")
-        last = self.layers[-1]
-        if last.line.startswith("linear "):
-            last.line = "linear classes"
+        self.name_classes()
         return self.text(), int(self.channels[result]), self.tensors()
+
+    def name_classes(self) -> None:
+        """The last layer that learns gives the classes, if what follows it keeps the channels."""
+        at = max((i for i, layer in enumerate(self.layers) if layer.tensors), default=-1)
+        if at >= 0 and all(layer.second is None for layer in self.layers[at + 1 :]):
+            kind, _, *rest = self.layers[at].line.split()
+            if kind in ("linear", "conv"):
+                self.layers[at].line = " ".join([kind, "classes", *rest])
 
     def text(self) -> str:
         """The lines, with names for values that are not read by the next line alone."""

@@ -61,14 +61,20 @@ TEST_CASE("the built-in nets have the parameters they are known for") {
 }
 
 TEST_CASE("torchvision's nets have as many parameters as there") {
-    const std::pair<const char*, std::int64_t> nets[] = {
-        {"resnet18", 11689512},    {"resnet50", 25557032},       {"densenet121", 7978856},
-        {"mobilenet_v2", 3504872}, {"efficientnet_b0", 5288548}, {"mobilenet_v3_small", 2542856}};
-    for (const auto& [name, expected] : nets) {
+    struct Known {
+        const char* name;
+        std::int64_t elems;
+        std::vector<int> sides = {32, 224};
+    };
+    const Known nets[] = {{"resnet18", 11689512},         {"resnet50", 25557032},
+                          {"densenet121", 7978856},       {"mobilenet_v2", 3504872},
+                          {"efficientnet_b0", 5288548},   {"mobilenet_v3_small", 2542856},
+                          {"vgg11_bn", 132868840, {224}}, {"squeezenet1_1", 1235496, {64, 224}}};
+    for (const auto& [name, expected, sides] : nets) {
         INFO(name);
         const ModelSpec model =
             load_model(built_file("tests/examples/" + std::string(name) + ".model"));
-        for (const int side : {32, 224}) {
+        for (const int side : sides) {
             std::int64_t elems = 0;
             for (const Node& node : build_graph(model, {3, side, side}, 1000, true).nodes) {
                 for (const Parameter& parameter : node.parameters) {
@@ -106,8 +112,8 @@ TEST_CASE("model files: comments, options and defaults") {
 
 TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("", {"mine", "no layers"});
-    expect_bad_model("relu\nconvolution 3\n", {"line 2", "convolution", "conv OUT kK"});
-    expect_bad_model("conv\n", {"line 1", "missing", "conv OUT kK"});
+    expect_bad_model("relu\nconvolution 3\n", {"line 2", "convolution", "conv OUT|classes kK"});
+    expect_bad_model("conv\n", {"line 1", "missing", "conv OUT|classes kK"});
     expect_bad_model("conv 8\n", {"line 1", "kK is missing"});
     expect_bad_model("conv 8 k0\n", {"'k0'"});
     expect_bad_model("conv 8 k3 s0\n", {"'s0'"});

@@ -21,8 +21,10 @@ import tempfile
 
 from python_with import require_modules
 
-NETS = ("resnet18", "resnet50", "densenet121", "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0")
-CLASSES, IMAGES, SIDE = 10, 12, 64
+# The pictures' side for each net.
+NETS = {"resnet18": 64, "resnet50": 64, "densenet121": 64, "mobilenet_v2": 64, "mobilenet_v3_small": 64,
+        "efficientnet_b0": 64, "vgg11_bn": 224, "squeezenet1_1": 64}  # fmt: skip
+CLASSES, IMAGES = 10, 12
 MEAN, STD = 0.5, 0.25
 
 
@@ -59,14 +61,14 @@ def run(*words: object) -> str:
     return done.stdout
 
 
-def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str) -> bool:
+def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str, side: int) -> bool:
     import numpy
     import torch
     import torchvision
 
     torch.manual_seed(1)
     model = getattr(torchvision.models, name)(num_classes=CLASSES)
-    pixels = numpy.random.default_rng(1).integers(0, 256, (IMAGES, 3, SIDE, SIDE), dtype=numpy.uint8)
+    pixels = numpy.random.default_rng(1).integers(0, 256, (IMAGES, 3, side, side), dtype=numpy.uint8)
     pixels //= numpy.arange(1, IMAGES + 1, dtype=numpy.uint8).reshape(-1, 1, 1, 1)  # images that differ
     x = (torch.from_numpy(pixels).float() / 255 - MEAN) / STD
     with torch.no_grad():
@@ -79,7 +81,7 @@ def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str) -> bool:
         model(x)
         model.eval()
         logits = model(x)
-        last = [module for module in model.modules() if isinstance(module, torch.nn.Linear)][-1]
+        last = [module for module in model.modules() if isinstance(module, (torch.nn.Linear, torch.nn.Conv2d))][-1]
         last.weight /= (logits - logits.mean(0)).std()  # neither all alike nor certain
         theirs = model(x).softmax(1).numpy()
         exact = copy.deepcopy(model).double()(x.double()).softmax(1).numpy()
@@ -89,7 +91,7 @@ def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str) -> bool:
     with tempfile.TemporaryDirectory(prefix="gyre-torchvision-") as folder:
         work = pathlib.Path(folder)
         facts = {"gyre.model": (examples / f"{name}.model").read_text()}
-        facts |= {"gyre.shape": f"3x{SIDE}x{SIDE}", "gyre.classes": str(CLASSES)}
+        facts |= {"gyre.shape": f"3x{side}x{side}", "gyre.classes": str(CLASSES)}
         facts |= {"gyre.mean": ",".join([str(MEAN)] * 3), "gyre.std": ",".join([str(STD)] * 3)}
         save_safetensors(work / "net.safetensors", by_order(model), facts)
         torch.onnx.export(model, x[:1], str(work / "net.onnx"), dynamo=False, input_names=["input"],
@@ -115,7 +117,7 @@ def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str) -> bool:
 def main() -> int:
     require_modules("numpy", "onnx", "torch", "torchvision")
     gyre, examples = pathlib.Path(sys.argv[1]).resolve() / "gyre", pathlib.Path(sys.argv[2])
-    return 0 if all([holds(gyre, examples, name) for name in NETS]) else 1
+    return 0 if all([holds(gyre, examples, name, side) for name, side in NETS.items()]) else 1
 
 
 if __name__ == "__main__":
