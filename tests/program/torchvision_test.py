@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""The nets of examples/ and of `gyre import`, with the weights of torchvision's, give torchvision's answers.
+"""The nets of examples/ and of `gyre import`, with the weights of torchvision's, give torchvision's answers; and the walk of
+docs/own-net.md: a net of torchvision's is imported, fine-tuned on pictures of five other classes, and knows them.
 
     tests/program/torchvision_test.py BUILD EXAMPLES    the folder with gyre, and that of the model files; PYTHON=… a
                                                         Python with torchvision, if not this one
@@ -18,6 +19,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import zlib
 
 from python_with import require_modules
 
@@ -114,10 +116,80 @@ def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str, side: int) -> b
     return good
 
 
+def write_picture(path: pathlib.Path, pixels) -> None:
+    """pixels: [height][width][3], uint8."""
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    height, width, _ = pixels.shape
+    rows = b"".join(b"\0" + row.tobytes() for row in pixels)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))
+                     + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))  # fmt: skip
+
+
+def tensors_of(path: pathlib.Path) -> dict[str, bytes]:
+    data = path.read_bytes()
+    (size,) = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8 : 8 + size])
+    return {name: data[8 + size + facts["data_offsets"][0] : 8 + size + facts["data_offsets"][1]]
+            for name, facts in header.items() if name != "__metadata__"}  # fmt: skip
+
+
+def walks(gyre: pathlib.Path) -> bool:
+    import numpy
+    import torch
+    import torchvision
+
+    names, side = ("blue", "green", "grey", "red", "yellow"), 64
+    colours = numpy.array([(40, 40, 200), (40, 160, 40), (120, 120, 120), (200, 40, 40), (200, 200, 40)])
+    random = numpy.random.default_rng(1)
+
+    def pictures(label: int, count: int):
+        noise = random.integers(-40, 41, (count, side, side, 3))
+        return (colours[label] + noise).clip(0, 255).astype(numpy.uint8)
+
+    with tempfile.TemporaryDirectory(prefix="gyre-torchvision-") as folder:
+        work = pathlib.Path(folder)
+        train = numpy.concatenate([pictures(label, 16) for label in range(5)])
+        for part, count in (("train", 16), ("test", 4)):
+            for label, name in enumerate(names):
+                found = train[16 * label : 16 * (label + 1)] if part == "train" else pictures(label, count)
+                for i, pixels in enumerate(found):
+                    write_picture(work / "pets" / part / name / f"{i}.png", pixels)
+        torch.manual_seed(1)
+        model = torchvision.models.resnet18()
+        with torch.no_grad():  # running statistics as of a net that has seen pictures
+            for module in model.modules():
+                if isinstance(module, torch.nn.BatchNorm2d):
+                    module.momentum = 1.0
+            x = torch.from_numpy(train).permute(0, 3, 1, 2).float() / 255
+            model.train()((x - MEAN) / STD)
+        torch.onnx.export(model.eval(), torch.zeros(1, 3, side, side), str(work / "resnet18.onnx"), dynamo=False,
+                          training=torch.onnx.TrainingMode.PRESERVE)  # fmt: skip
+        imported, run_folder = work / "resnet18", work / "run"
+        run(gyre, "import", work / "resnet18.onnx", "-o", imported, f"--mean={MEAN}", f"--std={STD}")
+        run(gyre, "train", "--data", work / "pets", "--model", imported / "net.model", "--init", imported / "net.safetensors",
+            "--finetune", "--freeze", "conv*,bn*", "--epochs", 10, "--batch-size", 16, "--lr", 0.05, "--device", "cpu",
+            "--save", run_folder)  # fmt: skip
+        before, after = tensors_of(imported / "net.safetensors"), tensors_of(run_folder / "best.safetensors")
+        frozen = [name for name in before if name.startswith(("conv", "bn")) and name.endswith((".weight", ".bias"))]
+        good = len(frozen) == 60 and all(before[name] == after[name] for name in frozen)
+        good = good and len(after["fc1.weight"]) == 5 * 512 * 4
+        right = 0
+        for name in names:
+            text = run(gyre, "predict", "--weights", run_folder / "best.safetensors", "--csv", "--top", 1, "--device", "cpu",
+                       *sorted((work / "pets/test" / name).glob("*.png")))  # fmt: skip
+            right += sum(row["name"] == name for row in csv.DictReader(text.splitlines()))
+        good = good and right >= 18  # of 20; 4 by chance
+    print(f"{'ok    ' if good else 'FAILED'} fine-tuning: {len(frozen)} tensors as they were, {right} of 20 pictures known")
+    return good
+
+
 def main() -> int:
     require_modules("numpy", "onnx", "torch", "torchvision")
     gyre, examples = pathlib.Path(sys.argv[1]).resolve() / "gyre", pathlib.Path(sys.argv[2])
-    return 0 if all([holds(gyre, examples, name, side) for name, side in NETS.items()]) else 1
+    return 0 if all([walks(gyre), *(holds(gyre, examples, name, side) for name, side in NETS.items())]) else 1
 
 
 if __name__ == "__main__":
