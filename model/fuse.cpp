@@ -14,7 +14,7 @@ std::optional<OpSpec> fused(const OpSpec& first, const OpSpec& next) {
             return conv;
         }
         const auto* pool = std::get_if<MaxPool2dSpec>(&next);
-        if (pool != nullptr && conv.pool_kernel == 0 && pool->shape.padding == 0) {
+        if (pool != nullptr && conv.pool_kernel == 0 && !pool->shape.clips()) {
             conv.pool_kernel = pool->shape.kernel;
             conv.pool_stride = pool->shape.stride;
             return conv;

@@ -65,14 +65,14 @@ void build_conv(GraphBuilder& net, const LayerSpec& layer) {
 void parse_maxpool(Words& words, LayerSpec& layer) {
     layer.kernel = words.integer("the window", 1);
     layer.stride = layer.kernel;
-    words.options("sp", layer);
+    words.options("spc", layer);
 }
 void build_maxpool(GraphBuilder& net, const LayerSpec& layer) {
     net.require_planes();
     if (layer.padding > layer.kernel / 2) {
         net.fail(fmt::format("its padding {} is more than half of its window", layer.padding));
     }
-    const MaxPool2dShape shape{net.shape(), layer.kernel, layer.stride, layer.padding};
+    const MaxPool2dShape shape{net.shape(), layer.kernel, layer.stride, layer.padding, layer.ceil};
     if (shape.out().height < 1 || shape.out().width < 1) {
         net.fail(fmt::format("its {0} x {0} window is larger than its input", layer.kernel));
     }
@@ -236,7 +236,7 @@ void build_nothing(GraphBuilder&, const LayerSpec&) {}
 
 constexpr LayerType kLayerTypes[] = {
     {"conv", "conv OUT|classes kK [sS] [pP] [gG] [nobias]", parse_conv, build_conv},
-    {"maxpool", "maxpool K [sS] [pP]", parse_maxpool, build_maxpool},
+    {"maxpool", "maxpool K [sS] [pP] [ceil]", parse_maxpool, build_maxpool},
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
     {"batchnorm", "batchnorm [local] [eps E] [momentum M]", parse_batchnorm, build_batchnorm},
     {"relu", "relu", no_options, build_relu},
@@ -337,9 +337,12 @@ void Words::options(std::string_view letters, LayerSpec& layer) {
             fail(fmt::format("'{}' was not expected", *word));
         }
         seen += letter;
-        if (*word == "nobias") {
-            layer.bias = false;
+        if (*word == "nobias" || *word == "ceil") {
+            (letter == 'n' ? layer.bias : layer.ceil) = letter == 'c';
             continue;
+        }
+        if (letter == 'n' || letter == 'c') {
+            fail(fmt::format("'{}' was not expected", *word));
         }
         const int value =
             checked_integer(word->substr(1), *word, "an option", letter == 'p' ? 0 : 1);

@@ -57,7 +57,8 @@ Operator operator_of(const MaxPool2dSpec& spec) {
     const MaxPool2dShape& s = spec.shape;
     return {"MaxPool", attribute("kernel_shape", {s.kernel, s.kernel}) +
                            attribute("strides", {s.stride, s.stride}) +
-                           attribute("pads", {s.padding, s.padding, s.padding, s.padding})};
+                           attribute("pads", {s.padding, s.padding, s.padding, s.padding}) +
+                           (s.overhangs() ? attribute("ceil_mode", std::int64_t{1}) : "")};
 }
 Operator operator_of(const AvgPool2dSpec& spec) {
     return {"AveragePool", attribute("kernel_shape", {spec.kernel_height, spec.kernel_width}) +

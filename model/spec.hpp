@@ -4,7 +4,8 @@
 //   conv OUT|classes kK [sS] [pP] [gG] [nobias]
 //                                    2-D convolution, K x K window, stride S (1), padding P (0),
 //                                    G groups of channels (1; depthwise: as many as channels)
-//   maxpool K [sS] [pP]              max-pooling, K x K window, stride S (K), padding P (0)
+//   maxpool K [sS] [pP] [ceil]       max-pooling, K x K window, stride S (K), padding P (0), the
+//                                    number of windows rounded down or, with ceil, up
 //   avgpool K [sS] | avgpool global  average over K x K windows | each whole plane
 //   batchnorm [local] [eps E] [momentum M]
 //                                    statistics over the global batch, or each rank's share; 1e-5,
@@ -39,6 +40,7 @@ struct LayerSpec {
     int out = 0;  // channels or features; 0: the number of classes
     int kernel = 1, stride = 1, padding = 0, groups = 1;
     bool bias = true;
+    bool ceil = false;
     float probability = 0.0f;
     float slope = 0.0f;                     // of leaky_relu
     bool local = false;                     // statistics of a rank's share

@@ -137,11 +137,12 @@ class Importer:
                 raise Refused(f"its {what} {numbers} is not the same on all sides")
         if set(options.get("dilations", [1])) != {1}:
             raise Refused(f"its dilation {options['dilations']} is not 1")
-        if options.get("ceil_mode", 0):
-            spans = [side + 2 * pads[0] - kernel[0] for side in self.spatial(node.input[0])]
-            if not spans or any(span % strides[0] for span in spans):
-                raise Refused("ceil_mode makes a difference there, and gyre rounds down")
         return kernel[0], strides[0], pads[0]
+
+    def rounds_up(self, node, options: dict, kernel: int, stride: int, padding: int) -> bool:
+        """Whether ceil_mode makes a difference."""
+        spans = [side + 2 * padding - kernel for side in self.spatial(node.input[0])] or [1]
+        return bool(options.get("ceil_mode", 0)) and any(span % stride for span in spans)
 
     @staticmethod
     def words(kernel: int, stride: int, padding: int, default_stride: int = 1) -> str:
@@ -288,17 +289,18 @@ class Importer:
         self.values[node.output[0]] = before
 
     def maxpool(self, node) -> None:
-        kernel, stride, padding = self.window(node, self.attributes(node))
-        line = f"maxpool {kernel}" + self.words(kernel, stride, padding, default_stride=kernel)
-        self.activation(node, line)
+        options = self.attributes(node)
+        window = self.window(node, options)
+        line = f"maxpool {window[0]}" + self.words(*window, default_stride=window[0])
+        self.activation(node, line + (" ceil" if self.rounds_up(node, options, *window) else ""))
 
     def average_pool(self, node) -> None:
         options = self.attributes(node)
         if options["kernel_shape"] == self.spatial(node.input[0]) and not any(options.get("pads", [])):
             return self.activation(node, "avgpool global")
         kernel, stride, padding = self.window(node, options)
-        if padding:
-            raise Refused("average pooling has no padding in gyre")
+        if padding or self.rounds_up(node, options, kernel, stride, padding):
+            raise Refused("average pooling has no padding in gyre, and no ceil_mode that makes a difference")
         if (kernel, stride) == (1, 1):
             return self.same(node)
         return self.activation(node, f"avgpool {kernel}" + self.words(kernel, stride, 0, default_stride=kernel))

@@ -16,15 +16,17 @@ class MaxPool2dOp final : public Op {
         : context_(context),
           shape_(shape),
           out_(shape.out()),
-          padded_{shape.in.height + 2 * shape.padding, shape.in.width + 2 * shape.padding,
+          padded_{std::max(shape.in.height + 2 * shape.padding, shape.reach(out_.height)),
+                  std::max(shape.in.width + 2 * shape.padding, shape.reach(out_.width)),
                   shape.padding},
+          pads_(shape.clips()),
           windows_{shape.kernel, shape.stride, padded_.line_floats(), out_.height, out_.width},
           covers_(windows_cover(shape)),
           saved_bytes_(static_cast<std::size_t>(out_.elems() * block_count(train_images) * kLanes)),
           pool_(pool_function<false, false>(shape.kernel, false)),
           pool_and_save_(pool_function<false, true>(shape.kernel, false)),
           unpool_(unpool_function(shape.kernel)) {
-        if (padded_.before > 0) {
+        if (pads_) {
             context.workspace.reserve(0, padded_.plane_floats());
         }
     }
@@ -39,7 +41,7 @@ class MaxPool2dOp final : public Op {
             const std::int64_t out = plane * out_plane();
             const bool save = argmax != nullptr;
             const float* x = io.x.f32() + plane * in_plane();
-            if (padded_.before > 0) {
+            if (pads_) {
                 float* const padded = context_.workspace.worker(worker);
                 std::fill_n(padded, padded_.plane_floats(),
                             -std::numeric_limits<float>::infinity());
@@ -56,14 +58,13 @@ class MaxPool2dOp final : public Op {
     void backward_input(const Batch& batch, const OpIo& io) override {
         for_planes(batch, [&](std::int64_t plane, int worker) {
             float* const dx = io.dx.f32() + plane * in_plane();
-            const bool pads = padded_.before > 0;
-            float* const target = pads ? context_.workspace.worker(worker) : dx;
+            float* const target = pads_ ? context_.workspace.worker(worker) : dx;
             if (!covers_) {
-                std::fill_n(target, pads ? padded_.plane_floats() : in_plane(), 0.0f);
+                std::fill_n(target, pads_ ? padded_.plane_floats() : in_plane(), 0.0f);
             }
             const std::int64_t out = plane * out_plane();
             unpool_(windows_, io.dy.f32() + out, nullptr, saved(io) + out, target);
-            for (int row = 0; pads && row < shape_.in.height; ++row) {
+            for (int row = 0; pads_ && row < shape_.in.height; ++row) {
                 std::copy_n(target + padded_row(row), line(), dx + row * line());
             }
         });
@@ -89,6 +90,7 @@ class MaxPool2dOp final : public Op {
     const MaxPool2dShape shape_;
     const Shape out_;
     const PaddedPlane padded_;
+    const bool pads_;
     const Windows windows_;
     const bool covers_;
     const std::size_t saved_bytes_;

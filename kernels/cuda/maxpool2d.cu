@@ -162,7 +162,8 @@ __global__ void backward_2x2_kernel(std::int64_t elems, Extents e, const float* 
 }
 
 // --- any window --------------------------------------------------------------------------------
-// kKernel, kStride: the extents if known at compile time, else 0. kPadded: there may be padding.
+// kKernel, kStride: the extents if known at compile time, else 0. kPadded: windows may reach beyond
+// the input.
 
 struct Place2d {
     std::int64_t plane;
@@ -285,7 +286,7 @@ bool aligned(const void* at, std::size_t bytes) {
 // larger of input and output, narrow: the smaller.
 int width_2x2(const MaxPool2dShape& shape, const float* wide, const float* narrow,
               const std::uint8_t* argmax) {
-    if (shape.kernel != 2 || shape.stride != 2 || shape.padding != 0 || shape.in.width % 2 != 0 ||
+    if (shape.kernel != 2 || shape.stride != 2 || shape.clips() || shape.in.width % 2 != 0 ||
         shape.out().elems() == 0 || !aligned(wide, sizeof(float2))) {
         return 0;
     }
@@ -299,7 +300,7 @@ void maxpool2d_forward(const Context& context, const MaxPool2dShape& shape, int 
                        float* y, std::uint8_t* argmax) {
     const std::int64_t outputs = shape.out().elems() * n;
     const int wide = width_2x2(shape, x, y, argmax);
-    const bool pads = shape.padding > 0, by_two = shape.stride == 2;
+    const bool pads = shape.clips(), by_two = shape.stride == 2;
     const auto kernel = wide == 4                             ? forward_2x2_kernel<4>
                         : wide == 2                           ? forward_2x2_kernel<2>
                         : pads && shape.kernel == 3 && by_two ? forward_kernel<3, 2, true>
@@ -316,7 +317,7 @@ void maxpool2d_forward(const Context& context, const MaxPool2dShape& shape, int 
 void maxpool2d_backward(const Context& context, const MaxPool2dShape& shape, int n, const float* dy,
                         const std::uint8_t* argmax, float* dx) {
     const int wide = width_2x2(shape, dx, dy, argmax);
-    const bool pads = shape.padding > 0, by_two = shape.stride == 2;
+    const bool pads = shape.clips(), by_two = shape.stride == 2;
     const auto kernel = wide == 4                             ? backward_2x2_kernel<4>
                         : wide == 2                           ? backward_2x2_kernel<2>
                         : pads && shape.kernel == 3 && by_two ? backward_kernel<3, 2, true>

@@ -355,7 +355,7 @@ class Planner {
         return true;
     }
     bool make(const MaxPool2dSpec& spec, std::size_t l) {
-        if (pools_ == kMostPassPools || spec.shape.padding > 0) {
+        if (pools_ == kMostPassPools || spec.shape.clips()) {
             return false;
         }
         add(l, PassKind::maxpool, pools_);

@@ -71,6 +71,9 @@ class MaxPool2dOp final : public Op {
 
 std::unique_ptr<Op> make_op(Handles& handles, const std::string& /*layer*/,
                             const MaxPool2dSpec& spec, const OpSizes& sizes) {
+    if (spec.shape.overhangs()) {
+        return nullptr;  // cuDNN rounds the number of windows down
+    }
     return std::make_unique<MaxPool2dOp>(handles, spec.shape, sizes);
 }
 

@@ -53,11 +53,26 @@ struct MaxPool2dShape {
     int kernel = 2;
     int stride = 2;
     int padding = 0;
+    // PyTorch's ceil_mode: one more window where they leave a rest, if it begins within the input
+    // or the padding before it.
+    bool ceil = false;
 
-    Shape out() const {
-        return {in.channels, window_extent(in.height, kernel, stride, padding),
-                window_extent(in.width, kernel, stride, padding)};
+    Shape out() const { return {in.channels, extent(in.height), extent(in.width)}; }
+    int extent(int side) const {
+        const int whole = window_extent(side, kernel, stride, padding);
+        const bool rest = whole > 0 && (side + 2 * padding - kernel) % stride != 0;
+        return whole + (ceil && rest && whole * stride < side + padding ? 1 : 0);
     }
+    // Whether windows reach beyond the input, or only beyond the padding behind it.
+    bool clips() const {
+        return padding > 0 || reach(out().height) > in.height || reach(out().width) > in.width;
+    }
+    bool overhangs() const {
+        return reach(out().height) > in.height + 2 * padding ||
+               reach(out().width) > in.width + 2 * padding;
+    }
+    // Where the last of so many windows ends, counted from the padding before the input.
+    int reach(int windows) const { return (windows - 1) * stride + kernel; }
 };
 
 // Weights [out_features][in_features], bias [out_features].

@@ -21,15 +21,32 @@ const int kBatches[] = {1, 15, 17, 64};
 }  // namespace
 
 TEST_CASE("max-pooling picks the first maximum and routes the gradient to it", "[gpu]") {
-    const MaxPool2dShape shapes[] = {
-        {{10, 24, 24}, 2, 2}, {{3, 7, 5}, 2, 2},    {{2, 1, 1}, 1, 1},    {{2, 9, 8}, 3, 2},
-        {{1, 7, 7}, 2, 3},    {{1, 6, 4}, 3, 1},    {{3, 8, 9}, 3, 2, 1}, {{2, 6, 4}, 2, 2, 1},
-        {{1, 6, 4}, 3, 1, 1}, {{2, 7, 6}, 5, 3, 2}, {{1, 1, 1}, 3, 2, 1}, {{1, 5, 4}, 3, 3, 1}};
+    const MaxPool2dShape shapes[] = {{{10, 24, 24}, 2, 2},
+                                     {{3, 7, 5}, 2, 2},
+                                     {{2, 1, 1}, 1, 1},
+                                     {{2, 9, 8}, 3, 2},
+                                     {{1, 7, 7}, 2, 3},
+                                     {{1, 6, 4}, 3, 1},
+                                     {{3, 8, 9}, 3, 2, 1},
+                                     {{2, 6, 4}, 2, 2, 1},
+                                     {{1, 6, 4}, 3, 1, 1},
+                                     {{2, 7, 6}, 5, 3, 2},
+                                     {{1, 1, 1}, 3, 2, 1},
+                                     {{1, 5, 4}, 3, 3, 1},
+                                     // Rounded up: in both directions, in one, with padding, and
+                                     // where the last window would begin in the padding.
+                                     {{2, 8, 6}, 3, 2, 0, true},
+                                     {{1, 7, 8}, 3, 2, 0, true},
+                                     {{2, 5, 7}, 2, 2, 0, true},
+                                     {{1, 6, 8}, 3, 2, 1, true},
+                                     {{1, 4, 7}, 2, 3, 1, true},
+                                     {{3, 9, 9}, 4, 3, 2, true}};
     on_every_backend([&](Bench& bench) {
         for (const MaxPool2dShape& s : shapes) {
             for (const int n : kBatches) {
                 INFO("pool " << s.in.height << "x" << s.in.width << " k" << s.kernel << " s"
-                             << s.stride << " p" << s.padding << ", n = " << n);
+                             << s.stride << " p" << s.padding << (s.ceil ? " ceil" : "")
+                             << ", n = " << n);
                 Floats x = random_floats(n * s.in.elems(), 11);
                 for (float& value : x) {
                     if (!bench.normwise) {  // libraries do not say which of equal values they take
