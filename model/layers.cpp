@@ -232,6 +232,42 @@ void build_concat(GraphBuilder& net, const LayerSpec& layer) {
     net.append("concat", ConcatSpec{here, there}, {}, {other.number});
 }
 
+void parse_chunk(Words& words, LayerSpec& layer) {
+    const std::string word = words.next("the part K/N");
+    const std::size_t slash = word.find('/');
+    if (slash == word.npos) {
+        words.fail(fmt::format("'{}' is no part such as 1/2", word));
+    }
+    layer.part = words.checked_integer(word.substr(0, slash), word, "the part", 1);
+    layer.parts = words.checked_integer(word.substr(slash + 1), word, "the number of parts", 1);
+    words.end();
+}
+void build_chunk(GraphBuilder& net, const LayerSpec& layer) {
+    net.require_planes();
+    const int channels = net.shape().channels, count = (channels - 1) / layer.parts + 1;
+    const int before = layer.part - 1;
+    if (layer.part > layer.parts || before > (channels - 1) / count) {
+        net.fail(
+            fmt::format("{} channels in parts of {} have no part {}", channels, count, layer.part));
+    }
+    const int first = before * count;
+    net.append("chunk", ChannelsSpec{net.shape(), first, std::min(count, channels - first)});
+}
+
+void parse_shuffle(Words& words, LayerSpec& layer) {
+    layer.groups = words.integer("the number of groups", 1);
+    words.end();
+}
+void build_shuffle(GraphBuilder& net, const LayerSpec& layer) {
+    net.require_planes();
+    const int channels = net.shape().channels;
+    if (channels % layer.groups != 0) {
+        net.fail(fmt::format("its {} groups divide its {} input channels with a remainder",
+                             layer.groups, channels));
+    }
+    net.append("shuffle", ChannelsSpec{net.shape(), 0, channels, layer.groups});
+}
+
 void build_nothing(GraphBuilder&, const LayerSpec&) {}
 
 constexpr LayerType kLayerTypes[] = {
@@ -255,6 +291,8 @@ constexpr LayerType kLayerTypes[] = {
     {"add", "add NAME", parse_name, build_add},
     {"mul", "mul NAME", parse_name, build_mul},
     {"concat", "concat NAME", parse_name, build_concat},
+    {"chunk", "chunk K/N", parse_chunk, build_chunk},
+    {"shuffle", "shuffle G", parse_shuffle, build_shuffle},
     {"from", "from NAME", parse_name, build_from},
     {"log-softmax", "log-softmax", no_options, build_nothing, true},
 };

@@ -104,6 +104,29 @@ std::string nodes_of(const ConcatSpec& spec, const std::string& name,
                      const std::vector<std::string>& inputs, const std::string& output) {
     return node_field(name, operator_of(spec), {inputs[1], inputs[0]}, output);
 }
+// A slice of the channels; or, with groups, planes with one more extent, of which two change
+// places.
+std::string nodes_of(const ChannelsSpec& spec, const std::string& name,
+                     const std::vector<std::string>& inputs, const std::string& output) {
+    const auto constant = [&](const char* suffix, std::initializer_list<std::int64_t> values) {
+        return node_field(name + suffix, {"Constant", attribute("value_ints", values)}, {},
+                          name + suffix);
+    };
+    const std::string& x = inputs.front();
+    if (spec.groups == 1) {
+        return constant(".starts", {spec.first}) + constant(".ends", {spec.first + spec.count}) +
+               constant(".axes", {1}) +
+               node_field(name, {"Slice"}, {x, name + ".starts", name + ".ends", name + ".axes"},
+                          output);
+    }
+    const Shape& in = spec.in;
+    return constant(".parted", {0, spec.groups, in.channels / spec.groups, in.height, in.width}) +
+           constant(".joined", {0, in.channels, in.height, in.width}) +
+           node_field(name + ".groups", {"Reshape"}, {x, name + ".parted"}, name + ".groups") +
+           node_field(name + ".turns", {"Transpose", attribute("perm", {0, 2, 1, 3, 4})},
+                      {name + ".groups"}, name + ".turns") +
+           node_field(name, {"Reshape"}, {name + ".turns", name + ".joined"}, output);
+}
 std::string nodes_of(const ActivationSpec& spec, const std::string& name,
                      const std::vector<std::string>& inputs, const std::string& output) {
     const std::string& x = inputs.front();

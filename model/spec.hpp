@@ -20,6 +20,9 @@
 //   mul NAME                         multiplies that value's channels by numbers (squeeze and
 //                                    excitation)
 //   concat NAME                      puts that value's channels before those of the value so far
+//   chunk K/N                        the K-th of N equal parts of its channels (K from 1), as
+//                                    torch.chunk divides them
+//   shuffle G                        its channels in G groups, which take turns (ShuffleNet)
 //   from NAME                        continues from that value: a branch, such as a 1 x 1
 //                                    projection
 //   log-softmax                      only as the last line, where it is implied: the loss has it
@@ -41,6 +44,7 @@ struct LayerSpec {
     int kernel = 1, stride = 1, padding = 0, groups = 1;
     bool bias = true;
     bool ceil = false;
+    int part = 1, parts = 1;  // of chunk
     float probability = 0.0f;
     float slope = 0.0f;                     // of leaky_relu
     bool local = false;                     // statistics of a rank's share

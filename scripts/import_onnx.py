@@ -78,6 +78,7 @@ class Importer:
         self.parts = {}  # names to parts of formulas
         self.gates = {}  # names of sigmoids and the like to what they are of
         self.channels = {0: self.image[0]}
+        self.grouped = {}  # names of values with channels in groups to (value, groups, whether groups take turns)
         self.joined = {}  # tuples of values to the value that they are put together
         self.layers = []
 
@@ -107,10 +108,10 @@ class Importer:
     def spatial(self, name: str) -> list[int]:
         return self.shapes.get(name, [])[2:]
 
-    def add(self, node, line: str, first: int, second: int | None = None, channels=None, **tensors) -> None:
+    def add(self, node, line: str, first: int, second: int | None = None, channels=None, name="", **tensors) -> None:
         out = len(self.layers) + 1
         self.layers.append(Layer(line, first, second, out, tensors))
-        self.values[node.output[0]] = out
+        self.values[name or node.output[0]] = out
         self.channels[out] = self.channels[first] if channels is None else channels
 
     def same(self, node) -> None:
@@ -314,9 +315,60 @@ class Importer:
 
     def reshape(self, node) -> None:
         target = [int(extent) for extent in self.constant(node.input[1])]
+        if node.input[0] in self.grouped:
+            value, groups, turns = self.grouped[node.input[0]]
+            if not turns or len(target) != 4 or target[1] not in (-1, self.channels[value]):
+                raise Refused("it divides channels into groups for something else than a shuffle")
+            return self.add(node, f"shuffle {groups}", value)
+        shape = self.shapes.get(node.input[0], [])
+        if len(target) == 5 and len(shape) == 4 and target[1] * target[2] == shape[1] and target[3:] == shape[2:]:
+            self.grouped[node.output[0]] = (self.number(node.input[0]), target[1], False)
+            return None
         if len(target) != 2 or target[1] not in (-1, math.prod(self.shapes.get(node.input[0], [0])[1:])):
             raise Refused(f"it reshapes to {target}, which does not flatten")
-        self.same(node)
+        return self.same(node)
+
+    def transpose(self, node) -> None:
+        if node.input[0] not in self.grouped or self.attributes(node).get("perm") != [0, 2, 1, 3, 4]:
+            raise Refused("it is no part of a channel shuffle")
+        value, groups, _ = self.grouped[node.input[0]]
+        self.grouped[node.output[0]] = (value, groups, True)
+
+    def chunk(self, node, name: str, first: int, count: int) -> None:
+        """Channels first .. first + count - 1 of the input, as a part of equal ones."""
+        value = self.number(node.input[0])
+        channels = self.channels[value]
+        for parts in range(1, channels + 1):
+            size = -(-channels // parts)
+            if first % size == 0 and count == min(size, channels - first):
+                return self.add(node, f"chunk {first // size + 1}/{parts}", value, channels=count, name=name)
+        raise Refused(f"channels {first} to {first + count - 1} of {channels} are no part as torch.chunk makes them")
+
+    def split(self, node) -> None:
+        options = self.attributes(node)
+        if options.get("axis", 0) not in (1, -3):
+            raise Refused("it does not divide channels")
+        sizes = options.get("split")
+        if len(node.input) > 1 and node.input[1]:
+            sizes = self.constant(node.input[1]).tolist()
+        if sizes is None:
+            sizes = [self.channels[self.number(node.input[0])] // len(node.output)] * len(node.output)
+        first = 0
+        for name, size in zip(node.output, sizes, strict=True):
+            if self.readers.get(name):
+                self.chunk(node, name, first, size)
+            first += size
+
+    def slice(self, node) -> None:
+        starts, ends, axes, steps = (
+            self.constant(node.input[i]).tolist() if len(node.input) > i and node.input[i] else default
+            for i, default in ((1, None), (2, None), (3, [0]), (4, [1]))
+        )
+        if len(starts) != 1 or axes[0] not in (1, -3) or steps != [1]:
+            raise Refused("it takes no neighbouring channels")
+        channels = self.channels[self.number(node.input[0])]
+        first, end = (min(at + channels if at < 0 else at, channels) for at in (starts[0], ends[0]))
+        self.chunk(node, node.output[0], first, end - first)
 
     def flatten(self, node) -> None:
         if self.attributes(node).get("axis", 1) != 1:
@@ -350,6 +402,9 @@ class Importer:
             "GlobalAveragePool": lambda n: self.activation(n, "avgpool global"),
             "ReduceMean": self.reduce_mean,
             "Reshape": self.reshape,
+            "Transpose": self.transpose,
+            "Split": self.split,
+            "Slice": self.slice,
             "Flatten": self.flatten,
             "Squeeze": self.same,
             "Identity": self.same,

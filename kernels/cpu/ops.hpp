@@ -21,6 +21,7 @@ std::unique_ptr<Op> make_op(const Context&, const DropoutSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const AddSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const MulSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const ConcatSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const ChannelsSpec&, const OpSizes&);
 
 // y += x (add.cpp).
 void add(const Context&, std::int64_t elems, const float* x, float* y);

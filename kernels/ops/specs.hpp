@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <variant>
 
+#include "base/data_type.hpp"
 #include "kernels/ops/batch.hpp"
 #include "kernels/ops/shapes.hpp"
 
@@ -109,6 +110,23 @@ struct ConcatSpec {
     Shape out() const { return {in2.channels + in.channels, in.height, in.width}; }
 };
 
+// Some of a value's channels, in an order: y[c] = x[first + c % groups * (count / groups) + c /
+// groups]. With one group these are the channels from `first` on (torch.chunk); with more, all of
+// them, and the groups take turns (the shuffle of "ShuffleNet", Zhang et al., CVPR 2018).
+struct ChannelsSpec {
+    Shape in;
+    int first = 0, count = 1, groups = 1;  // count: a multiple of groups
+    Shape out() const { return {count, in.height, in.width}; }
+    // The channel of x that y's channel c is, and the reverse; -1: none.
+    GYRE_HOST_DEVICE int source(int c) const {
+        return first + c % groups * (count / groups) + c / groups;
+    }
+    GYRE_HOST_DEVICE int reader(int c) const {
+        const int at = c - first, of_group = count / groups;
+        return at < 0 || at >= count ? -1 : at % of_group * groups + at / of_group;
+    }
+};
+
 // y = scale * sum over the window, scale = 1 / number of elements in the window.
 struct AvgPool2dSpec {
     Shape in;
@@ -144,9 +162,9 @@ struct BatchNorm2dSpec {
     void move(float& running, float measured) const { running += momentum * (measured - running); }
 };
 
-using OpSpec =
-    std::variant<Conv2dSpec, GroupedConv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec, ReluSpec,
-                 ActivationSpec, DropoutSpec, BatchNorm2dSpec, AddSpec, MulSpec, ConcatSpec>;
+using OpSpec = std::variant<Conv2dSpec, GroupedConv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec,
+                            ReluSpec, ActivationSpec, DropoutSpec, BatchNorm2dSpec, AddSpec,
+                            MulSpec, ConcatSpec, ChannelsSpec>;
 
 inline bool is_fused(const OpSpec& spec) {
     return std::visit(

@@ -268,3 +268,46 @@ TEST_CASE("dropout keeps the expected share of elements", "[gpu]") {
         CHECK(std::abs(kept / 64000 - 0.7) < 5 * std::sqrt(0.3 * 0.7 / 64000));
     });
 }
+
+TEST_CASE("some channels of a value are taken in an order, and their gradients put back", "[gpu]") {
+    on_every_backend([](Bench& bench) {
+        const Shape shape{6, 5, 3};
+        struct Case {
+            ChannelsSpec spec;
+            std::vector<int> sources;  // of the channels of y
+        };
+        const Case cases[] = {{{shape, 0, 2}, {0, 1}},
+                              {{shape, 4, 2}, {4, 5}},
+                              {{shape, 0, 6}, {0, 1, 2, 3, 4, 5}},
+                              {{shape, 0, 6, 2}, {0, 3, 1, 4, 2, 5}},
+                              {{shape, 0, 6, 3}, {0, 2, 4, 1, 3, 5}},
+                              {{shape, 0, 6, 6}, {0, 1, 2, 3, 4, 5}}};
+        const std::int64_t plane = shape.plane_elems();
+        for (const auto& [spec, sources] : cases) {
+            for (const int n : {0, 1, 17, 33}) {
+                INFO("from " << spec.first << ", " << spec.count << " in " << spec.groups
+                             << " groups, n = " << n);
+                const Floats x = random_floats(n * shape.elems(), 41);
+                Floats y, expected_dx(x.size());
+                const Floats dy = random_floats(n * spec.out().elems(), 42);
+                for (std::int64_t image = 0; image < n; ++image) {
+                    for (std::size_t c = 0; c < sources.size(); ++c) {
+                        const std::int64_t from = (image * shape.channels + sources[c]) * plane;
+                        std::copy_n(dy.begin() + std::ssize(y), plane, expected_dx.begin() + from);
+                        y.insert(y.end(), x.begin() + from, x.begin() + from + plane);
+                    }
+                }
+                const Guarded dev_x = bench.activation(shape, n, x);
+                const Guarded dev_dy = bench.activation(spec.out(), n, dy);
+                const Guarded dev_y = bench.empty_activation(spec.out(), n);
+                const Guarded dx = bench.empty_activation(shape, n);
+                RunOp op(bench.backend, spec, std::max(n, 1));
+                op.batch.n = n;
+                op.forward({.x = dev_x.get(), .y = dev_y.get()});
+                CHECK(bench.read(spec.out(), n, dev_y) == y);
+                op.backward({.dy = dev_dy.get(), .dx = dx.get()});
+                CHECK(bench.read(shape, n, dx) == expected_dx);
+            }
+        }
+    });
+}

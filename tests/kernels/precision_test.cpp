@@ -202,6 +202,7 @@ const std::vector<OpSpec> kSpecs = {
     AddSpec{{5, 4, 3}},
     MulSpec{{5, 1, 1}, {5, 4, 3}},
     ConcatSpec{{5, 4, 3}, {2, 4, 3}},
+    ChannelsSpec{{6, 4, 3}, 0, 6, 2},
 };
 
 }  // namespace

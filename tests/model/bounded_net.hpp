@@ -224,6 +224,27 @@ class BoundedNet {
         });
     }
 
+    // Calls body(element of y, element of x that it is) for each.
+    template <typename Body>
+    void for_sources(const ChannelsSpec& s, std::size_t elems, Body&& body) const {
+        const std::size_t plane = size(s.in.plane_elems()), channels = size(s.in.channels);
+        for (std::size_t i = 0; i < elems; ++i) {
+            const std::size_t of_all = i / plane, image = of_all / size(s.count);
+            // Groups take turns: written as a transposition, for itself.
+            const std::size_t c = of_all % size(s.count), groups = size(s.groups);
+            const std::size_t from =
+                size(s.first) + c % groups * (size(s.count) / groups) + c / groups;
+            body(i, (image * channels + from) * plane + i % plane);
+        }
+    }
+    void forward(const ChannelsSpec& s, const model::Node& node, Values& y) {
+        for_sources(s, y.size(), [&](std::size_t i, std::size_t at) { y[i] = x(node)[at]; });
+    }
+    void backward(const ChannelsSpec& s, const model::Node& node, const Values& dy) {
+        for_sources(s, dy.size(),
+                    [&](std::size_t i, std::size_t at) { pass(node.inputs[0], at, dy[i]); });
+    }
+
     Bounded factor(const DropoutSpec& s, std::size_t i) const {
         const RandomStream stream{images_.seed, RandomPurpose::dropout, s.stream, 0};
         const std::size_t elem = i % size(s.in.elems());

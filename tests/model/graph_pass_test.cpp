@@ -45,7 +45,9 @@ constexpr const char* kEveryLayer =
     "conv 6 k5 p2\nbatchnorm\nrelu\nas x\nconv 8 k1 s2\nbatchnorm local\nas y\nfrom x\n"
     "conv 8 k3 s2 p1\ndropout2d 0.5\nrelu\nconv 8 k3 p1 g8 nobias\nbatchnorm\nadd y\nrelu\n"
     "conv 7 k2\nrelu\nmaxpool 2 s1\nas m\navgpool global\nconv 7 k1\nsigmoid\nmul m\nconcat m\n"
-    "maxpool 3 s1 p1\navgpool 2 s1\nconv 9 k1\nrelu\navgpool global\n"
+    "maxpool 3 s1 p1\navgpool 2 s1\nshuffle 2\nas s\nchunk 1/2\nas h\nfrom s\nchunk 2/2\nconv 5 "
+    "k1\n"
+    "relu\nconcat h\nmaxpool 2 ceil\nconv 9 k1\nrelu\navgpool global\n"
     "linear 12\nrelu\nas v\nlinear 12\ngelu\nadd v\nsilu\nlinear 12\nleaky_relu 0.1\ndropout 0.5\n"
     "linear classes\n";
 
@@ -54,7 +56,7 @@ constexpr const char* kEveryLayer =
 constexpr const char* kShort =
     "conv 4 k5 p2\nrelu\nbatchnorm\nas x\nconv 4 k1\ndropout2d 0.5\nas y\nfrom x\n"
     "conv 4 k1 nobias\nadd y\nmaxpool 2 p1\navgpool 2 s1\nconv 6 k2 g2\nleaky_relu 0.3\nas e\n"
-    "avgpool global\nmul e\nconcat e\navgpool global\n"
+    "avgpool global\nmul e\nconcat e\nshuffle 3\nchunk 2/3\navgpool global\n"
     "linear 7\nrelu\ndropout 0.5\nlinear classes\n";
 // Smooth activations have larger bounds, so without batch normalisation.
 constexpr const char* kSmooth =

@@ -69,7 +69,8 @@ TEST_CASE("torchvision's nets have as many parameters as there") {
     const Known nets[] = {{"resnet18", 11689512},         {"resnet50", 25557032},
                           {"densenet121", 7978856},       {"mobilenet_v2", 3504872},
                           {"efficientnet_b0", 5288548},   {"mobilenet_v3_small", 2542856},
-                          {"vgg11_bn", 132868840, {224}}, {"squeezenet1_1", 1235496}};
+                          {"vgg11_bn", 132868840, {224}}, {"squeezenet1_1", 1235496},
+                          {"shufflenet_v2_x1_0", 2278604}};
     for (const auto& [name, expected, sides] : nets) {
         INFO(name);
         const ModelSpec model =
@@ -125,6 +126,8 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("conv 8 k3 nobias nobias\n", {"'nobias' was not expected"});
     expect_bad_model("conv 8 k3 nope\n", {"'nope'", "[nobias]"});
     expect_bad_model("maxpool 2 nobias\n", {"'nobias' was not expected"});
+    expect_bad_model("chunk 2\n", {"'2' is no part such as 1/2"});
+    expect_bad_model("chunk 0/2\n", {"0/2"});
     expect_bad_model("maxpool 2 c1\n", {"'c1' was not expected"});
     expect_bad_model("conv 4 k3 n5\n", {"'n5' was not expected"});
     expect_bad_model("conv 4 k3 ceil\n", {"'ceil' was not expected"});
@@ -183,6 +186,9 @@ TEST_CASE("nets that do not fit name the layer and the shapes") {
                   {"line 1", "output [4, 2000026, 2000026] has more than 2^30 elements"});
     expect_misfit("linear classes\n", {1, 32769, 32768}, 10, {"line 1", "more than 2^30"});
     expect_misfit("relu\n", {10, 1, 1}, 10, {"nothing to learn"});
+    expect_misfit("chunk 3/2\nlinear classes\n", {4, 8, 8}, 10, {"have no part 3"});
+    expect_misfit("chunk 4/4\nlinear classes\n", {5, 8, 8}, 10, {"have no part 4"});
+    expect_misfit("shuffle 2\nlinear classes\n", {3, 8, 8}, 10, {"remainder"});
     expect_misfit("maxpool 16\nlinear classes\n", {1, 32, 32}, 10, {"15 x 15"});
 }
 
@@ -329,7 +335,9 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
           "conv 6 k3\nbatchnorm\nrelu\nconv 12 k3 s2 p1 g6\nrelu\nconv 8 k1 g4\nlinear classes\n",
           "conv 4 k3 p1\nrelu\ndropout2d 0.3\nmaxpool 2\nconv 5 k3 s2\nrelu\nlinear 12\nrelu\n"
           "dropout 0.5\nlinear classes\n",
-          "linear 9\nrelu\nlinear classes\n", "conv 3 k2\nmaxpool 3 s2\nlinear classes\n",
+          "linear 9\nrelu\nlinear classes\n", "conv 3 k2\nmaxpool 3 s2 ceil\nlinear classes\n",
+          "conv 6 k2\nshuffle 3\nas x\nchunk 1/4\nconv 3 k1\nas l\nfrom x\nchunk 3/3\nrelu\n"
+          "concat l\nconv classes k1\navgpool global\n",
           "conv 4 k3\nbatchnorm\nrelu\navgpool 2\nconv 6 k3\nbatchnorm\navgpool global\nlinear "
           "classes\n",
           "conv 4 k3 p1\ngelu\nas x\nconv 4 k3 p1\nsilu\nadd x\nleaky_relu 0.1\nmaxpool 2\n"

@@ -25,7 +25,8 @@ from python_with import require_modules
 
 # The pictures' side for each net.
 NETS = {"resnet18": 64, "resnet50": 64, "densenet121": 64, "mobilenet_v2": 64, "mobilenet_v3_small": 64,
-        "efficientnet_b0": 64, "vgg11_bn": 224, "squeezenet1_1": 72}  # fmt: skip
+        "efficientnet_b0": 64, "vgg11_bn": 224, "squeezenet1_1": 72,
+        "shufflenet_v2_x1_0": 64}  # fmt: skip
 CLASSES, IMAGES = 10, 12
 MEAN, STD = 0.5, 0.25
 

@@ -96,6 +96,7 @@ const std::vector<Case>& cases() {
         {"add", AddSpec{{5, 9, 8}}},
         {"mul", MulSpec{{5, 1, 1}, {5, 9, 8}}},
         {"concat", ConcatSpec{{5, 9, 8}, {2, 9, 8}}},
+        {"channels", ChannelsSpec{{5, 9, 8}, 2, 2}},
         {"dropout", DropoutSpec{.in = {5, 9, 8}}},
         {"dropout2d", DropoutSpec{.in = {5, 9, 8}, .by_channel = true}},
     };
