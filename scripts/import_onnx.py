@@ -379,7 +379,29 @@ class Importer:
         ratio = self.attributes(node).get("ratio", self.scalar(node.input[1]) if len(node.input) > 1 else 0.5)
         self.activation(node, f"dropout {ratio:g}")
 
+    def folded(self, node) -> bool:
+        """Whether the node's outputs follow from constants, such as sizes that the exporter has left as a computation."""
+        if node.op_type == "Shape":
+            import numpy
+
+            shape = self.shapes.get(node.input[0], [])
+            if shape and min(shape) > 0 and not node.attribute:
+                self.constants[node.output[0]] = numpy.array(shape)
+            return node.output[0] in self.constants
+        if node.op_type in ("Constant", "Identity") or not all(name in self.constants for name in node.input if name):
+            return False
+        try:
+            from onnx.reference import ReferenceEvaluator
+
+            results = ReferenceEvaluator(node).run(None, {name: self.constants[name] for name in node.input if name})
+        except (ImportError, NotImplementedError, TypeError, ValueError):
+            return False
+        self.constants |= dict(zip(node.output, results, strict=True))
+        return True
+
     def take(self, node) -> None:
+        if self.folded(node):
+            return
         handlers = {
             "Conv": self.conv,
             "BatchNormalization": self.batch_normalization,

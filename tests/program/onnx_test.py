@@ -56,12 +56,30 @@ concat d
 linear classes
 """
 PLANES = "conv 8 k3\nrelu\nconv 5 k3\navgpool global\n"
+# Channels in an order, windows at the edge, and a convolution that gives the classes.
+CHANNELS = """conv 6 k3
+relu
+shuffle 3
+as a
+chunk 1/2
+as b
+from a
+chunk 2/2
+conv 4 k3 p1
+maxpool 3 s1 p1
+concat b
+maxpool 3 s2 ceil
+shuffle 7
+conv classes k1
+avgpool global
+"""
 # With the learning rate.
 CASES = (
     ("net", (1, 28, 28), 0.05),
     ("resnet", (3, 32, 32), 0.05),
     (EVERY, (3, 20, 17), 0.2),
     (PLANES, (1, 12, 12), 0.05),
+    (CHANNELS, (1, 12, 13), 0.05),
 )
 CLASSES = 5
 
