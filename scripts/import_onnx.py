@@ -320,10 +320,11 @@ class Importer:
             if not turns or len(target) != 4 or target[1] not in (-1, self.channels[value]):
                 raise Refused("it divides channels into groups for something else than a shuffle")
             return self.add(node, f"shuffle {groups}", value)
-        shape = self.shapes.get(node.input[0], [])
-        if len(target) == 5 and len(shape) == 4 and target[1] * target[2] == shape[1] and target[3:] == shape[2:]:
-            self.grouped[node.output[0]] = (self.number(node.input[0]), target[1], False)
-            return None
+        if len(target) == 5 and target[1] * target[2] == self.channels[self.number(node.input[0])]:
+            sides = self.spatial(node.input[0]) or [0, 0]  # 0: not known
+            if all(known in (0, side) for known, side in zip(sides, target[3:], strict=True)):
+                self.grouped[node.output[0]] = (self.number(node.input[0]), target[1], False)
+                return None
         if len(target) != 2 or target[1] not in (-1, math.prod(self.shapes.get(node.input[0], [0])[1:])):
             raise Refused(f"it reshapes to {target}, which does not flatten")
         return self.same(node)
