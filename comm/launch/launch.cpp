@@ -44,7 +44,9 @@ constexpr Launcher kLaunchers[] = {
     {"RANK", kByHand, "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", false,
      kTorchrunRemedy},
     {"SLURM_STEP_NUM_TASKS", "srun", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID",
-     nullptr, false, "use `srun --mpi=pmix`, or `mpirun gyre train ...` inside the allocation"},
+     nullptr, false,
+     "use `SLURM_PMIX_FENCE=ring srun --mpi=pmix`, or `mpirun gyre train ...` "
+     "inside the allocation"},
     {"WORLD_SIZE", kByHand, "RANK", "WORLD_SIZE", nullptr, nullptr, false, kTorchrunRemedy},
 };
 

@@ -104,8 +104,9 @@ __device__ __forceinline__ void read_planes(const Planes& p, const float* from, 
         const bool inside = plane < p.planes && h >= 0 && h < p.height;
         const float* const line = from + (plane * p.height + h) * p.width;
         float* const to_line = to + (plane * p.rows + row) * p.pitch;
-        SIMT_NO_UNROLL  // most rows take one iteration
-            for (int at = column; at < p.pitch; at += along) {
+        // Most rows take one iteration.
+        SIMT_NO_UNROLL
+        for (int at = column; at < p.pitch; at += along) {
             const int w = at - p.padding;
             to_line[at] = inside && w >= 0 && w < p.width ? line[w] : 0.0f;
         }

@@ -30,8 +30,9 @@ __device__ __forceinline__ void correlate_item(const Correlation& c, int item, f
     const float* w = shared + c.weights + first * kTaps * c.weights_pitch + group * kTileChannels;
     float sum[kTileChannels][kTilePixels] = {};
     for (int channel = min(c.split_channels, c.channels - first); channel > 0; --channel) {
-        SIMT_NO_UNROLL  // the code of all rows together takes longer to fetch than to run
-            for (int kh = 0; kh < kKernel; ++kh) {
+        // The code of all rows together takes longer to fetch than to run.
+        SIMT_NO_UNROLL
+        for (int kh = 0; kh < kKernel; ++kh) {
             float pixel[kTilePixels + kReach];
             SIMT_UNROLL
             for (int p = 0; p < kTilePixels + kReach; p += 4) {

@@ -33,12 +33,19 @@ class Command:
 
 @dataclasses.dataclass
 class Ran:
-    """The results of a step's commands; commands for which no time was left have code None."""
+    """The commands of a step, each with its exit code: 124 if it ran out of time, None if no time was left to start it."""
 
     name: str
     log: pathlib.Path
-    codes: list[int | None]
-    timed_out: bool = False
+    commands: list[tuple[list[str], int | None]]
+
+    @property
+    def codes(self) -> list[int | None]:
+        return [code for _, code in self.commands]
+
+    @property
+    def timed_out(self) -> bool:
+        return any(code in (124, None) for code in self.codes)
 
     @property
     def text(self) -> str:
@@ -160,12 +167,9 @@ class Runner:
         with open(log, "wb") as out:
             for command in step.commands(self) if callable(step.commands) else step.commands:
                 if end - time.monotonic() < max(command.least * self.scale, 0.1):
-                    ran.codes.append(None)
-                    ran.timed_out = True
+                    ran.commands.append((command.words, None))
                     continue
-                code = self.go(command, out, end)
-                ran.timed_out = ran.timed_out or code == 124
-                ran.codes.append(code)
+                ran.commands.append((command.words, self.go(command, out, end)))
         bad = next((code for code in ran.codes if code not in (0, None, 124)), None)
         try:
             if step.judge_failures or (bad is None and not ran.timed_out):

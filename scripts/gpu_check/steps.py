@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import pathlib
 import re
 import statistics
 import sys
@@ -352,12 +353,10 @@ def judge_sanitizer(ran: Ran) -> Verdict:
     if "Device not supported" in ran.text:
         return SKIPPED, "compute-sanitizer does not support this device"
     clean = len(re.findall("ERROR SUMMARY: 0 errors|RACECHECK SUMMARY: 0 hazards", ran.text))
-    begun = [code for code in ran.codes if code is not None]
-    lines = re.findall(r"^\$ (.*)", ran.text, re.M)
     # A unit test that has failed before may fail here, too (exit code 1): its result counts there.
-    bad = [code for code, line in zip(begun, lines, strict=True)
-           if code not in (0, 124) and not (code == 1 and "/unit_tests " in line)]
-    ended = len([code for code in begun if code != 124])
+    bad = [code for words, code in ran.commands if code not in (0, 124, None)
+           and not (code == 1 and any(pathlib.PurePath(word).name == "unit_tests" for word in words))]
+    ended = len([code for code in ran.codes if code not in (124, None)])
     text = f"{clean} of {len(ran.codes)} programs without errors" + (f", exit code {bad[0]}" if bad else "")
     return (FAIL if bad or clean < max(ended, 1) else PASS), text + (", then ran out of time" if ran.timed_out else "")
 

@@ -264,16 +264,17 @@ class Helpers(unittest.TestCase):
 
     def test_a_sanitizer_without_errors_does_not_excuse_a_program_that_fails(self) -> None:
         clean, errors = "========= ERROR SUMMARY: 0 errors\n", "========= ERROR SUMMARY: 2 errors\n"
-        tests, trains = "$ memcheck build/unit_tests 'a case'\n", "$ memcheck build/gyre train\n"
-        for codes, text, expected in (([1, 0], tests + clean + trains + clean, PASS),
-                                      ([1, 124], tests + clean + trains, PASS),
-                                      ([0, None], trains + clean, PASS),
-                                      ([99], trains + errors, FAIL), ([0], trains, FAIL), ([None], "", FAIL),
-                                      ([1], trains + clean, FAIL), ([139], tests + clean, FAIL)):
-            with self.subTest(codes=codes, text=text), tempfile.TemporaryDirectory() as top:
+        tests, trains = ["memcheck", "build/unit_tests", "a case"], ["memcheck", "build/gyre", "train"]
+        for commands, text, expected in (([(tests, 1), (trains, 0)], clean + clean, PASS),
+                                         ([(tests, 1), (trains, 124)], clean, PASS),
+                                         ([(trains, 0), (trains, None)], clean, PASS),
+                                         ([(trains, 99)], errors, FAIL), ([(trains, 0)], "", FAIL),
+                                         ([(trains, None)], "", FAIL), ([(trains, 1)], clean, FAIL),
+                                         ([(tests, 139)], clean, FAIL)):
+            with self.subTest(commands=commands, text=text), tempfile.TemporaryDirectory() as top:
                 log = pathlib.Path(top, "log")
                 log.write_text(text)
-                self.assertEqual(gpu_steps.judge_sanitizer(Ran("memcheck", log, codes))[0], expected)
+                self.assertEqual(gpu_steps.judge_sanitizer(Ran("memcheck", log, commands))[0], expected)
 
     def test_the_speed_of_steps_is_judged_by_estimates_for_this_gpu(self) -> None:
         for gpu, model in (("NVIDIA H100 80GB HBM3", "h100"), ("NVIDIA A100-SXM4-80GB", "a100"), ("NVIDIA H200", "h200"),
@@ -301,7 +302,7 @@ class Helpers(unittest.TestCase):
         log = pathlib.Path(top, "log")
         log.write_text("2 launches, and in a graph of several steps 1 copy, 12.6 us by estimate\n"
                        "14 launches, and in a graph of several steps 1 copy, 250.0 us by estimate\n" if model else "")
-        verdict, text = step.judge(Ran("speed", log, [0] * len(step.commands)))
+        verdict, text = step.judge(Ran("speed", log, [(command.words, 0) for command in step.commands]))
         self.assertEqual(verdict, PASS)
         if not model:
             self.assertIn("net with 64 images 12.0 us, goal 15: met; no estimates for this GPU", text)

@@ -170,15 +170,17 @@ std::string plot(const std::vector<Run>& runs, bool accuracy) {
 // As short as tells the runs apart.
 void shorten_names(std::vector<Run>& runs) {
     for (const bool with_folder : {false, true}) {
+        const auto short_name = [with_folder](const Run& run) {
+            const std::filesystem::path path = run.name, name = path.filename();
+            return (with_folder ? path.parent_path().filename() / name : name).string();
+        };
         std::set<std::string> names;
         for (const Run& run : runs) {
-            const std::filesystem::path path = run.name, name = path.filename();
-            names.insert((with_folder ? path.parent_path().filename() / name : name).string());
+            names.insert(short_name(run));
         }
         if (names.size() == runs.size()) {
             for (Run& run : runs) {
-                const std::filesystem::path path = run.name, name = path.filename();
-                run.name = (with_folder ? path.parent_path().filename() / name : name).string();
+                run.name = short_name(run);
             }
             return;
         }
