@@ -99,4 +99,9 @@ from_pypi() {
 if command -v nvcc >/dev/null || [ -x /usr/local/cuda/bin/nvcc ]; then # for tests/kernels/sass_gate.py
     from_pypi cuda-tools 'lib/python3*/site-packages/nvidia/*/bin/nvdisasm' nvidia-cuda-nvdisasm nvidia-cuda-cuobjdump
 fi
-from_pypi mpich lib/libmpi_abi.so.1 mpich==5.0.2 # for tests/comm/mpi_abi_test.sh
+# For tests/comm/mpi_abi_test.sh.
+from_pypi mpich lib/libmpi_abi.so.1 mpich==5.0.2
+if [ "$(uname -m)" = x86_64 ]; then
+    # Without libfabric, which PyPI lacks and ranks of one host do not need.
+    from_pypi intel-mpi lib/libmpi_abi.so.1 --no-deps impi-rt==2021.19.0
+fi

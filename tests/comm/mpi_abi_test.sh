@@ -1,15 +1,11 @@
 #!/usr/bin/env bash
-# Ranks of MPICH 5, over the standard binary interface of MPI 5.0, train to the same bytes as ranks of Open MPI: a sum
-# of two terms has one order. MPICH comes from PyPI (scripts/setup.sh --all).
+# Ranks of MPICH 5 and of Intel MPI, over the standard binary interface of MPI 5.0, train to the same bytes as ranks of
+# Open MPI: a sum of two terms has one order. Both come from PyPI (scripts/setup.sh --all); one of them will do.
 #   tests/comm/mpi_abi_test.sh BUILD_DIR
 set -euo pipefail
 gyre=$(cd "$1" && pwd)/gyre
-mpich=${XDG_CACHE_HOME:-$HOME/.cache}/gyre/mpich
-export GYRE_MPI_LIBRARY=$mpich/lib/libmpi_abi.so.1
-if [ ! -x "$mpich/bin/mpiexec" ] || [ ! -e "$GYRE_MPI_LIBRARY" ]; then
-    echo "skipped: there is no MPICH in $mpich (scripts/setup.sh --all installs it from PyPI)"
-    exit 77
-fi
+unset GYRE_MPI_LIBRARY
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/gyre
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 fail() {
@@ -26,26 +22,45 @@ assert len(data) > 1000
 sys.stdout.buffer.write(data)' "$1"
 }
 
-"$gyre" info >"$work/info"
-grep -E '^MPI +MPICH Version: +5.* \('"$GYRE_MPI_LIBRARY"'\)' "$work/info" || fail "gyre info does not name MPICH: $(cat "$work/info")"
-
 train=("$gyre" train --data fashion-mnist --limit 512 --batch-size 64 --epochs 1 --threads 1 --no-eval -q)
-number=0
-for flags in "" "--comm-dtype bf16" "--shard-optimizer on --optimizer adam" "--factors on --model wide"; do
-    number=$((number + 1))
-    read -ra more <<<"$flags"
-    "$mpich/bin/mpiexec" -n 2 "${train[@]}" "${more[@]}" --save "$work/mpich$number"
-    env -u GYRE_MPI_LIBRARY mpirun --oversubscribe --bind-to none -np 2 "${train[@]}" "${more[@]}" --save "$work/open$number"
-    for library in mpich open; do
-        tensors "$work/$library$number/last.safetensors" >"$work/$library"
-    done
-    cmp "$work/mpich" "$work/open" || fail "weights differ with flags '$flags'"
-done
+options=("" "--comm-dtype bf16" "--shard-optimizer on --optimizer adam" "--factors on --model wide")
 
-# A rank that ends takes the job with it, in bounded time.
-code=0
-timeout 120 "$mpich/bin/mpiexec" -n 2 sh -c '[ "$PMI_RANK" = 0 ] || set -- "$@" --limit 100; exec "$@"' sh "${train[@]}" \
-    >"$work/differ" 2>&1 || code=$?
-[ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "ranks that differ ended with $code: $(cat "$work/differ")"
-grep -q -- '--limit' "$work/differ" || fail "ranks that differ do not say in what: $(cat "$work/differ")"
-echo "the same bytes over MPICH and Open MPI in $number trainings"
+# The trainings over the library of the folder $1, whose version begins with $2, against those over Open MPI.
+compare() {
+    local library=$1/lib/libmpi_abi.so.1 number code=0
+    GYRE_MPI_LIBRARY=$library "$gyre" info >"$work/info"
+    grep -E "^MPI +$2.* \($library\)" "$work/info" || fail "gyre info does not name $library: $(cat "$work/info")"
+    for number in "${!options[@]}"; do
+        read -ra more <<<"${options[number]}"
+        GYRE_MPI_LIBRARY=$library "$1/bin/mpiexec" -n 2 "${train[@]}" "${more[@]}" --overwrite --save "$work/other"
+        tensors "$work/other/last.safetensors" >"$work/tensors"
+        cmp "$work/tensors" "$work/open$number" || fail "weights differ over $library with '${options[number]}'"
+    done
+    # A rank that ends takes the job with it, in bounded time.
+    GYRE_MPI_LIBRARY=$library timeout 120 "$1/bin/mpiexec" -n 2 sh -c \
+        '[ "$PMI_RANK" = 0 ] || set -- "$@" --limit 100; exec "$@"' sh "${train[@]}" >"$work/differ" 2>&1 || code=$?
+    [ "$code" -ne 0 ] && [ "$code" -ne 124 ] || fail "ranks that differ ended with $code: $(cat "$work/differ")"
+    grep -q -- '--limit' "$work/differ" || fail "ranks that differ do not say in what: $(cat "$work/differ")"
+}
+
+found=()
+for folder in mpich intel-mpi; do
+    [ ! -x "$cache/$folder/bin/mpiexec" ] || [ ! -e "$cache/$folder/lib/libmpi_abi.so.1" ] || found+=("$folder")
+done
+if [ ${#found[@]} -eq 0 ]; then
+    echo "skipped: neither MPICH nor Intel MPI is in $cache (scripts/setup.sh --all installs them from PyPI)"
+    exit 77
+fi
+for number in "${!options[@]}"; do
+    read -ra more <<<"${options[number]}"
+    mpirun --oversubscribe --bind-to none -np 2 "${train[@]}" "${more[@]}" --save "$work/open"
+    tensors "$work/open/last.safetensors" >"$work/open$number"
+    rm -r "$work/open"
+done
+for folder in "${found[@]}"; do
+    case $folder in
+    mpich) compare "$cache/mpich" 'MPICH Version: +5' ;;
+    intel-mpi) compare "$cache/intel-mpi" 'Intel\(R\) MPI Library' ;;
+    esac
+done
+echo "the same bytes over ${found[*]} and Open MPI in ${#options[@]} trainings each"
