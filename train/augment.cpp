@@ -21,10 +21,14 @@ struct Transform {
     int most;
     const char* unit;
 };
-constexpr Transform kTransforms[] = {{"rotate", &AugmentSpec::rotate, 180, "degrees"},
-                                     {"shift", &AugmentSpec::shift, 1 << 14, "pixels"},
-                                     {"crop", &AugmentSpec::crop, 1 << 14, "pixels"},
-                                     {"cutout", &AugmentSpec::cutout, 1 << 14, "pixels"}};
+constexpr Transform kTransforms[] = {
+    {"randomresizedcrop", &AugmentSpec::resized_crop, 100,
+     "percent (the least part of the area, 8 in torchvision; `resize` sets the size)"},
+    {"rotate", &AugmentSpec::rotate, 180, "degrees"},
+    {"shift", &AugmentSpec::shift, 1 << 14, "pixels"},
+    {"crop", &AugmentSpec::crop, 1 << 14, "pixels"},
+    {"cutout", &AugmentSpec::cutout, 1 << 14, "pixels"},
+    {"randomerasing", &AugmentSpec::erasing, 100, "percent (the probability)"}};
 
 std::string read_one(const std::string& item, AugmentSpec& spec) {
     const std::size_t digits = item.find_first_of("0123456789");
@@ -40,9 +44,13 @@ std::string read_one(const std::string& item, AugmentSpec& spec) {
     const auto found = std::find_if(std::begin(kTransforms), std::end(kTransforms),
                                     [&](const Transform& t) { return name == t.name; });
     if (found == std::end(kTransforms)) {
-        const std::vector<std::string> words = {"rotate", "shift", "crop", "hflip", "cutout"};
-        return fmt::format("'{}' must be one of shiftN, cropN, rotateN, cutoutN, hflip{}", item,
-                           did_you_mean(name, words));
+        std::vector<std::string> words = {"hflip"};
+        std::string list = "hflip";
+        for (const Transform& transform : kTransforms) {
+            words.emplace_back(transform.name);
+            list += fmt::format(", {}N", transform.name);
+        }
+        return fmt::format("'{}' must be one of {}{}", item, list, did_you_mean(name, words));
     }
     int amount = 0;
     if (!read_number(number, amount, {1, found->most}).empty()) {
@@ -82,6 +90,13 @@ std::string augment_text(const AugmentSpec& spec) {
 }
 
 void check(const AugmentSpec& spec, const Shape& shape) {
+    constexpr std::int64_t kMostPixels = 1 << 28;  // the draws are in 64 bits
+    if ((spec.resized_crop > 0 || spec.erasing > 0) && shape.plane_elems() > kMostPixels) {
+        throw usage_error(
+            fmt::format("`augment`: randomresizedcrop and randomerasing take images "
+                        "of up to {} pixels, these have {}x{} (height x width)",
+                        kMostPixels, shape.height, shape.width));
+    }
     const int side = std::min(shape.height, shape.width);
     for (const auto& [name, pixels] :
          {std::pair{"shift", spec.shift}, {"crop", spec.crop}, {"cutout", spec.cutout}}) {

@@ -111,8 +111,9 @@ Setting augment_setting(AugmentSpec& field) {
     return custom(
         "augment", "LIST",
         "Change training images, differently in every epoch: any of shiftN and cropN (up to N "
-        "pixels; the "
-        "edge, or 0, beyond it), rotateN (up to N degrees), hflip, cutoutN (N x N pixels); or none",
+        "pixels; the edge, or 0, beyond it), rotateN (up to N degrees), hflip, cutoutN (N x N "
+        "pixels), randomresizedcropN (at least N % of the area), randomerasingN (of N % of the "
+        "images); or none",
         [&field](const std::string& text) { return read_augment(text, field); },
         [&field] { return augment_text(field); });
 }

@@ -118,8 +118,8 @@ void gather_augmented(ThreadPool& pool, const GatherArgs& args, int n, Elem* x, 
                 for (int column = 0; column < shape.width; ++column) {
                     for (int lane = 0; lane < kLanes; ++lane) {
                         *to++ = stored(augmented_value(
-                            lanes.image[lane] + channel * shape.plane_elems(),
-                            drawn[lane].source(row, column), lanes.scale[lane], lanes.shift[lane]));
+                            drawn[lane], lanes.image[lane] + channel * shape.plane_elems(), row,
+                            column, lanes.scale[lane], lanes.shift[lane]));
                     }
                 }
             }

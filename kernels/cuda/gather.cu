@@ -108,9 +108,9 @@ __global__ void augmented_kernel(SIMT_GRID_CONSTANT const Gather gather, typenam
         const std::uint32_t at = first + i, channel = at / gather.plane_elems;
         const auto place = static_cast<int>(at - channel * gather.plane_elems);
         const int row = place / args.shape.width;
-        const int source = drawn[0].source(row, place - row * args.shape.width);
-        to[at] = Math::value(augmented_value(pixels + channel * gather.plane_elems, source,
-                                             args.scale[channel], args.shift[channel]));
+        to[at] = Math::value(augmented_value(drawn[0], pixels + channel * gather.plane_elems, row,
+                                             place - row * args.shape.width, args.scale[channel],
+                                             args.shift[channel]));
     }
 }
 

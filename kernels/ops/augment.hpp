@@ -12,14 +12,18 @@ namespace gyre {
 
 // Steps are applied in this order; 0 or false disables one.
 struct AugmentSpec {
-    int rotate = 0;      // about the centre, by up to N degrees: nearest pixel, or 0 outside
-    int shift = 0;       // by up to N pixels on each axis; edge pixels are replicated
-    int crop = 0;        // as shift, with zero padding (RandomCrop(padding=N))
-    bool hflip = false;  // left to right, with probability 1/2
-    int cutout = 0;  // an N x N square is set to the mean, 0 after normalisation, centred on any
-                     // pixel of the image (DeVries, Taylor 2017)
+    int resized_crop = 0;  // a random part of the image, of at least N % of its area, is resized to
+                           // the size of the whole (torchvision's RandomResizedCrop)
+    int rotate = 0;        // about the centre, by up to N degrees: nearest pixel, or 0 outside
+    int shift = 0;         // by up to N pixels on each axis; edge pixels are replicated
+    int crop = 0;          // as shift, with zero padding (RandomCrop(padding=N))
+    bool hflip = false;    // left to right, with probability 1/2
+    int cutout = 0;   // an N x N square is set to the mean, 0 after normalisation, centred on any
+                      // pixel of the image (DeVries, Taylor 2017)
+    int erasing = 0;  // a random rectangle is set to the mean, with a probability of N %
+                      // (torchvision's RandomErasing; Zhong et al. 2017)
 
-    bool any() const { return rotate > 0 || shift > 0 || crop > 0 || hflip || cutout > 0; }
+    bool any() const { return *this != AugmentSpec{}; }
     bool operator==(const AugmentSpec&) const = default;
 };
 
@@ -29,19 +33,32 @@ struct AugmentArgs {
     const std::uint32_t* epoch = nullptr;  // on the device; null: no augmentation
 };
 
+// Rows [y, y + height) and columns [x, x + width) of an image. No default initialisers: it is
+// placed in shared memory.
+struct Box {
+    int y, x, height, width;
+
+    GYRE_HOST_DEVICE bool contains(int row, int column) const {
+        return row >= y && row < y + height && column >= x && column < x + width;
+    }
+};
+
 // The random moves drawn for one image. No default initialisers: it is placed in shared memory.
 struct DrawnAugment {
     static constexpr int kMean = -1, kBlack = -2;
     static constexpr std::int64_t kOne = std::int64_t{1} << 30;
+    static constexpr std::int64_t kStep = std::int64_t{1} << 32;
 
     int height, width;
     int shift_y, shift_x, crop_y, crop_x, flip;
-    int cut_y, cut_x, cut;      // the square's upper left corner and its size
-    std::int64_t sine, cosine;  // times kOne
+    Box cut, erased;              // set to the mean
+    Box part;                     // resized to height x width, unless it has that size
+    std::int64_t step_y, step_x;  // of the resized image in the part, times kStep
+    std::int64_t sine, cosine;    // times kOne
 
-    // The index in the source plane of the pixel that moves to (y, x), or kMean or kBlack.
+    // The index in the resized plane of the pixel that moves to (y, x), or kMean or kBlack.
     GYRE_HOST_DEVICE int source(int y, int x) const {
-        if (y >= cut_y && y < cut_y + cut && x >= cut_x && x < cut_x + cut) {
+        if (cut.contains(y, x) || erased.contains(y, x)) {
             return kMean;
         }
         x = flip != 0 ? width - 1 - x : x;
@@ -64,7 +81,40 @@ struct DrawnAugment {
         return y * width + x;
     }
 
+    // The pixel that source() has named.
+    GYRE_HOST_DEVICE int pixel(const std::uint8_t* plane, int source) const {
+        if (source == kBlack) {
+            return 0;
+        }
+        if (part.height == height && part.width == width) {
+            return plane[source];
+        }
+        const int row = source / width;
+        const Tap y = tap(row, step_y, part.height);
+        const Tap x = tap(source - row * width, step_x, part.width);
+        const std::uint8_t* const from = plane + part.y * width + part.x;
+        const std::uint8_t *above = from + y.low * width, *below = from + y.high * width;
+        const int sum = (kWeights - y.weight) * x.between(above) + y.weight * x.between(below);
+        return (sum + kWeights * kWeights / 2) / (kWeights * kWeights);
+    }
+
  private:
+    static constexpr int kWeights = 1 << 11;
+    // A place between two neighbours, at weight / kWeights from the lower one.
+    struct Tap {
+        int low, high, weight;
+        GYRE_HOST_DEVICE int between(const std::uint8_t* line) const {
+            return (kWeights - weight) * line[low] + weight * line[high];
+        }
+    };
+    // (i + 1/2) * step - 1/2, as torch.nn.functional.interpolate has it by default.
+    GYRE_HOST_DEVICE static Tap tap(int i, std::int64_t step, int extent) {
+        const std::int64_t exact = i * step + step / 2 - kStep / 2;
+        const std::int64_t at =
+            ((exact > 0 ? exact : 0) + kStep / kWeights / 2) / (kStep / kWeights);
+        const int low = static_cast<int>(at / kWeights);
+        return {low, low + 1 < extent ? low + 1 : low, static_cast<int>(at % kWeights)};
+    }
     GYRE_HOST_DEVICE bool outside(int y, int x) const {
         return y < 0 || y >= height || x < 0 || x >= width;
     }
@@ -101,6 +151,83 @@ GYRE_HOST_DEVICE inline void set_angle(DrawnAugment& drawn, int steps) {
     drawn.cosine = c;
 }
 
+// 2^(log / 2^16) * 2^16 for |log| < 2^17, less 2 at most: a Taylor series between powers of two.
+GYRE_HOST_DEVICE inline std::int64_t exp2_16(int log) {
+    constexpr std::int64_t kLog2 = 744261118;  // ln 2 * 2^30
+    const int whole = (log + (1 << 18)) / (1 << 16) - 4;
+    const std::int64_t x = (log - whole * (1 << 16)) * kLog2 >> 16;
+    std::int64_t sum = DrawnAugment::kOne;
+    for (int i = 7; i > 0; --i) {
+        sum = DrawnAugment::kOne + (x * sum >> 30) / i;
+    }
+    return sum >> (14 - whole);
+}
+
+// The square root of a number below 2^62, to nearest, if it is given times 2^32.
+GYRE_HOST_DEVICE inline int rounded_root(std::int64_t squared) {
+    std::int64_t root = 0;
+    for (std::int64_t bit = std::int64_t{1} << 30; bit > 0; bit >>= 1) {
+        root += (root + bit) * (root + bit) <= squared ? bit : 0;
+    }
+    return static_cast<int>((root + (1 << 15)) >> 16);
+}
+
+// How large random parts of an image are: their areas, in 2^-16 of the image's, and their
+// log2(width / height), times 2^16. The draws are uniform.
+struct PartSizes {
+    int least_area, most_area, least_log, most_log;
+};
+
+// Draws a part as torchvision does, in up to ten attempts, which take as many random numbers from
+// `group` on. All have failed if its height is 0: no part was at most `largest`.
+GYRE_HOST_DEVICE inline Box draw_part(const RandomStream& stream, std::uint32_t sample,
+                                      std::uint32_t group, const Shape& shape,
+                                      const PartSizes& sizes, int most_height, int most_width) {
+    for (std::uint32_t attempt = 0; attempt < 10; ++attempt) {
+        const Philox4 random = stream.group(sample, group + attempt);
+        const std::int64_t area =
+            (sizes.least_area +
+             draw_below(random.word[0], sizes.most_area - sizes.least_area + 1)) *
+            (std::int64_t{shape.height} * shape.width);
+        const int log =
+            sizes.least_log + draw_below(random.word[1], sizes.most_log - sizes.least_log + 1);
+        const int height = rounded_root(area * exp2_16(-log));
+        const int width = rounded_root(area * exp2_16(log));
+        if (height >= 1 && height <= most_height && width >= 1 && width <= most_width) {
+            return {draw_below(random.word[2], shape.height - height + 1),
+                    draw_below(random.word[3], shape.width - width + 1), height, width};
+        }
+    }
+    return {0, 0, 0, 0};
+}
+
+// RandomResizedCrop(scale=(percent / 100, 1)), with its ratios from 3/4 to 4/3.
+GYRE_HOST_DEVICE inline Box draw_resized_crop(const RandomStream& stream, std::uint32_t sample,
+                                              const Shape& shape, int percent) {
+    constexpr int kLog = 27200;  // log2(4 / 3) * 2^16
+    const int height = shape.height, width = shape.width;
+    const Box part = draw_part(stream, sample, 2, shape,
+                               {(percent << 16) / 100, 1 << 16, -kLog, kLog}, height, width);
+    if (part.height > 0) {
+        return part;
+    }
+    // The largest in the middle with such a ratio.
+    const int tall = 4 * width < 3 * height ? (4 * width + 1) / 3 : height;
+    const int wide = 3 * width > 4 * height ? (4 * height + 1) / 3 : width;
+    return {(height - tall) / 2, (width - wide) / 2, tall, wide};
+}
+
+// RandomErasing(p=percent / 100), with its scale from 0.02 to 0.33 and its ratios of height and
+// width from 0.3 to 3.3.
+GYRE_HOST_DEVICE inline Box draw_erasing(const RandomStream& stream, std::uint32_t sample,
+                                         const Shape& shape, int percent) {
+    if (draw_below(stream.group(sample, 12).word[0], 100) >= percent) {
+        return {0, 0, 0, 0};
+    }
+    return draw_part(stream, sample, 13, shape, {1311, 21627, -112884, 113834}, shape.height - 1,
+                     shape.width - 1);
+}
+
 // sample: the image's index in the data set.
 GYRE_HOST_DEVICE inline DrawnAugment draw_augment(const AugmentArgs& args, const Shape& shape,
                                                   std::uint32_t sample) {
@@ -115,9 +242,19 @@ GYRE_HOST_DEVICE inline DrawnAugment draw_augment(const AugmentArgs& args, const
     drawn.crop_y = draw_below(moves.word[2], 2 * spec.crop + 1) - spec.crop;
     drawn.crop_x = draw_below(moves.word[3], 2 * spec.crop + 1) - spec.crop;
     drawn.flip = spec.hflip ? static_cast<int>(others.word[0] >> 31) : 0;
-    drawn.cut = spec.cutout;
-    drawn.cut_y = draw_below(others.word[1], shape.height) - spec.cutout / 2;
-    drawn.cut_x = draw_below(others.word[2], shape.width) - spec.cutout / 2;
+    drawn.cut = {draw_below(others.word[1], shape.height) - spec.cutout / 2,
+                 draw_below(others.word[2], shape.width) - spec.cutout / 2, spec.cutout,
+                 spec.cutout};
+    drawn.erased = {0, 0, 0, 0};
+    if (spec.erasing > 0) {
+        drawn.erased = draw_erasing(stream, sample, shape, spec.erasing);
+    }
+    drawn.part = {0, 0, shape.height, shape.width};
+    if (spec.resized_crop > 0) {
+        drawn.part = draw_resized_crop(stream, sample, shape, spec.resized_crop);
+    }
+    drawn.step_y = drawn.part.height * DrawnAugment::kStep / shape.height;
+    drawn.step_x = drawn.part.width * DrawnAugment::kStep / shape.width;
     drawn.sine = 0;
     drawn.cosine = DrawnAugment::kOne;
     if (spec.rotate > 0) {
@@ -127,13 +264,13 @@ GYRE_HOST_DEVICE inline DrawnAugment draw_augment(const AugmentArgs& args, const
     return drawn;
 }
 
-// The pixel for a result of source(): plane[source] * scale + shift.
-GYRE_HOST_DEVICE inline float augmented_value(const std::uint8_t* plane, int source, float scale,
-                                              float shift) {
+// The value at (y, x): 0 for the mean, or the pixel that moves there * scale + shift.
+GYRE_HOST_DEVICE inline float augmented_value(const DrawnAugment& drawn, const std::uint8_t* plane,
+                                              int y, int x, float scale, float shift) {
+    const int source = drawn.source(y, x);
     return source == DrawnAugment::kMean
                ? 0.0f
-               : static_cast<float>(source == DrawnAugment::kBlack ? 0 : plane[source]) * scale +
-                     shift;
+               : static_cast<float>(drawn.pixel(plane, source)) * scale + shift;
 }
 
 }  // namespace gyre

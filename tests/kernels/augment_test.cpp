@@ -49,9 +49,30 @@ struct Plane {
     }
 };
 
+// Resizes the part, with weights in 2^-11.
+Plane resized(const Plane& image, const Box& part) {
+    const auto at = [](int i, int extent, int whole) {
+        const double place = (i + 0.5) * extent / whole - 0.5;
+        return std::floor(std::max(place, 0.0) * 2048 + 0.5) / 2048;
+    };
+    return image.moved([&](int y, int x) {
+        const double row = at(y, part.height, image.height),
+                     column = at(x, part.width, image.width);
+        double sum = 0.0;
+        for (int i = 0; i < part.height; ++i) {
+            for (int j = 0; j < part.width; ++j) {
+                sum += std::max(0.0, 1.0 - std::abs(i - std::min(row, part.height - 1.0))) *
+                       std::max(0.0, 1.0 - std::abs(j - std::min(column, part.width - 1.0))) *
+                       image.at(part.y + i, part.x + j);
+            }
+        }
+        return static_cast<int>(std::floor(sum + 0.5));
+    });
+}
+
 // Applies the transforms one after another.
 Plane reference(const Plane& image, const AugmentSpec& spec, const DrawnAugment& d) {
-    Plane plane = image;
+    Plane plane = spec.resized_crop > 0 ? resized(image, d.part) : image;
     if (spec.rotate > 0) {
         const double s = std::ldexp(static_cast<double>(d.sine), -30);
         const double c = std::ldexp(static_cast<double>(d.cosine), -30);
@@ -74,9 +95,12 @@ Plane reference(const Plane& image, const AugmentSpec& spec, const DrawnAugment&
         plane = plane.moved([&](int y, int x) { return plane.at(y, plane.width - 1 - x); });
     }
     return plane.moved([&](int y, int x) {
-        const bool cut = y - d.cut_y >= 0 && y - d.cut_y < spec.cutout && x - d.cut_x >= 0 &&
-                         x - d.cut_x < spec.cutout;
-        return cut ? -1 : plane.at(y, x);
+        const bool cut = y - d.cut.y >= 0 && y - d.cut.y < spec.cutout && x - d.cut.x >= 0 &&
+                         x - d.cut.x < spec.cutout;
+        const bool erased = spec.erasing > 0 && y >= d.erased.y &&
+                            y - d.erased.y < d.erased.height && x >= d.erased.x &&
+                            x - d.erased.x < d.erased.width;
+        return cut || erased ? -1 : plane.at(y, x);
     });
 }
 
@@ -88,6 +112,9 @@ const AugmentSpec kSpecs[] = {
     {.rotate = 10},
     {.rotate = 180},
     {.rotate = 25, .shift = 1, .crop = 2, .hflip = true, .cutout = 4},
+    {.resized_crop = 8},
+    {.erasing = 50},
+    {.resized_crop = 20, .rotate = 15, .crop = 1, .hflip = true, .cutout = 2, .erasing = 100},
 };
 
 std::vector<std::uint8_t> test_pixels(const Shape& shape) {
@@ -130,7 +157,7 @@ TEST_CASE("the two axes are drawn independently, each in its own range", "[augme
         const DrawnAugment drawn = draw(spec, sample, shape);
         ++shifts[{drawn.shift_y, drawn.shift_x}];
         ++crops[{drawn.crop_y, drawn.crop_x}];
-        ++cuts[{drawn.cut_y, drawn.cut_x}];
+        ++cuts[{drawn.cut.y, drawn.cut.x}];
         ++firsts[{drawn.shift_y, drawn.crop_y}];
     }
     const auto check = [](const std::map<std::pair<int, int>, int>& pairs, int low_y, int high_y,
@@ -173,7 +200,7 @@ TEST_CASE("draws are in range and depend on seed, epoch and image", "[augment]")
         const DrawnAugment d = draw(spec, sample);
         shifts.insert({d.shift_y, 10 + d.shift_x});
         crops.insert({d.crop_y, 10 + d.crop_x});
-        cuts.insert({d.cut_y, 100 + d.cut_x});
+        cuts.insert({d.cut.y, 100 + d.cut.x});
         flips += d.flip;
         left_turns += d.sine > 0;
         CHECK(std::abs(double(d.sine)) <= std::ldexp(std::sin(10.01 / 180 * std::acos(-1.0)), 30));
@@ -187,7 +214,7 @@ TEST_CASE("draws are in range and depend on seed, epoch and image", "[augment]")
     CHECK(std::abs(left_turns - kDraws / 2) < 190);
 
     const auto numbers = [](const DrawnAugment& d) {
-        return std::vector<std::int64_t>{d.shift_y, d.shift_x, d.cut_y, d.cut_x, d.sine};
+        return std::vector<std::int64_t>{d.shift_y, d.shift_x, d.cut.y, d.cut.x, d.sine};
     };
     const auto one = numbers(draw(spec, 5));
     CHECK(numbers(draw(spec, 5)) == one);
@@ -218,10 +245,11 @@ TEST_CASE("transforms do what their names say", "[augment]") {
     d.crop_y = -1;
     CHECK(shown() == std::vector{kBlack, kBlack, kBlack, 0, 1, 2});
     d = plain;
-    d.cut = 2;
-    d.cut_x = 1;
-    d.cut_y = -1;
+    d.cut = {-1, 1, 2, 2};
     CHECK(shown() == std::vector{0, kMean, kMean, 3, 4, 5});
+    d = plain;
+    d.erased = {1, 0, 1, 2};
+    CHECK(shown() == std::vector{0, 1, 2, kMean, kMean, 5});
     d = plain;
     set_angle(d, 180 * 128);
     CHECK(shown() == std::vector{5, 4, 3, 2, 1, 0});
@@ -230,6 +258,75 @@ TEST_CASE("transforms do what their names say", "[augment]") {
     set_angle(d, 90 * 128);
     CHECK(d.source(0, 1) == 5);
     CHECK(d.source(1, 0) == 1);
+    // Two of four columns, and all of the rows.
+    d = draw({}, 0, {1, 1, 4});
+    d.part = {0, 1, 1, 2};
+    d.step_x = DrawnAugment::kStep / 2;
+    const std::uint8_t plane[] = {7, 100, 200, 9};
+    std::vector<int> pixels;
+    for (const int source : {0, 1, 2, 3, DrawnAugment::kBlack}) {
+        pixels.push_back(d.pixel(plane, source));
+    }
+    CHECK(pixels == std::vector{100, 125, 175, 200, 0});
+}
+
+TEST_CASE("integer powers and roots agree with exp2 and sqrt", "[augment]") {
+    for (int log = -(1 << 17) + 1; log < 1 << 17; log += 13) {
+        const double less = std::ldexp(std::exp2(log / 65536.0), 16) - double(exp2_16(log));
+        CHECK((less >= -0.001 && less <= 2.0));
+    }
+    for (const std::int64_t number :
+         {1, 2, 3, 12, 13, 20, 21, 1000, 65535, 1 << 28, (1 << 29) - 1}) {
+        CHECK(rounded_root(number << 32) == std::lround(std::sqrt(double(number))));
+    }
+    CHECK(rounded_root((std::int64_t{1} << 62) - 1) == 1 << 15);
+}
+
+// Means are within six standard deviations, whose bounds are those of a uniform draw.
+TEST_CASE("random parts have the areas and the ratios of torchvision's", "[augment]") {
+    constexpr int kDraws = 3000;
+    for (const Shape& shape : {Shape{1, 224, 224}, {1, 100, 150}}) {
+        double areas = 0.0, logs = 0.0, middles = 0.0, erased_areas = 0.0;
+        int erased = 0;
+        for (int sample = 0; sample < kDraws; ++sample) {
+            const DrawnAugment d = draw({.resized_crop = 25, .erasing = 40}, sample, shape);
+            for (const Box& box : {d.part, d.erased}) {
+                CHECK((box.y >= 0 && box.x >= 0 && box.y + box.height <= shape.height &&
+                       box.x + box.width <= shape.width));
+            }
+            const double pixels = double(shape.height) * shape.width;
+            const double area = d.part.height * d.part.width / pixels;
+            CHECK((area > 0.24 && area <= 1.0));
+            const double ratio = double(d.part.width) / d.part.height;
+            CHECK((ratio > 0.75 * 0.98 && ratio < 1.02 / 0.75));
+            CHECK(d.step_y == (std::int64_t{d.part.height} << 32) / shape.height);
+            CHECK(d.step_x == (std::int64_t{d.part.width} << 32) / shape.width);
+            areas += area / kDraws;
+            logs += std::log(ratio) / kDraws;
+            middles += (2 * d.part.x + d.part.width) / double(2 * shape.width) / kDraws;
+            if (d.erased.height > 0) {
+                const double share = d.erased.height * d.erased.width / pixels;
+                const double aspect = double(d.erased.height) / d.erased.width;
+                CHECK((share > 0.018 && share < 0.34 && aspect > 0.28 && aspect < 3.5));
+                erased_areas += share;
+                ++erased;
+            }
+        }
+        CHECK(std::abs(middles - 0.5) < 6 * 0.29 / std::sqrt(kDraws));
+        CHECK(std::abs(erased - 0.4 * kDraws) < 6 * std::sqrt(0.24 * kDraws));
+        // Large areas with large ratios do not fit, and are drawn again.
+        CHECK((areas > 0.45 && areas < 0.625 + 6 * 0.22 / std::sqrt(kDraws)));
+        CHECK(std::abs(erased_areas / erased - 0.175) < 6 * 0.09 / std::sqrt(erased) + 0.01);
+        if (shape.height == shape.width) {
+            CHECK(std::abs(logs) < 6 * 0.17 / std::sqrt(kDraws));
+        }
+    }
+    // No part of so narrow an image has such a ratio: it is the largest in the middle that has.
+    const Box part = draw({.resized_crop = 100}, 0, {1, 10, 80}).part;
+    CHECK((part.y == 0 && part.x == 33 && part.height == 10 && part.width == 13));
+    const Box tall = draw({.resized_crop = 100}, 0, {1, 80, 10}).part;
+    CHECK((tall.y == 33 && tall.x == 0 && tall.height == 13 && tall.width == 10));
+    CHECK(draw({.erasing = 100}, 0, {1, 1, 1}).erased.height == 0);
 }
 
 TEST_CASE("gathered images match the reference augmentation to the last bit", "[augment][gpu]") {

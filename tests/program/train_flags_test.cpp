@@ -105,8 +105,12 @@ const std::vector<Row> kRows = {
     {"--weight-init", "kaiming-normal",
      [](O o) { return o.net.weight_init == WeightInit::kaiming_normal; }, true},
     {"--no-dropout", "", [](O o) { return !o.net.dropout; }, true},
-    {"--augment", "crop4,hflip,rotate10",
-     [](O o) { return o.batch.augment == AugmentSpec{.rotate = 10, .crop = 4, .hflip = true}; },
+    {"--augment", "crop4,hflip,randomresizedcrop8,rotate10,randomerasing25",
+     [](O o) {
+         return o.batch.augment ==
+                AugmentSpec{
+                    .resized_crop = 8, .rotate = 10, .crop = 4, .hflip = true, .erasing = 25};
+     },
      true},
     {"--no-eval", "", [](O o) { return !o.evaluation.enabled; }, true},
     {"--bucket-kib", "7", [](O o) { return o.reduction.bucket_bytes == 7 * 1024; }, true},

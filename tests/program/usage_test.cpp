@@ -45,6 +45,8 @@ TEST_CASE("unknown flags are named in the order typed, with what was meant") {
     refuse("train --epochs 0", {"--epochs", ">= 1", "see `gyre train --help`"});
     refuse("train --augment hflip,shfit2", {"--augment", "'shfit2'", "did you mean shift?"});
     refuse("train --augment shift", {"--augment", "'shift'", "a number of pixels", "shift4"});
+    refuse("train --augment randomresizedcrop224",
+           {"--augment", "percent", "8 in torchvision", "--resize"});
     refuse("train --augment rotate181", {"--augment", "degrees from 1 to 180"});
     refuse("train --augment crop0", {"--augment", "'crop0'", "from 1"});
     refuse("train --augment hflip2", {"--augment", "no number"});

@@ -65,6 +65,8 @@ void check_losses(const Training& training, const Training::Result& plain) {
                               "--augment shift1",
                               "--augment crop1",
                               "--augment cutout2",
+                              "--augment randomresizedcrop50",
+                              "--augment randomerasing100",
                               "--augment rotate30"}) {
         INFO(flags);
         const auto other = training.run(1, std::string("--epochs 2 --batch-size 10 ") + flags);
@@ -96,8 +98,9 @@ void check_order_and_dropout(const Training& training) {
     const auto parts = augmented("--augment crop2,hflip --accumulate 2");
     CHECK(std::abs(parts.losses.at(0) - twice.losses.at(0)) < 1e-5);
     // On a GPU a small net's whole pass would gather images as they are.
-    const auto emulated = augmented("--augment crop2,hflip --limit 20 --no-eval --device emulated");
-    const auto on_cpu = augmented("--augment crop2,hflip --limit 20 --no-eval");
+    const auto emulated = augmented(
+        "--augment randomresizedcrop9,crop2,hflip --limit 20 --no-eval --device emulated");
+    const auto on_cpu = augmented("--augment randomresizedcrop9,crop2,hflip --limit 20 --no-eval");
     for (const std::size_t step : {0, 1}) {
         CHECK(std::abs(emulated.losses.at(step) - on_cpu.losses.at(step)) < 1e-5);
         CHECK(std::abs(emulated.losses.at(step) - plain.losses.at(step)) > 1e-4);
