@@ -8,8 +8,13 @@
 
 namespace gyre::data {
 
-struct ImageSize {
+// How an image is brought to height x width pixels.
+struct Resize {
     int height = 0, width = 0;
+    // Above 0: the shorter side is resized to this many pixels, the longer one in proportion, and
+    // the middle is cut out (torchvision's Resize and CenterCrop). 0: all of the image is resized,
+    // whatever its aspect ratio.
+    int shorter = 0;
 };
 
 struct DataSpec {
@@ -21,8 +26,8 @@ struct DataSpec {
     // Default: the largest label of both sets (before `limit`) + 1, which must exceed neither
     // 65,536 nor the number of training images.
     std::optional<int> classes = {};
-    // All images are resized to this; without it, they must all have the same size.
-    std::optional<ImageSize> resize = {};
+    // All images are brought to this size; without it, they must all have the same size.
+    std::optional<Resize> resize = {};
     // Up to so many pictures of a folder that cannot be read are left out, and named.
     std::int64_t skip_bad = 0;
     std::vector<float> mean = {}, stddev = {};  // per channel, or one for all; empty: measured

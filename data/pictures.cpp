@@ -128,8 +128,7 @@ class Key {
 };
 
 std::string size_text(const DataSpec& spec) {
-    return spec.resize ? fmt::format("{}x{}", spec.resize->height, spec.resize->width)
-                       : "as they are";
+    return spec.resize ? resize_text(*spec.resize) : "as they are";
 }
 
 // Hashes everything that determines the decoded images.
@@ -225,7 +224,7 @@ class PictureDecoder {
         colour_ = first->channels == 3;
         height_ = first->height;
         width_ = first->width;
-        const ImageSize size = resize_.value_or(ImageSize{height_, width_});
+        const Resize size = resize_.value_or(Resize{height_, width_});
         return {first->channels, size.height, size.width, {}};
     }
 
@@ -304,7 +303,7 @@ class PictureDecoder {
 
     const std::string name_;
     const std::vector<fs::path>& files_;
-    const std::optional<ImageSize> resize_;
+    const std::optional<Resize> resize_;
     const std::size_t may_leave_out_;
     bool colour_ = false;
     double seconds_ = 0.0;

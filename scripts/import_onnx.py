@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Turns an ONNX model into a model file and weights that gyre trains, evaluates and predicts with.
 
-    scripts/import_onnx.py NET.onnx -o DIR [--mean M,M,M --std S,S,S]
+    scripts/import_onnx.py NET.onnx -o DIR [--mean M,M,M --std S,S,S] [--resize HxW|N,centercropM]
 
 It writes DIR/net.model (the layers, as in docs/own-net.md) and DIR/net.safetensors (the weights, with the model file,
 the images' shape and their normalisation within), and takes what torch.onnx.export() writes of nets whose layers gyre
@@ -522,12 +522,20 @@ def numbers(text: str, count: int, what: str) -> str:
     return ",".join(repr(value) for value in (given * count)[:count])
 
 
+def resize(text: str, image: tuple[int, int, int]) -> str:
+    size = text.rsplit("crop", 1)[-1].split("x")
+    if (int(size[0]), int(size[-1])) != tuple(image[1:]):
+        raise Refused(f"--resize {text} is not the size of the net's images, {image[1]}x{image[2]}")
+    return text
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("net", type=pathlib.Path, help="the ONNX model")
     parser.add_argument("-o", "--output", type=pathlib.Path, required=True, help="the folder to write to")
     parser.add_argument("--mean", help="what is subtracted from pixels of 0 to 1, by channel [as in the file, or 0]")
     parser.add_argument("--std", help="what they are divided by then [as in the file, or 1]")
+    parser.add_argument("--resize", help="how pictures are brought to the net's size, as in gyre train [as in the file]")
     options = parser.parse_args()
     try:
         import onnx
@@ -540,12 +548,14 @@ def main() -> int:
         importer = Importer(model)
         text, classes, tensors = importer.run()
         facts = {entry.key: entry.value for entry in model.metadata_props}
-        normalisation = {}
+        pictures = {}
         for what, usual in (("mean", "0"), ("std", "1")):
             given = getattr(options, what) or facts.get(f"gyre.{what}")
             if given is None:
                 print(f"the file does not say how pixels are normalised: --{what} {usual} is assumed", file=sys.stderr)
-            normalisation[f"gyre.{what}"] = numbers(given or usual, importer.image[0], what)
+            pictures[f"gyre.{what}"] = numbers(given or usual, importer.image[0], what)
+        if given := options.resize or facts.get("gyre.resize"):
+            pictures["gyre.resize"] = resize(given, importer.image)
     except (Refused, OSError, ValueError) as reason:
         print(f"{options.net}: {reason}", file=sys.stderr)
         return 1
@@ -555,7 +565,7 @@ def main() -> int:
     shape = "x".join(str(extent) for extent in importer.image)
     options.output.mkdir(parents=True, exist_ok=True)
     (options.output / "net.model").write_text(f"# {options.net.name}, for images of {shape}\n{text}")
-    metadata = {"gyre.model": text, "gyre.shape": shape, "gyre.classes": str(classes), **normalisation}
+    metadata = {"gyre.model": text, "gyre.shape": shape, "gyre.classes": str(classes), **pictures}
     save_safetensors(options.output / "net.safetensors", tensors, metadata)
     count = sum(tensor.size for name, tensor in tensors.items() if "running_" not in name)
     print(f"{options.output / 'net.model'}: {len(importer.layers)} layers; {options.output / 'net.safetensors'}: "

@@ -87,6 +87,9 @@ TensorFile weights_file(const Net& net, const WeightFacts& facts) {
          {"gyre.data.std", list(facts.measured.stddev)},
          {"gyre.shape", fmt::format("{}x{}x{}", shape.channels, shape.height, shape.width)},
          {"gyre.classes", fmt::format("{}", facts.classes)}}};
+    if (!facts.resize.empty()) {
+        file.metadata["gyre.resize"] = facts.resize;
+    }
     if (!facts.class_names.empty()) {
         file.metadata["gyre.class_names"] = nlohmann::json(facts.class_names).dump();
     }

@@ -18,6 +18,7 @@ struct WeightFacts {
     ModelSpec model = {};
     Normalisation normalisation = {};  // how pixels were normalised
     Normalisation measured = {};       // the data set's own
+    std::string resize = {};           // `resize`, if it was given
     int classes = 0;
     std::vector<std::string> class_names = {};  // [classes], or none
 };

@@ -8,29 +8,25 @@
 #include <filesystem>
 #include <vector>
 
+#include "data/resize.hpp"
 #include "train/augment.hpp"
 
 namespace gyre::train {
 
-Setting resize_setting(std::optional<ImageSize>& field) {
-    static constexpr int kMost = 1 << 14;
+Setting resize_setting(std::optional<Resize>& field) {
     return custom(
-        "resize", "HxW", "Bring all images to this size; otherwise they must agree",
+        "resize", "HxW|N,centercropM",
+        "Bring all images to this size: all of an image, or the middle M x M (or MxM) pixels after "
+        "its shorter side has become N; without it they must agree",
         [&field](const std::string& text) {
-            ImageSize size;
-            char end = 0;
-            if (std::sscanf(text.c_str(), "%dx%d%c", &size.height, &size.width, &end) != 2 ||
-                std::min(size.height, size.width) < 1 ||
-                std::max(size.height, size.width) > kMost) {
-                return fmt::format("'{}' must be rows and columns from 1 to {}, such as 64x64",
-                                   text, kMost);
+            Resize to;
+            std::string problem = read_resize(text, to);
+            if (problem.empty()) {
+                field = to;
             }
-            field = size;
-            return std::string();
+            return problem;
         },
-        [&field] {
-            return field ? fmt::format("{}x{}", field->height, field->width) : std::string();
-        });
+        [&field] { return field ? resize_text(*field) : std::string(); });
 }
 
 Setting init_method_setting(std::string& field) {

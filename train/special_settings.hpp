@@ -11,7 +11,7 @@ namespace gyre::train {
 
 inline constexpr float kBelowOne = 0.9999999f;  // the greatest value of settings in [0, 1)
 
-Setting resize_setting(std::optional<ImageSize>& field);
+Setting resize_setting(std::optional<Resize>& field);
 Setting init_method_setting(std::string& field);
 Setting no_cuda_setting(std::string& device);
 Setting class_weights_setting(LossSpec& field);

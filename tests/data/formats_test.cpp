@@ -338,8 +338,8 @@ TEST_CASE("resizing averages, interpolates, and keeps constant images", "[data][
         planes.push_back(colours[static_cast<std::size_t>(i % (kHeight * kWidth) * kChannels +
                                                           i / (kHeight * kWidth))]);
     }
-    for (const ImageSize size : {ImageSize{3, 4}, ImageSize{9, 11}, ImageSize{kHeight, 4},
-                                 ImageSize{9, kWidth}, ImageSize{kHeight, kWidth}}) {
+    for (const Resize size : {Resize{3, 4}, Resize{9, 11}, Resize{kHeight, 4}, Resize{9, kWidth},
+                              Resize{kHeight, kWidth}}) {
         INFO(size.height << " x " << size.width);
         const Bytes resized = resize_image(colours.data(), kChannels, kHeight, kWidth, size);
         const int area = size.height * size.width;
@@ -365,10 +365,60 @@ TEST_CASE("resizing averages, interpolates, and keeps constant images", "[data][
     }
     const TempDir dir;
     write_set(dir.path());
-    const Dataset set = load_dataset({dir.path().string(), {}, {}, ImageSize{2, 10}});
+    const Dataset set = load_dataset({dir.path().string(), {}, {}, Resize{2, 10}});
     CHECK(set.train.height == 2);
     CHECK(set.test.width == 10);
     CHECK(set.train.pixels.size() == 6 * 20);
+}
+
+TEST_CASE("the middle of an image whose shorter side is resized", "[data][formats]") {
+    Bytes pixels;
+    for (int i = 0; i < 13 * 29 * 3; ++i) {
+        pixels.push_back(static_cast<std::uint8_t>(i * i * 37 % 251));
+    }
+    // What is left out above and on the left is half of the rest; halves become even, as in Python.
+    struct Case {
+        int height, width;
+        Resize to;
+        int whole_height, whole_width, above, left;
+    };
+    for (const Case& c : {Case{13, 29, {9, 9, 9}, 9, 20, 0, 6},
+                          {13, 29, {6, 5, 9}, 9, 20, 2, 8},
+                          {29, 13, {8, 7, 10}, 22, 10, 7, 2},
+                          {29, 13, {13, 12, 13}, 29, 13, 8, 0},
+                          {13, 29, {20, 30, 31}, 31, 69, 6, 20}}) {
+        INFO(resize_text(c.to) << " of " << c.height << " x " << c.width);
+        const Bytes whole =
+            resize_image(pixels.data(), 3, c.height, c.width, {c.whole_height, c.whole_width});
+        Bytes middle;
+        for (int y = 0; y < c.to.height; ++y) {
+            const auto first = whole.begin() + ((c.above + y) * c.whole_width + c.left) * 3;
+            middle.insert(middle.end(), first, first + c.to.width * 3);
+        }
+        CHECK(resize_image(pixels.data(), 3, c.height, c.width, c.to) == middle);
+    }
+    // An image so long that it must not be resized as a whole.
+    const Bytes line(1 << 22, 9);
+    CHECK(resize_image(line.data(), 1, 1, 1 << 22, {200, 224, 256}) == Bytes(200 * 224, 9));
+    const TempDir dir;
+    write_set(dir.path());
+    CHECK(load_dataset({dir.path().string(), {}, {}, Resize{2, 3, 5}}).train.pixels.size() ==
+          6 * 6);
+}
+
+TEST_CASE("sizes are read as they are written", "[data][formats]") {
+    for (const char* text : {"64x48", "256,centercrop224", "256,centercrop224x160"}) {
+        Resize to;
+        CHECK(read_resize(text, to).empty());
+        CHECK(resize_text(to) == text);
+    }
+    for (const char* text : {"", "64", "64x", "64x48x", "0x4", "16385x4", "256,", "256,centercrop",
+                             "256,centercrop224x", "256,centercrop224,", "centercrop224",
+                             "0,centercrop0", "-1x4", "256,centercrop257", "8,centercrop4x9"}) {
+        Resize to{1, 2, 3};
+        CHECK(read_resize(text, to).find(text) != std::string::npos);
+        CHECK(resize_text(to) == "3,centercrop1x2");
+    }
 }
 
 #if GYRE_HAVE_PNG && GYRE_HAVE_JPEG
@@ -466,7 +516,7 @@ TEST_CASE("pictures: the cache follows the files", "[data][formats]") {
     fs::remove(dir.path() / "train/owl/b.png");
     CHECK(load(dir.path()).train.count == 2);
     CHECK(cache.images().size() == 1);
-    const Dataset wide = load_dataset({dir.path().string(), {}, {}, ImageSize{2, 6}});
+    const Dataset wide = load_dataset({dir.path().string(), {}, {}, Resize{2, 6}});
     CHECK(wide.train.width == 6);
     CHECK(cache.images().size() == 2);
 
@@ -476,7 +526,7 @@ TEST_CASE("pictures: the cache follows the files", "[data][formats]") {
         write_text(file.string() + ".new-killed", "x");
     }
     CHECK(load(dir.path()).train.pixels.at(0) == 130);
-    CHECK(load_dataset({dir.path().string(), {}, {}, ImageSize{2, 6}}).train.width == 6);
+    CHECK(load_dataset({dir.path().string(), {}, {}, Resize{2, 6}}).train.width == 6);
     CHECK(cache.files() == 4);
 }
 
@@ -708,7 +758,7 @@ TEST_CASE("pictures: errors name the cause", "[data][formats]") {
     // Resizing all to one size is the remedy.
     write_pictures(dir.path());
     write_png(owl / "c.png", 1, 3, 3, Bytes(9, 60));
-    const Dataset set = load_dataset({dir.path().string(), {}, {}, ImageSize{4, 4}});
+    const Dataset set = load_dataset({dir.path().string(), {}, {}, Resize{4, 4}});
     CHECK(bytes_of(set.train.pixels.part(3 * 16, 16)) == Bytes(16, 60));
 }
 

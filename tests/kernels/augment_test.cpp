@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <fstream>
 #include <map>
 #include <numeric>
 #include <set>
@@ -378,4 +380,31 @@ TEST_CASE("gathered images match the reference augmentation to the last bit", "[
             }
         }
     });
+}
+
+// Its file is what torchvision_test.py compares: of each image the part, what is erased, and the
+// pixels, of which -1 is the mean.
+TEST_CASE("augmented images for torchvision", "[.torchvision]") {
+    const Shape shape{3, 40, 56};
+    const auto pixels = test_pixels(shape);
+    std::ofstream file(std::getenv("GYRE_TEST_AUGMENTED"));
+    for (int sample = 0; sample < kImages; ++sample) {
+        const auto* image = pixels.data() + sample * shape.elems();
+        const DrawnAugment drawn = draw({.resized_crop = 8, .erasing = 50}, sample, shape);
+        for (const Box& box : {drawn.part, drawn.erased}) {
+            file << box.y << ' ' << box.x << ' ' << box.height << ' ' << box.width << ' ';
+        }
+        for (int c = 0; c < shape.channels; ++c) {
+            for (int at = 0; at < shape.plane_elems(); ++at) {
+                const int source = drawn.source(at / shape.width, at % shape.width);
+                file << (source < 0 ? -1 : drawn.pixel(image + c * shape.plane_elems(), source))
+                     << ' ';
+            }
+        }
+        for (int at = 0; at < shape.elems(); ++at) {
+            file << int{image[at]} << ' ';
+        }
+        file << '\n';
+    }
+    REQUIRE(file.flush());
 }

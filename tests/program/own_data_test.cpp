@@ -84,6 +84,13 @@ TEST_CASE("two ranks that come to a folder of pictures at once", "[own-data]") {
     INFO(eval.output);
     CHECK(eval.exit_code == 0);
     CHECK(eval.output.find("100.00 %") != std::string::npos);
+    // The weights say how pictures were brought to the net's size.
+    const Outcome same = pictures.run(1, "eval --data " + pictures.set.string() + " --weights " +
+                                             pictures.set.string() + ".st/best.safetensors");
+    INFO(same.output);
+    CHECK(same.exit_code == 0);
+    CHECK(same.output.find("100.00 %") != std::string::npos);
+    CHECK(same.output.find("but those of") == std::string::npos);
 }
 
 TEST_CASE("a folder val beside test decides, and the test images are evaluated once",

@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The nets of examples/ and of `gyre import`, with the weights of torchvision's, give torchvision's answers; and the walk of
-docs/own-net.md: a net of torchvision's is imported, fine-tuned on pictures of five other classes, and knows them.
+docs/own-net.md: a net of torchvision's is imported, fine-tuned on pictures of five other classes, and knows them. Pictures
+are transformed as by torchvision.
 
-    tests/program/torchvision_test.py BUILD EXAMPLES    the folder with gyre, and that of the model files; PYTHON=… a
-                                                        Python with torchvision, if not this one
+    tests/program/torchvision_test.py BUILD EXAMPLES    the folder with gyre and unit_tests, and that of the model files;
+                                                        PYTHON=… a Python with torchvision, if not this one
 
 Exit code 77 where there is no Python with torch, torchvision and numpy.
 """
@@ -56,8 +57,8 @@ def by_order(model) -> dict:
     return tensors
 
 
-def run(*words: object) -> str:
-    environment = os.environ | {"PYTHON": sys.executable}
+def run(*words: object, **more: str) -> str:
+    environment = os.environ | {"PYTHON": sys.executable} | more
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=300, env=environment)
     if done.returncode != 0:
         sys.exit(f"{' '.join(map(str, words))}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
@@ -171,7 +172,7 @@ def walks(gyre: pathlib.Path) -> bool:
         imported, run_folder = work / "resnet18", work / "run"
         run(gyre, "import", work / "resnet18.onnx", "-o", imported, f"--mean={MEAN}", f"--std={STD}")
         run(gyre, "train", "--data", work / "pets", "--model", imported / "net.model", "--init", imported / "net.safetensors",
-            "--finetune", "--freeze", "conv*,bn*", "--epochs", 10, "--batch-size", 16, "--lr", 0.05, "--device", "cpu",
+            "--augment", "randomresizedcrop8,hflip", "--finetune", "--freeze", "conv*,bn*", "--epochs", 10, "--batch-size", 16, "--lr", 0.05, "--device", "cpu",
             "--save", run_folder)  # fmt: skip
         before, after = tensors_of(imported / "net.safetensors"), tensors_of(run_folder / "best.safetensors")
         frozen = [name for name in before if name.startswith(("conv", "bn")) and name.endswith((".weight", ".bias"))]
@@ -187,10 +188,67 @@ def walks(gyre: pathlib.Path) -> bool:
     return good
 
 
+def crops_and_erases(unit_tests: pathlib.Path) -> bool:
+    """--augment randomresizedcrop8,randomerasing50 gives torchvision's images for the same parts, to one level of 255."""
+    import numpy
+    import torch
+    from torchvision.transforms import functional
+
+    shape, apart, erased = (3, 40, 56), 0, 0
+    with tempfile.TemporaryDirectory(prefix="gyre-torchvision-") as folder:
+        table = pathlib.Path(folder, "augmented")
+        run(unit_tests, "augmented images for torchvision", GYRE_TEST_AUGMENTED=str(table))
+        rows = numpy.loadtxt(table, dtype=numpy.int64)
+    for row in rows:
+        part, hole = row[:4].tolist(), row[4:8].tolist()
+        ours, image = row[8:].reshape(2, *shape)
+        theirs = functional.resized_crop(torch.from_numpy(image).byte(), *part, list(shape[1:]), antialias=True).long()
+        if hole[2] > 0:
+            theirs = functional.erase(theirs, *hole, v=torch.tensor(-1))
+            erased += 1
+        apart = max(apart, int(abs(theirs.numpy() - ours).max()))
+        if not numpy.array_equal(ours < 0, theirs.numpy() < 0):
+            apart = 255
+    good = apart <= 1 and 0 < erased < len(rows)
+    print(f"{'ok    ' if good else 'FAILED'} {len(rows)} crops, {erased} of them with a hole: {apart} of 255 apart at most")
+    return good
+
+
+def resizes(gyre: pathlib.Path) -> bool:
+    """Pictures get the bytes of torchvision's Resize and CenterCrop, by which a net of one layer tells them apart."""
+    import numpy
+    import torch
+    from PIL import Image
+    from torchvision import transforms
+
+    side, random = 32, numpy.random.default_rng(1)
+    transform = transforms.Compose([transforms.Resize(41), transforms.CenterCrop(side), transforms.ToTensor()])
+    torch.manual_seed(1)
+    net = torch.nn.Linear(3 * side * side, CLASSES).double()
+    with tempfile.TemporaryDirectory(prefix="gyre-torchvision-") as folder:
+        work = pathlib.Path(folder)
+        facts = {"gyre.model": "linear classes\n", "gyre.shape": f"3x{side}x{side}", "gyre.classes": str(CLASSES)}
+        facts |= {"gyre.mean": "0,0,0", "gyre.std": "1,1,1", "gyre.resize": f"41,centercrop{side}"}
+        save_safetensors(work / "net.safetensors", {f"fc1.{k}": v.float() for k, v in net.state_dict().items()}, facts)
+        names, theirs = [], []
+        for number, (height, width) in enumerate([(97, 140), (140, 97), (41, 41), (30, 33), (64, 301), (32, 32)]):
+            names.append(work / f"{number}.png")
+            write_picture(names[-1], random.integers(0, 256, (height, width, 3), dtype=numpy.uint8))
+            x = transform(Image.open(names[-1])).double()
+            theirs.append(net(x.flatten()).softmax(0).detach().numpy())
+        table = run(gyre, "predict", "--weights", work / "net.safetensors", "--csv", "--top", CLASSES, *names)
+    apart = max(abs(float(row["probability"]) - theirs[int(pathlib.Path(row["image"]).stem)][int(row["class"])])
+                for row in csv.DictReader(table.splitlines()))  # fmt: skip
+    # Six digits are printed. Other bytes change the logits by a hundredth of their size or more.
+    good = apart < 2e-6
+    print(f"{'ok    ' if good else 'FAILED'} Resize(41), CenterCrop({side}): probabilities {apart:.1e} apart")
+    return good
+
+
 def main() -> int:
     require_modules("numpy", "onnx", "torch", "torchvision")
     gyre, examples = pathlib.Path(sys.argv[1]).resolve() / "gyre", pathlib.Path(sys.argv[2])
-    return 0 if all([walks(gyre), *(holds(gyre, examples, name, side) for name, side in NETS.items())]) else 1
+    return 0 if all([crops_and_erases(gyre.parent / "unit_tests"), resizes(gyre), walks(gyre), *(holds(gyre, examples, name, side) for name, side in NETS.items())]) else 1
 
 
 if __name__ == "__main__":

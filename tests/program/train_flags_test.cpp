@@ -28,7 +28,9 @@ using O = const RunSpec&;
 const std::vector<Row> kRows = {
     {"--data", "x", [](O o) { return o.data.path == "x"; }, false},  // its contents are
     {"--classes", "7", [](O o) { return o.data.classes == 7; }, true},
-    {"--resize", "4x7", [](O o) { return o.data.resize && o.data.resize->width == 7; }, true},
+    {"--resize", "8,centercrop4x7",
+     [](O o) { return o.data.resize && o.data.resize->width == 7 && o.data.resize->shorter == 8; },
+     true},
     {"--skip-bad", "7", [](O o) { return o.data.skip_bad == 7; }, true},
     {"--mean", "0.25,0.5",
      [](O o) {

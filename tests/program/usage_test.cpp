@@ -53,6 +53,7 @@ TEST_CASE("unknown flags are named in the order typed, with what was meant") {
     refuse("train --augment hflip,hflip", {"--augment", "twice"});
     refuse("train --resize 28", {"--resize", "'28'", "such as 64x64"});
     refuse("train --resize 0x28", {"--resize", "'0x28'"});
+    refuse("train --resize 256,centercrop257", {"--resize", "at most 256"});
     refuse("train --optimizer adm", {"'adm'", "sgd, adam, adamw", "did you mean adam?"});
     refuse("train 50 10", {"'50 10'", "--epochs 10", "see `gyre train --help`"});
     CHECK(nearest("--epochs", {"--epoch"}) == "--epoch");

@@ -124,6 +124,9 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         if (!options.data.classes) {
             options.data.classes = stored.classes();
         }
+        if (!options.data.resize) {
+            options.data.resize = stored.resize();
+        }
         Dataset data = load_dataset(options.data, tell_of_data(comm, false));
         data_hash = hash_dataset(data);
         const Shape shape{data.test.channels, data.test.height, data.test.width};

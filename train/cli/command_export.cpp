@@ -42,8 +42,8 @@ ExitCode run_export(const ExportOptions& options) {
     net.import_parameters(weights.tensors, options.weights);
     const Graph graph = build_graph(model, trained.shape, trained.classes, false);
     std::map<std::string, std::string> metadata;
-    for (const char* key :
-         {"gyre.version", "gyre.model", "gyre.mean", "gyre.std", "gyre.class_names"}) {
+    for (const char* key : {"gyre.version", "gyre.model", "gyre.mean", "gyre.std", "gyre.resize",
+                            "gyre.class_names"}) {
         if (const auto found = weights.metadata.find(key); found != weights.metadata.end()) {
             metadata.insert(*found);
         }

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "data/resize.hpp"
 #include "train/cli/commands.hpp"
 #include "train/cli/import_onnx.hpp"
 
@@ -19,8 +20,9 @@ ExitCode run_import(const ImportOptions& options) {
     const std::string python = given == nullptr ? "python3" : given;
     std::vector<std::string> words = {python,      "-c", kImportScript,
                                       options.net, "-o", options.output};
+    const std::string resize = options.resize ? resize_text(*options.resize) : "";
     for (const auto& [flag, value] :
-         {std::pair{"--mean=", &options.mean}, {"--std=", &options.std}}) {
+         {std::pair{"--mean=", &options.mean}, {"--std=", &options.std}, {"--resize=", &resize}}) {
         if (!value->empty()) {
             words.push_back(flag + *value);
         }

@@ -21,6 +21,8 @@
 namespace gyre::train {
 namespace {
 
+using Trained = Stored::Trained;
+
 struct Images {
     std::vector<std::string> names;    // [count], as they are printed
     std::vector<std::uint8_t> pixels;  // [count][shape]
@@ -34,15 +36,12 @@ void require_channels(const std::string& path, int channels, const Shape& shape)
     }
 }
 
-// pixels [height][width][channels], in the net's size.
-void add_image(Images& images, const std::string& name, std::vector<std::uint8_t> pixels,
-               const Shape& given, const Shape& shape) {
-    if (given.height != shape.height || given.width != shape.width) {
-        pixels = resize_image(pixels.data(), given.channels, given.height, given.width,
-                              {shape.height, shape.width});
-    }
-    const auto area =
-        static_cast<std::size_t>(shape.height) * static_cast<std::size_t>(shape.width);
+// pixels [height][width][channels]
+void add_image(Images& images, const std::string& name, const std::vector<std::uint8_t>& given,
+               const Shape& shape, const Resize& to) {
+    const std::vector<std::uint8_t> pixels =
+        resize_image(given.data(), shape.channels, shape.height, shape.width, to);
+    const auto area = static_cast<std::size_t>(to.height) * static_cast<std::size_t>(to.width);
     const auto channels = static_cast<std::size_t>(shape.channels);
     for (std::size_t c = 0; c < channels; ++c) {
         for (std::size_t i = 0; i < area; ++i) {
@@ -52,15 +51,15 @@ void add_image(Images& images, const std::string& name, std::vector<std::uint8_t
     images.names.push_back(name);
 }
 
-void load_picture(Images& images, const std::string& path, const Shape& shape) {
-    Picture picture = decode_picture(path, shape.channels == 3);
-    require_channels(path, picture.channels, shape);
-    add_image(images, path, std::move(picture.pixels),
-              {picture.channels, picture.height, picture.width}, shape);
+void load_picture(Images& images, const std::string& path, const Trained& net) {
+    const Picture picture = decode_picture(path, net.shape.channels == 3);
+    require_channels(path, picture.channels, net.shape);
+    add_image(images, path, picture.pixels, {picture.channels, picture.height, picture.width},
+              net.resize);
 }
 
 // Images [N][H][W] or [N][C][H][W] of bytes.
-void load_idx(Images& images, const std::string& path, const Shape& shape) {
+void load_idx(Images& images, const std::string& path, const Trained& net) {
     const IdxArray array = read_idx(path);
     const std::size_t rank = array.dims.size();
     if (array.type != IdxType::u8 || (rank != 3 && rank != 4)) {
@@ -74,7 +73,7 @@ void load_idx(Images& images, const std::string& path, const Shape& shape) {
     const Shape given{rank == 4 ? static_cast<int>(array.dims[1]) : 1,
                       static_cast<int>(array.dims[rank - 2]),
                       static_cast<int>(array.dims[rank - 1])};
-    require_channels(path, given.channels, shape);
+    require_channels(path, given.channels, net.shape);
     const auto channels = static_cast<std::size_t>(given.channels);
     const auto area =
         static_cast<std::size_t>(given.height) * static_cast<std::size_t>(given.width);
@@ -85,27 +84,27 @@ void load_idx(Images& images, const std::string& path, const Shape& shape) {
         for (std::size_t i = 0; i < pixels.size(); ++i) {
             pixels[i] = static_cast<std::uint8_t>(from[i % channels * area + i / channels]);
         }
-        add_image(images, fmt::format("{}[{}]", path, n), pixels, given, shape);
+        add_image(images, fmt::format("{}[{}]", path, n), pixels, given, net.resize);
     }
 }
 
-void load_file(Images& images, const std::string& path, const Shape& shape) {
+void load_file(Images& images, const std::string& path, const Trained& net) {
     if (is_picture_name(path)) {
-        load_picture(images, path, shape);
+        load_picture(images, path, net);
     } else if (is_other_picture_name(path)) {
         throw input_error(
             fmt::format("{}: only PNG, JPEG and WebP pictures are read; convert it", path));
     } else {
-        load_idx(images, path, shape);
+        load_idx(images, path, net);
     }
 }
 
 // Files that cannot be read are named on standard error; false where there is one.
-bool load_images(Images& images, const std::vector<std::string>& paths, const Shape& shape) {
+bool load_images(Images& images, const std::vector<std::string>& paths, const Trained& net) {
     bool all_read = true;
     for (const std::string& path : paths) {
         try {
-            load_file(images, path, shape);
+            load_file(images, path, net);
         } catch (const Error& error) {
             fmt::print(stderr, "gyre: {}\n", printable(with_flag_names(error.what()), true));
             all_read = false;
@@ -160,10 +159,10 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options) {
     const std::unique_ptr<Backend> backend = make_backend(options, comm);
     const TensorFile weights = read_weights(options.weights);
     const Stored stored(weights, options.weights);
-    const Stored::Trained trained = stored.trained();
+    const Trained trained = stored.trained();
     const Shape& shape = trained.shape;
     Images images;
-    const bool all_read = load_images(images, options.images, shape);
+    const bool all_read = load_images(images, options.images, trained);
     if (images.names.empty()) {
         return ExitCode::bad_input;
     }

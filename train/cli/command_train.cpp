@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/resize.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/cli/commands.hpp"
 #include "train/cli/progress_report.hpp"
@@ -57,6 +58,7 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
         data = load_dataset(options.data, tell_of_data(comm, options.reports.quiet));
         facts.classes = data.classes;
         facts.class_names = data.class_names;
+        facts.resize = options.data.resize ? resize_text(*options.data.resize) : "";
         facts.normalisation = choose_normalisation(options.data, data.train);
         if (checkpoints->writes()) {
             facts.measured =

@@ -8,6 +8,7 @@
 
 #include "base/error.hpp"
 #include "train/cli/config.hpp"
+#include "train/special_settings.hpp"
 
 namespace gyre::train {
 namespace {
@@ -182,13 +183,16 @@ std::vector<Setting> export_flags(ExportOptions& o) {
 }
 
 std::vector<Setting> import_flags(ImportOptions& o) {
+    Setting resize = resize_setting(o.resize);
+    resize.help = "How gyre eval and gyre predict bring images to the net's size [as in the file]";
     return {path("net", o.net, "FILE", "The ONNX model").is_required().without_flag(),
             path("output", o.output, "DIR", "The folder for net.model and net.safetensors")
                 .abbreviated("o")
                 .is_required(),
             text("mean", o.mean, "M,M,M",
                  "What is subtracted from pixels of 0 to 1, by channel [as in the file, or 0]"),
-            text("std", o.std, "S,S,S", "What they are divided by then [as in the file, or 1]")};
+            text("std", o.std, "S,S,S", "What they are divided by then [as in the file, or 1]"),
+            resize};
 }
 
 std::vector<Setting> plot_flags(PlotOptions& o) {

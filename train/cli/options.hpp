@@ -52,6 +52,7 @@ struct ExportOptions {
 struct ImportOptions {
     std::string net, output;  // file, folder
     std::string mean, std;    // numbers; empty: as the file says
+    std::optional<Resize> resize;
 };
 
 struct PlotOptions {

@@ -11,6 +11,7 @@
 
 #include "base/error.hpp"
 #include "base/printable.hpp"
+#include "data/resize.hpp"
 
 namespace gyre::train {
 namespace {
@@ -78,6 +79,20 @@ std::optional<Shape> Stored::shape() const {
                : std::nullopt;
 }
 
+std::optional<Resize> Stored::resize() const {
+    const std::string value = text("gyre.resize");
+    if (value.empty()) {
+        return std::nullopt;
+    }
+    Resize to;
+    const auto size = shape();
+    if (!read_resize(value, to).empty() ||
+        (size && (to.height != size->height || to.width != size->width))) {
+        refuse("gyre.resize", "what --resize takes, for the size in gyre.shape; give --resize");
+    }
+    return to;
+}
+
 std::vector<std::string> Stored::class_names() const {
     const auto names = nlohmann::json::parse(text("gyre.class_names"), nullptr, false);
     std::vector<std::string> result;
@@ -101,7 +116,7 @@ Stored::Trained Stored::trained() const {
                         "weights that gyre train --save has written",
                         path_));
     }
-    return {model, *image, *count, *pixels};
+    return {model, *image, *count, *pixels, resize().value_or(Resize{image->height, image->width})};
 }
 
 void Stored::refuse(const std::string& key, const std::string& expected) const {

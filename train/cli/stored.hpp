@@ -22,6 +22,8 @@ class Stored {
     std::optional<Normalisation> normalisation(const std::string& prefix) const;
     std::optional<int> classes() const;
     std::optional<Shape> shape() const;
+    // How images are brought to the net's size; throws if the metadata say it wrongly.
+    std::optional<Resize> resize() const;
     std::vector<std::string> class_names() const;
 
     // Everything needed to make the net again; throws if the metadata lack it.
@@ -30,6 +32,7 @@ class Stored {
         Shape shape;
         int classes;
         Normalisation normalisation;
+        Resize resize;
     };
     Trained trained() const;
 
