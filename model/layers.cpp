@@ -123,18 +123,42 @@ void parse_batchnorm(Words& words, LayerSpec& layer) {
         }
     }
 }
-// Each channel, or each feature of a flat value.
-void build_batchnorm(GraphBuilder& net, const LayerSpec& layer) {
+// A value for each channel, or for each feature of a flat value.
+Parameter of_channels(const GraphBuilder& net, const char* name, Init init) {
     const std::int64_t channels = net.shape().channels;
-    const auto tensor = [&](const char* name, Init init) {
-        return Parameter{.name = name, .shape = {channels}, .elems = channels, .init = init};
-    };
+    return {.name = name, .shape = {channels}, .elems = channels, .init = init};
+}
+void build_batchnorm(GraphBuilder& net, const LayerSpec& layer) {
     BatchNorm2dSpec spec{.in = net.shape(), .local = layer.local};
     spec.epsilon = layer.epsilon > 0.0f ? layer.epsilon : spec.epsilon;
     spec.momentum = layer.momentum > 0.0f ? layer.momentum : spec.momentum;
     net.append("bn", spec,
-               {{tensor("weight", Init::ones), tensor("bias", Init::zeros)},
-                {tensor("running_mean", Init::zeros), tensor("running_var", Init::ones)}});
+               {{of_channels(net, "weight", Init::ones), of_channels(net, "bias", Init::zeros)},
+                {of_channels(net, "running_mean", Init::zeros),
+                 of_channels(net, "running_var", Init::ones)}});
+}
+
+void parse_epsilon(Words& words, LayerSpec& layer) {
+    if (const auto word = words.optional(); word && *word != "eps") {
+        words.fail(fmt::format("'{}' was not expected", *word));
+    } else if (word) {
+        layer.epsilon = words.positive("the epsilon", "1e-5");
+        words.end();
+    }
+}
+void parse_groupnorm(Words& words, LayerSpec& layer) {
+    layer.groups = words.integer("the number of groups", 1);
+    parse_epsilon(words, layer);
+}
+void build_groupnorm(GraphBuilder& net, const LayerSpec& layer) {
+    GroupNormSpec spec{.in = net.shape(), .groups = layer.groups};
+    if (spec.in.channels % spec.groups != 0) {
+        net.fail(fmt::format("its {} groups divide its {} input channels with a remainder",
+                             spec.groups, spec.in.channels));
+    }
+    spec.epsilon = layer.epsilon > 0.0f ? layer.epsilon : spec.epsilon;
+    net.append("gn", spec,
+               {{of_channels(net, "weight", Init::ones), of_channels(net, "bias", Init::zeros)}});
 }
 
 void parse_linear(Words& words, LayerSpec& layer) {
@@ -275,6 +299,7 @@ constexpr LayerType kLayerTypes[] = {
     {"maxpool", "maxpool K [sS] [pP] [ceil]", parse_maxpool, build_maxpool},
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
     {"batchnorm", "batchnorm [local] [eps E] [momentum M]", parse_batchnorm, build_batchnorm},
+    {"groupnorm", "groupnorm G [eps E]", parse_groupnorm, build_groupnorm},
     {"relu", "relu", no_options, build_relu},
     {"relu6", "relu6", no_options, build_activation<Activation::relu6>},
     {"leaky_relu", "leaky_relu SLOPE", parse_leaky_relu, build_activation<Activation::leaky_relu>},

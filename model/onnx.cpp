@@ -14,8 +14,8 @@ namespace {
 using namespace protobuf;
 
 // onnx.proto's numbers.
-constexpr int kFloat = 1;                                   // TensorProto.DataType
-constexpr int kFloatType = 1, kIntType = 2, kIntsType = 7;  // AttributeProto.AttributeType
+constexpr int kFloat = 1;                                                    // TensorProto.DataType
+constexpr int kFloatType = 1, kIntType = 2, kFloatsType = 6, kIntsType = 7;  // AttributeProto's
 
 std::string named_attribute(const char* name, int type, const std::string& value) {
     return text_field(5, text_field(1, name) + value + int_field(20, type));
@@ -32,6 +32,15 @@ std::string attribute(const char* name, std::initializer_list<std::int64_t> valu
         all += int_field(8, value);
     }
     return named_attribute(name, kIntsType, all);
+}
+
+// `count` times the same value.
+std::string attribute(const char* name, int count, float value) {
+    std::string all;
+    for (int i = 0; i < count; ++i) {
+        all += float_field(7, value);
+    }
+    return named_attribute(name, kFloatsType, all);
 }
 
 // The ONNX operator of an operation, and its attributes; a new operation without its line does
@@ -126,6 +135,37 @@ std::string nodes_of(const ChannelsSpec& spec, const std::string& name,
            node_field(name + ".turns", {"Transpose", attribute("perm", {0, 2, 1, 3, 4})},
                       {name + ".groups"}, name + ".turns") +
            node_field(name, {"Reshape"}, {name + ".turns", name + ".joined"}, output);
+}
+// An instance normalisation of [N][groups][rest], and its result times weight plus bias as
+// [N][channels][pixels]: this opset has no such operator.
+std::string nodes_of(const GroupNormSpec& spec, const std::string& name,
+                     const std::vector<std::string>& inputs, const std::string& output) {
+    const auto part = [&](const char* suffix, const Operator& op,
+                          const std::vector<std::string>& from) {
+        std::vector<std::string> all;
+        for (const std::string& each : from) {
+            all.push_back(each.starts_with('.') ? name + each : each);
+        }
+        return node_field(name + suffix, op, all, name + suffix);
+    };
+    const auto constant = [&](const char* suffix, const std::string& value) {
+        return part(suffix, {"Constant", value}, {});
+    };
+    return constant(".grouped_shape", attribute("value_ints", {0, spec.groups, -1})) +
+           constant(".channels_shape", attribute("value_ints", {0, spec.in.channels, -1})) +
+           constant(".column", attribute("value_ints", {-1, 1})) +
+           constant(".ones", attribute("value_floats", spec.groups, 1.0f)) +
+           constant(".zeros", attribute("value_floats", spec.groups, 0.0f)) +
+           part(".shape", {"Shape"}, {inputs[0]}) +
+           part(".grouped", {"Reshape"}, {inputs[0], ".grouped_shape"}) +
+           part(".normal", {"InstanceNormalization", attribute("epsilon", spec.epsilon)},
+                {".grouped", ".ones", ".zeros"}) +
+           part(".channels", {"Reshape"}, {".normal", ".channels_shape"}) +
+           part(".weights", {"Reshape"}, {inputs[1], ".column"}) +
+           part(".biases", {"Reshape"}, {inputs[2], ".column"}) +
+           part(".scaled", {"Mul"}, {".channels", ".weights"}) +
+           part(".shifted", {"Add"}, {".scaled", ".biases"}) +
+           node_field(name, {"Reshape"}, {name + ".shifted", name + ".shape"}, output);
 }
 std::string nodes_of(const ActivationSpec& spec, const std::string& name,
                      const std::vector<std::string>& inputs, const std::string& output) {

@@ -10,6 +10,7 @@
 //   batchnorm [local] [eps E] [momentum M]
 //                                    statistics over the global batch, or each rank's share; 1e-5,
 //                                    0.1
+//   groupnorm G [eps E]              statistics of each image, over G groups of channels; 1e-5
 //   relu | relu6 | gelu | silu | sigmoid | hardsigmoid | hardswish
 //   leaky_relu SLOPE                 SLOPE > 0, of what is below zero
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
@@ -48,7 +49,7 @@ struct LayerSpec {
     float probability = 0.0f;
     float slope = 0.0f;                     // of leaky_relu
     bool local = false;                     // statistics of a rank's share
-    float epsilon = 0.0f, momentum = 0.0f;  // of batchnorm; 0: PyTorch's defaults
+    float epsilon = 0.0f, momentum = 0.0f;  // of norms; 0: PyTorch's defaults
     std::string name;                       // of a value
     std::string text;                       // as it was written
     int line = 0;                           // in its file, from 1

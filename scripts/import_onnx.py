@@ -21,7 +21,7 @@ import pathlib
 import struct
 import sys
 
-KINDS = {"conv": "conv", "batchnorm": "bn", "linear": "fc"}  # what gyre calls layers with parameters
+KINDS = {"conv": "conv", "batchnorm": "bn", "groupnorm": "gn", "linear": "fc"}  # what gyre calls layers with parameters
 
 
 class Refused(Exception):
@@ -79,6 +79,7 @@ class Importer:
         self.gates = {}  # names of sigmoids and the like to what they are of
         self.channels = {0: self.image[0]}
         self.grouped = {}  # names of values with channels in groups to (value, groups, whether groups take turns)
+        self.scalable = {}  # names of normalised values to their layers, of which weight or bias may follow
         self.joined = {}  # tuples of values to the value that they are put together
         self.layers = []
 
@@ -170,6 +171,50 @@ class Importer:
         line += f" momentum {momentum:g}" if momentum != 0.1 else ""
         self.add(node, line, self.number(node.input[0]), **tensors)
 
+    def groupnorm(self, node, value: int, groups: int, weight, bias) -> None:
+        epsilon = round(self.attributes(node).get("epsilon", 1e-5), 9)
+        line = f"groupnorm {groups}" + (f" eps {epsilon:g}" if epsilon != 1e-5 else "")
+        self.add(node, line, value, weight=weight, bias=bias)
+
+    def instance_normalization(self, node) -> None:
+        import numpy
+
+        scale, shift = self.constant(node.input[1]), self.constant(node.input[2])
+        if node.input[0] not in self.grouped:
+            value = self.number(node.input[0])
+            return self.groupnorm(node, value, self.channels[value], scale, shift)
+        value, groups, _ = self.grouped[node.input[0]]
+        if (scale != 1).any() or shift.any():
+            raise Refused("its groups have weights, instead of the channels")
+        count = self.channels[value]
+        self.groupnorm(node, value, groups, numpy.ones(count, numpy.float32), numpy.zeros(count, numpy.float32))
+        self.scalable[node.output[0]] = self.layers[-1]
+        return None
+
+    def layer_normalization(self, node) -> None:
+        value, axis = self.number(node.input[0]), self.attributes(node).get("axis", -1)
+        weight = self.constant(node.input[1])
+        if axis not in (-1, 1) or weight.shape != (self.channels[value],):
+            raise Refused("it does not normalise a flat value")
+        import numpy
+
+        bias = self.constant(node.input[2]) if len(node.input) > 2 and node.input[2] else numpy.zeros_like(weight)
+        self.groupnorm(node, value, 1, weight, bias)
+
+    def scales(self, node, what: str) -> bool:
+        """Whether a group normalisation's weight or bias, as `what` says, is a factor or a term of its own here."""
+        for name, other in (node.input, reversed(node.input)):
+            layer, values = self.scalable.get(name), self.constants.get(other)
+            if layer is None or values is None or values.size != self.channels[layer.out] or len(self.readers[name]) > 1:
+                continue
+            if layer.tensors["bias"].any() or (what == "weight" and (layer.tensors["weight"] != 1).any()):
+                continue
+            layer.tensors[what] = values.reshape(-1)
+            self.values[node.output[0]] = layer.out
+            self.scalable[node.output[0]] = layer
+            return True
+        return False
+
     def gemm(self, node) -> None:
         options = self.attributes(node)
         if options.get("alpha", 1.0) != 1.0 or options.get("beta", 1.0) != 1.0 or options.get("transA", 0):
@@ -248,6 +293,8 @@ class Importer:
         self.scaled(node, node.input[0], 1 / divisor)
 
     def mul(self, node) -> None:
+        if self.scales(node, "weight"):
+            return None
         a, b = node.input
         for name, other in ((a, b), (b, a)):
             factor = self.scalar(name)
@@ -267,6 +314,8 @@ class Importer:
         raise Refused("it multiplies two values of which neither has one number for each channel")
 
     def add_values(self, node) -> None:
+        if self.scales(node, "bias"):
+            return None
         a, b = node.input
         for name, other in ((a, b), (b, a)):
             part = self.parts.get(name)
@@ -314,6 +363,9 @@ class Importer:
         self.activation(node, "avgpool global")
 
     def reshape(self, node) -> None:
+        if node.input[0] in self.scalable:  # back to the shape before the groups
+            self.scalable[node.output[0]] = self.scalable[node.input[0]]
+            return self.same(node)
         target = [int(extent) for extent in self.constant(node.input[1])]
         if node.input[0] in self.grouped:
             value, groups, turns = self.grouped[node.input[0]]
@@ -325,6 +377,10 @@ class Importer:
             if all(known in (0, side) for known, side in zip(sides, target[3:], strict=True)):
                 self.grouped[node.output[0]] = (self.number(node.input[0]), target[1], False)
                 return None
+        value = self.values.get(node.input[0])
+        if len(target) == 3 and value is not None and target[0] == 0 and self.channels[value] % target[1] == 0:
+            self.grouped[node.output[0]] = (value, target[1], False)
+            return None
         if len(target) != 2 or target[1] not in (-1, math.prod(self.shapes.get(node.input[0], [0])[1:])):
             raise Refused(f"it reshapes to {target}, which does not flatten")
         return self.same(node)
@@ -406,6 +462,8 @@ class Importer:
         handlers = {
             "Conv": self.conv,
             "BatchNormalization": self.batch_normalization,
+            "InstanceNormalization": self.instance_normalization,
+            "LayerNormalization": self.layer_normalization,
             "Gemm": self.gemm,
             "MatMul": self.matmul,
             "Relu": lambda n: self.activation(n, "relu"),
@@ -436,6 +494,7 @@ class Importer:
             "LogSoftmax": self.same,
             "Dropout": self.dropout,
             "Done": lambda n: None,
+            "Shape": lambda n: None,  # who reads it is refused, unless what it is does not matter
         }
         if node.op_type == "Constant":
             (value,) = self.attributes(node).values()

@@ -22,6 +22,7 @@ std::unique_ptr<Op> make_op(const Context&, const AddSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const MulSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const ConcatSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const ChannelsSpec&, const OpSizes&);
+std::unique_ptr<Op> make_op(const Context&, const GroupNormSpec&, const OpSizes&);
 
 // y += x (add.cpp).
 void add(const Context&, std::int64_t elems, const float* x, float* y);

@@ -33,6 +33,8 @@ std::unique_ptr<Op> make_op(const Context& context, const AddSpec& spec, const O
 std::unique_ptr<Op> make_op(const Context& context, const MulSpec& spec, const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const ConcatSpec& spec, const OpSizes& sizes);
 std::unique_ptr<Op> make_op(const Context& context, const ChannelsSpec& spec, const OpSizes& sizes);
+std::unique_ptr<Op> make_op(const Context& context, const GroupNormSpec& spec,
+                            const OpSizes& sizes);
 
 // One set of kernels. Its operations refer to it and to the context that it was created with.
 class KernelFactory : public OpFactory {

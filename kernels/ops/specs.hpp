@@ -162,9 +162,27 @@ struct BatchNorm2dSpec {
     void move(float& running, float measured) const { running += momentum * (measured - running); }
 };
 
+// torch.nn.GroupNorm (Wu and He, ECCV 2018), of which one group of a flat value is
+// torch.nn.LayerNorm (Ba et al., 2016), and one channel a group torch.nn.InstanceNorm2d with
+// affine=True. For each image and each of `groups` groups of neighbouring channels, over the
+// channels and their pixels,
+//   y = (x - mean) * inverse * weight[c] + bias[c],   inverse = 1 / sqrt(variance + epsilon)
+// with the biased variance. Backward, with xn = (x - mean) * inverse and g = dy * weight[c],
+//   dbias[c] = sum dy,  dweight[c] = sum dy * xn,  over images and pixels
+//   dx = inverse * (g - mean of g - xn * mean of g * xn),  over the group.
+// Parameters: weight, bias.
+struct GroupNormSpec {
+    Shape in;
+    int groups = 1;  // divides the channels
+    float epsilon = 1e-5f;
+    Shape out() const { return in; }
+    int group_channels() const { return in.channels / groups; }
+    std::int64_t group_elems() const { return group_channels() * in.plane_elems(); }
+};
+
 using OpSpec = std::variant<Conv2dSpec, GroupedConv2dSpec, LinearSpec, MaxPool2dSpec, AvgPool2dSpec,
                             ReluSpec, ActivationSpec, DropoutSpec, BatchNorm2dSpec, AddSpec,
-                            MulSpec, ConcatSpec, ChannelsSpec>;
+                            MulSpec, ConcatSpec, ChannelsSpec, GroupNormSpec>;
 
 inline bool is_fused(const OpSpec& spec) {
     return std::visit(

@@ -283,7 +283,8 @@ std::vector<std::string> model_seeds() {
         "7\nhardswish\n"
         "linear classes\n",
         "conv 6 k1\nas x\navgpool global\nconv 6 k1\nsigmoid\nmul x\nflatten\nlinear classes\n",
-        "conv 6 k1\nshuffle 3\nchunk 2/3\nmaxpool 3 s2 ceil\nconv classes k1\navgpool global\n"};
+        "conv 6 k1\ngroupnorm 2 eps 0.001\nshuffle 3\nchunk 2/3\nmaxpool 3 s2 ceil\nconv classes "
+        "k1\navgpool global\n"};
 }
 
 void read_model(const std::string& input) {

@@ -1,5 +1,5 @@
 // Max-pooling, activations and dropout on every backend, against a naive double-precision
-// reference. Other operations are in products_test.cpp and norm_pool_test.cpp.
+// reference. Other operations are in products_test.cpp, norm_test.cpp and join_pool_test.cpp.
 #include <algorithm>
 #include <cmath>
 #include <limits>

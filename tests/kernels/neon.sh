@@ -23,7 +23,7 @@ kernels=(-O2 -fno-math-errno -fno-trapping-math -ffp-contract=fast -DGYRE_CPU_KE
 for source in kernels/cpu/*.cpp kernels/choose_cpu_kernels.cpp kernels/make_backend.cpp; do
     printf '%s\0' "${kernels[*]@Q} -c $source -o $work/$(basename "$source").o"
 done >"$work/jobs"
-for source in support/{main,catch,backends} kernels/{neon_stub,kernels_test,products_test,norm_pool_test,update_kernels_test}; do
+for source in support/{main,catch,backends} kernels/{neon_stub,kernels_test,products_test,norm_test,join_pool_test,update_kernels_test}; do
     printf '%s\0' "-O1 -c tests/$source.cpp -o $work/$(basename "$source").o"
 done >>"$work/jobs"
 xargs -0 -P 2 -I '{}' sh -c "$cache aarch64-linux-gnu-g++ ${flags[*]} {}" <"$work/jobs"

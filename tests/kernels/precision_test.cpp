@@ -203,6 +203,7 @@ const std::vector<OpSpec> kSpecs = {
     MulSpec{{5, 1, 1}, {5, 4, 3}},
     ConcatSpec{{5, 4, 3}, {2, 4, 3}},
     ChannelsSpec{{6, 4, 3}, 0, 6, 2},
+    GroupNormSpec{{6, 4, 3}, 2},
 };
 
 }  // namespace

@@ -377,6 +377,54 @@ class BoundedNet {
         }
     }
 
+    // Calls body(indices of a group's elements).
+    template <typename Body>
+    void for_groups(const GroupNormSpec& s, Body&& body) const {
+        for (std::int64_t first = 0; first < n_ * s.in.elems(); first += s.group_elems()) {
+            std::vector<std::size_t> all;
+            for (std::int64_t i = first; i < first + s.group_elems(); ++i) {
+                all.push_back(size(i));
+            }
+            body(all);
+        }
+    }
+    NormChannel measured(const GroupNormSpec& s, const Values& of_group) const {
+        return NormChannel::measured(of_group, static_cast<int>(s.in.plane_elems()) + 6, s.epsilon);
+    }
+    std::size_t channel(const GroupNormSpec& s, std::size_t i) const {
+        return i / size(s.in.plane_elems()) % size(s.in.channels);
+    }
+    void forward(const GroupNormSpec& s, const model::Node& node, Values& y) {
+        for_groups(s, [&](const std::vector<std::size_t>& at) {
+            const NormChannel norm = measured(s, pick(x(node), at));
+            for (const std::size_t i : at) {
+                const std::size_t c = channel(s, i);
+                y[i] = norm.y(x(node)[i], tensor(node, 0)[c], tensor(node, 1)[c]);
+            }
+        });
+    }
+    void backward(const GroupNormSpec& s, const model::Node& node, const Values& dy) {
+        std::vector<BoundedSum> dweight(size(s.in.channels)), dbias(dweight.size());
+        for_groups(s, [&](const std::vector<std::size_t>& at) {
+            const Values values = pick(x(node), at);
+            const NormChannel norm = measured(s, values);
+            Values scaled;
+            for (const std::size_t i : at) {
+                const std::size_t c = channel(s, i);
+                scaled.push_back((dy[i] * tensor(node, 0)[c]).rounded());
+                dweight[c].add(dy[i] * (x(node)[i] - norm.mean) * norm.inverse);
+                dbias[c].add(dy[i]);
+            }
+            const auto sums = norm.gradients(values, scaled);
+            for (std::size_t i = 0; i < at.size(); ++i) {
+                pass(node.inputs[0], at[i],
+                     norm.dx(values[i], scaled[i], 1.0, sums, static_cast<double>(at.size())));
+            }
+        });
+        gradients[node.parameters[0].name] = results(dweight, 6);
+        gradients[node.parameters[1].name] = results(dbias, 6);
+    }
+
     // As the test of cross_entropy bounds it: a few roundings for exp, sum, log and differences.
     // Logits that are off by e move the loss by 2 e, and a probability by a factor of exp(2 e).
     void compute_loss() {

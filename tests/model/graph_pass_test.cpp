@@ -45,10 +45,11 @@ constexpr const char* kEveryLayer =
     "conv 6 k5 p2\nbatchnorm\nrelu\nas x\nconv 8 k1 s2\nbatchnorm local\nas y\nfrom x\n"
     "conv 8 k3 s2 p1\ndropout2d 0.5\nrelu\nconv 8 k3 p1 g8 nobias\nbatchnorm\nadd y\nrelu\n"
     "conv 7 k2\nrelu\nmaxpool 2 s1\nas m\navgpool global\nconv 7 k1\nsigmoid\nmul m\nconcat m\n"
-    "maxpool 3 s1 p1\navgpool 2 s1\nshuffle 2\nas s\nchunk 1/2\nas h\nfrom s\nchunk 2/2\nconv 5 "
-    "k1\n"
+    "maxpool 3 s1 p1\navgpool 2 s1\nshuffle 2\nas s\nchunk 1/2\nas h\nfrom s\nchunk 2/2\n"
+    "groupnorm 2\nconv 5 k1\n"
     "relu\nconcat h\nmaxpool 2 ceil\nconv 9 k1\nrelu\navgpool global\n"
-    "linear 12\nrelu\nas v\nlinear 12\ngelu\nadd v\nsilu\nlinear 12\nleaky_relu 0.1\ndropout 0.5\n"
+    "linear 12\nrelu\nas v\nlinear 12\ngroupnorm 1\ngelu\nadd v\nsilu\nlinear 12\nleaky_relu "
+    "0.1\ndropout 0.5\n"
     "linear classes\n";
 
 // The same, short: bounds grow with every layer, above all with batch normalisation. No
@@ -62,6 +63,10 @@ constexpr const char* kShort =
 constexpr const char* kSmooth =
     "conv 4 k5 p2\ngelu\nas x\nconv 4 k1\nsilu\nadd x\navgpool 2 s1\navgpool global\nlinear 7\n"
     "hardswish\nlinear classes\n";
+
+constexpr const char* kGroups =
+    "conv 4 k3 nobias\ngroupnorm 2\ngelu\nconv 6 k2 nobias\ngroupnorm 3\navgpool global\n"
+    "linear 7\ngroupnorm 1\nsilu\nlinear classes\n";
 
 struct PassResults {
     std::vector<float> sums, evaluated, gradients, last_x, last_dy;
@@ -237,7 +242,7 @@ TEST_CASE("a net of every kind of layer computes the same with and without fusin
 
 TEST_CASE("a net of every kind of layer: loss and gradients match double precision") {
     const int n = 2;
-    const char* const text = GENERATE(kShort, kSmooth);
+    const char* const text = GENERATE(kShort, kSmooth, kGroups);
     INFO(text);
     const ModelSpec model = parse_model(text, "mine");
     const Graph graph = build_graph(model, kInput, 5, true);

@@ -128,6 +128,10 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("maxpool 2 nobias\n", {"'nobias' was not expected"});
     expect_bad_model("chunk 2\n", {"'2' is no part such as 1/2"});
     expect_bad_model("chunk 0/2\n", {"0/2"});
+    expect_bad_model("groupnorm\n", {"the number of groups"});
+    expect_bad_model("groupnorm 0\n", {"the number of groups"});
+    expect_bad_model("groupnorm 2 eps\n", {"the epsilon"});
+    expect_bad_model("groupnorm 2 local\n", {"'local' was not expected"});
     expect_bad_model("maxpool 2 c1\n", {"'c1' was not expected"});
     expect_bad_model("conv 4 k3 n5\n", {"'n5' was not expected"});
     expect_bad_model("conv 4 k3 ceil\n", {"'ceil' was not expected"});
@@ -189,6 +193,7 @@ TEST_CASE("nets that do not fit name the layer and the shapes") {
     expect_misfit("chunk 3/2\nlinear classes\n", {4, 8, 8}, 10, {"have no part 3"});
     expect_misfit("chunk 4/4\nlinear classes\n", {5, 8, 8}, 10, {"have no part 4"});
     expect_misfit("shuffle 2\nlinear classes\n", {3, 8, 8}, 10, {"remainder"});
+    expect_misfit("groupnorm 2\nlinear classes\n", {3, 8, 8}, 10, {"remainder"});
     expect_misfit("maxpool 16\nlinear classes\n", {1, 32, 32}, 10, {"15 x 15"});
 }
 
@@ -344,6 +349,8 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
           "linear 12\nleaky_relu 0.3\ndropout 0.5\nsilu\nlinear classes\n",
           "conv 4 k3 p1\nhardswish\nas x\nconv 4 k3 p1\nsigmoid\nadd x\nrelu6\nmaxpool 2\nlinear "
           "12\nhardsigmoid\nlinear classes\n",
+          "conv 4 k3\ngroupnorm 2 eps 0.01\nrelu\nconv 6 k3\ngroupnorm 6\navgpool 2\nlinear 9\n"
+          "groupnorm 3\nrelu\nlinear classes\n",
           // A dropout scales what it keeps by 10, in place, far out of these functions' ranges.
           "linear 40\nrelu6\ndropout 0.9\nlinear classes\n",
           "linear 40\nsigmoid\ndropout 0.9\nlinear classes\n",

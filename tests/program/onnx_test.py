@@ -52,7 +52,10 @@ leaky_relu 0.1
 add b
 as d
 linear 8
+groupnorm 2
+relu
 concat d
+groupnorm 1
 linear classes
 """
 PLANES = "conv 8 k3\nrelu\nconv 5 k3\navgpool global\n"
@@ -65,9 +68,12 @@ chunk 1/2
 as b
 from a
 chunk 2/2
+groupnorm 3 eps 0.001
 conv 4 k3 p1
+groupnorm 1
 maxpool 3 s1 p1
 concat b
+groupnorm 7
 maxpool 3 s2 ceil
 shuffle 7
 conv classes k1
