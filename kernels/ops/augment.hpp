@@ -151,7 +151,7 @@ GYRE_HOST_DEVICE inline void set_angle(DrawnAugment& drawn, int steps) {
     drawn.cosine = c;
 }
 
-// 2^(log / 2^16) * 2^16 for |log| < 2^17, less 2 at most: a Taylor series between powers of two.
+// 2^(log / 2^16) * 2^16 for |log| < 2^17, or up to 2 less: a Taylor series between powers of two.
 GYRE_HOST_DEVICE inline std::int64_t exp2_16(int log) {
     constexpr std::int64_t kLog2 = 744261118;  // ln 2 * 2^30
     const int whole = (log + (1 << 18)) / (1 << 16) - 4;
@@ -178,8 +178,8 @@ struct PartSizes {
     int least_area, most_area, least_log, most_log;
 };
 
-// Draws a part as torchvision does, in up to ten attempts, which take as many random numbers from
-// `group` on. All have failed if its height is 0: no part was at most `largest`.
+// Draws a part of at most most_height x most_width as torchvision does, in up to ten attempts, each
+// with the next group of random numbers from `group` on. If all have failed, its height is 0.
 GYRE_HOST_DEVICE inline Box draw_part(const RandomStream& stream, std::uint32_t sample,
                                       std::uint32_t group, const Shape& shape,
                                       const PartSizes& sizes, int most_height, int most_width) {

@@ -97,6 +97,7 @@ const std::vector<Case>& cases() {
         {"mul", MulSpec{{5, 1, 1}, {5, 9, 8}}},
         {"concat", ConcatSpec{{5, 9, 8}, {2, 9, 8}}},
         {"channels", ChannelsSpec{{5, 9, 8}, 2, 2}},
+        {"groupnorm", GroupNormSpec{{6, 9, 8}, 2}},
         {"dropout", DropoutSpec{.in = {5, 9, 8}}},
         {"dropout2d", DropoutSpec{.in = {5, 9, 8}, .by_channel = true}},
     };
