@@ -29,6 +29,7 @@ LayerTensors weight_and_bias(const std::vector<std::int64_t>& weight_shape, bool
                         .shape = {outputs},
                         .elems = outputs,
                         .fan_in = fan_in,
+                        .init = bias ? Init::fan_in_uniform : Init::zeros,
                         .fixed = !bias}}};
 }
 
@@ -105,7 +106,8 @@ void GraphBuilder::check(const Graph& graph) const {
     bool learns = false;
     std::vector<bool> used(graph.nodes.size(), false);
     for (const Node& node : graph.nodes) {
-        learns = learns || !node.parameters.empty();
+        learns = learns || std::any_of(node.parameters.begin(), node.parameters.end(),
+                                       [](const Parameter& p) { return !p.fixed; });
         for (const int input : node.inputs) {
             if (input != Node::kInput) {
                 used[static_cast<std::size_t>(input)] = true;

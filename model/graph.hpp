@@ -29,7 +29,8 @@ struct Parameter {
     std::int64_t elems = 0;
     std::int64_t fan_in = 1;
     Init init = Init::fan_in_uniform;
-    bool fixed = false;  // 0 for ever: there for kernels, but not trained, counted or in files
+    // As initialised for ever, 0 or 1: there for kernels, but not trained, counted or in files.
+    bool fixed = false;
 };
 
 // A layer's tensors, besides its spec; names without the layer's.

@@ -107,48 +107,50 @@ void build_avgpool(GraphBuilder& net, const LayerSpec& layer) {
     net.append("avgpool", pool);
 }
 
-void parse_batchnorm(Words& words, LayerSpec& layer) {
+// momentum: of running statistics, which a batch normalisation has.
+void parse_norm(Words& words, LayerSpec& layer, bool momentum) {
     std::set<std::string> seen;
     while (const auto word = words.optional()) {
         if (!seen.insert(*word).second) {
             words.fail(fmt::format("'{}' was not expected", *word));
-        } else if (*word == "local") {
+        } else if (*word == "local" && momentum) {
             layer.local = true;
+        } else if (*word == "momentum" && momentum) {
+            layer.momentum = words.positive("the momentum", "0.1");
         } else if (*word == "eps") {
             layer.epsilon = words.positive("the epsilon", "1e-5");
-        } else if (*word == "momentum") {
-            layer.momentum = words.positive("the momentum", "0.1");
+        } else if (*word == "noaffine") {
+            layer.affine = false;
         } else {
             words.fail(fmt::format("'{}' was not expected", *word));
         }
     }
 }
+void parse_batchnorm(Words& words, LayerSpec& layer) {
+    parse_norm(words, layer, true);
+}
 // A value for each channel, or for each feature of a flat value.
-Parameter of_channels(const GraphBuilder& net, const char* name, Init init) {
+Parameter of_channels(const GraphBuilder& net, const char* name, Init init, bool fixed = false) {
     const std::int64_t channels = net.shape().channels;
-    return {.name = name, .shape = {channels}, .elems = channels, .init = init};
+    return {.name = name, .shape = {channels}, .elems = channels, .init = init, .fixed = fixed};
+}
+std::vector<Parameter> affine_parameters(const GraphBuilder& net, const LayerSpec& layer) {
+    return {of_channels(net, "weight", Init::ones, !layer.affine),
+            of_channels(net, "bias", Init::zeros, !layer.affine)};
 }
 void build_batchnorm(GraphBuilder& net, const LayerSpec& layer) {
     BatchNorm2dSpec spec{.in = net.shape(), .local = layer.local};
     spec.epsilon = layer.epsilon > 0.0f ? layer.epsilon : spec.epsilon;
     spec.momentum = layer.momentum > 0.0f ? layer.momentum : spec.momentum;
     net.append("bn", spec,
-               {{of_channels(net, "weight", Init::ones), of_channels(net, "bias", Init::zeros)},
+               {affine_parameters(net, layer),
                 {of_channels(net, "running_mean", Init::zeros),
                  of_channels(net, "running_var", Init::ones)}});
 }
 
-void parse_epsilon(Words& words, LayerSpec& layer) {
-    if (const auto word = words.optional(); word && *word != "eps") {
-        words.fail(fmt::format("'{}' was not expected", *word));
-    } else if (word) {
-        layer.epsilon = words.positive("the epsilon", "1e-5");
-        words.end();
-    }
-}
 void parse_groupnorm(Words& words, LayerSpec& layer) {
     layer.groups = words.integer("the number of groups", 1);
-    parse_epsilon(words, layer);
+    parse_norm(words, layer, false);
 }
 void build_groupnorm(GraphBuilder& net, const LayerSpec& layer) {
     GroupNormSpec spec{.in = net.shape(), .groups = layer.groups};
@@ -157,8 +159,7 @@ void build_groupnorm(GraphBuilder& net, const LayerSpec& layer) {
                              spec.groups, spec.in.channels));
     }
     spec.epsilon = layer.epsilon > 0.0f ? layer.epsilon : spec.epsilon;
-    net.append("gn", spec,
-               {{of_channels(net, "weight", Init::ones), of_channels(net, "bias", Init::zeros)}});
+    net.append("gn", spec, {affine_parameters(net, layer)});
 }
 
 void parse_linear(Words& words, LayerSpec& layer) {
@@ -298,8 +299,9 @@ constexpr LayerType kLayerTypes[] = {
     {"conv", "conv OUT|classes kK [sS] [pP] [gG] [nobias]", parse_conv, build_conv},
     {"maxpool", "maxpool K [sS] [pP] [ceil]", parse_maxpool, build_maxpool},
     {"avgpool", "avgpool K|global [sS]", parse_avgpool, build_avgpool},
-    {"batchnorm", "batchnorm [local] [eps E] [momentum M]", parse_batchnorm, build_batchnorm},
-    {"groupnorm", "groupnorm G [eps E]", parse_groupnorm, build_groupnorm},
+    {"batchnorm", "batchnorm [local] [eps E] [momentum M] [noaffine]", parse_batchnorm,
+     build_batchnorm},
+    {"groupnorm", "groupnorm G [eps E] [noaffine]", parse_groupnorm, build_groupnorm},
     {"relu", "relu", no_options, build_relu},
     {"relu6", "relu6", no_options, build_activation<Activation::relu6>},
     {"leaky_relu", "leaky_relu SLOPE", parse_leaky_relu, build_activation<Activation::leaky_relu>},

@@ -104,6 +104,15 @@ void Net::place_parameters(const NetOptions& options) {
     flat_parameters_ = {backend_, flat_elems_};
     flat_gradients_ = {backend_, gradient_elems()};
     flat_state_ = {backend_, state_elems};
+    for (const Node& node : graph_.nodes) {
+        for (const Parameter& parameter : node.parameters) {
+            if (parameter.fixed && parameter.init == Init::ones) {
+                const std::vector<float> ones(static_cast<std::size_t>(parameter.elems), 1.0f);
+                backend_.upload(parameter_data() + parameter.offset_elems, ones.data(),
+                                ones.size() * sizeof(float));
+            }
+        }
+    }
 }
 
 void Net::find_fusable_layers(const Graph& fused, int most_images) {

@@ -234,6 +234,13 @@ class Nodes {
             for (const Parameter& parameter : *list) {
                 if (!parameter.fixed) {
                     inputs.push_back(parameter.name);
+                } else if (node.parameters.front().fixed) {  // else only a bias, left out
+                    const float value = parameter.init == Init::ones ? 1.0f : 0.0f;
+                    const auto count = static_cast<int>(parameter.elems);
+                    inputs.push_back(parameter.name);
+                    text_ += node_field(parameter.name,
+                                        {"Constant", attribute("value_floats", count, value)}, {},
+                                        parameter.name);
                 }
             }
         }

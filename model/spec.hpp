@@ -7,10 +7,10 @@
 //   maxpool K [sS] [pP] [ceil]       max-pooling, K x K window, stride S (K), padding P (0), the
 //                                    number of windows rounded down or, with ceil, up
 //   avgpool K [sS] | avgpool global  average over K x K windows | each whole plane
-//   batchnorm [local] [eps E] [momentum M]
+//   batchnorm [local] [eps E] [momentum M] [noaffine]
 //                                    statistics over the global batch, or each rank's share; 1e-5,
-//                                    0.1
-//   groupnorm G [eps E]              statistics of each image, over G groups of channels; 1e-5
+//                                    0.1; without weight and bias
+//   groupnorm G [eps E] [noaffine]   statistics of each image, over G groups of channels
 //   relu | relu6 | gelu | silu | sigmoid | hardsigmoid | hardswish
 //   leaky_relu SLOPE                 SLOPE > 0, of what is below zero
 //   dropout P | dropout2d P          drops elements | whole channels with probability P in [0, 1]
@@ -45,6 +45,7 @@ struct LayerSpec {
     int kernel = 1, stride = 1, padding = 0, groups = 1;
     bool bias = true;
     bool ceil = false;
+    bool affine = true;       // of norms
     int part = 1, parts = 1;  // of chunk
     float probability = 0.0f;
     float slope = 0.0f;                     // of leaky_relu

@@ -79,6 +79,7 @@ class Importer:
         self.gates = {}  # names of sigmoids and the like to what they are of
         self.channels = {0: self.image[0]}
         self.grouped = {}  # names of values with channels in groups to (value, groups, whether groups take turns)
+        self.fixed = set()  # names of constants within the net, which no optimiser has changed
         self.scalable = {}  # names of normalised values to their layers, of which weight or bias may follow
         self.joined = {}  # tuples of values to the value that they are put together
         self.layers = []
@@ -169,6 +170,8 @@ class Importer:
         epsilon, momentum = round(options.get("epsilon", 1e-5), 9), round(1 - options.get("momentum", 0.9), 6)
         line = "batchnorm" + (f" eps {epsilon:g}" if epsilon != 1e-5 else "")
         line += f" momentum {momentum:g}" if momentum != 0.1 else ""
+        if {*node.input[1:3]} <= self.fixed and (tensors["weight"] == 1).all() and not tensors["bias"].any():
+            line += " noaffine"
         self.add(node, line, self.number(node.input[0]), **tensors)
 
     def groupnorm(self, node, value: int, groups: int, weight, bias) -> None:
@@ -189,6 +192,7 @@ class Importer:
         count = self.channels[value]
         self.groupnorm(node, value, groups, numpy.ones(count, numpy.float32), numpy.zeros(count, numpy.float32))
         self.scalable[node.output[0]] = self.layers[-1]
+        self.layers[-1].line += " noaffine"  # unless a weight or a bias follows
         return None
 
     def layer_normalization(self, node) -> None:
@@ -210,6 +214,8 @@ class Importer:
             if layer.tensors["bias"].any() or (what == "weight" and (layer.tensors["weight"] != 1).any()):
                 continue
             layer.tensors[what] = values.reshape(-1)
+            if other not in self.fixed or (values != (what == "weight")).any():
+                layer.line = layer.line.removesuffix(" noaffine")
             self.values[node.output[0]] = layer.out
             self.scalable[node.output[0]] = layer
             return True
@@ -454,6 +460,8 @@ class Importer:
         except (ImportError, NotImplementedError, TypeError, ValueError):
             return False
         self.constants |= dict(zip(node.output, results, strict=True))
+        if all(name in self.fixed for name in node.input if name):
+            self.fixed.update(node.output)
         return True
 
     def take(self, node) -> None:
@@ -500,6 +508,7 @@ class Importer:
             (value,) = self.attributes(node).values()
             import numpy
 
+            self.fixed.add(node.output[0])
             tensor = hasattr(value, "raw_data")
             self.constants[node.output[0]] = self.to_array(value) if tensor else numpy.array(value)
         elif node.op_type not in handlers:
@@ -559,7 +568,9 @@ class Importer:
             word = layer.line.split()[0]
             if word in KINDS:
                 counts[word] += 1
-                tensors |= {f"{KINDS[word]}{counts[word]}.{name}": value for name, value in layer.tensors.items()}
+                left_out = ("weight", "bias") if layer.line.endswith(" noaffine") else ()
+                tensors |= {f"{KINDS[word]}{counts[word]}.{name}": value for name, value in layer.tensors.items()
+                            if name not in left_out}  # fmt: skip
         return tensors
 
 

@@ -36,7 +36,8 @@ class BoundedNet {
         for (const model::Node& node : graph.nodes) {
             for (const model::Parameter& parameter : node.parameters) {
                 if (parameter.fixed) {
-                    tensors_[parameter.name] = Values(size(parameter.elems));
+                    tensors_[parameter.name] = Values(
+                        size(parameter.elems), parameter.init == model::Init::ones ? 1.0 : 0.0);
                 }
             }
             gradients_.emplace_back(size(n_ * node.out.elems()));

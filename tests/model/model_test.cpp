@@ -131,6 +131,8 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("groupnorm\n", {"the number of groups"});
     expect_bad_model("groupnorm 0\n", {"the number of groups"});
     expect_bad_model("groupnorm 2 eps\n", {"the epsilon"});
+    expect_bad_model("groupnorm 2 momentum 0.1\n", {"'momentum' was not expected"});
+    expect_bad_model("batchnorm noaffine noaffine\n", {"'noaffine' was not expected"});
     expect_bad_model("groupnorm 2 local\n", {"'local' was not expected"});
     expect_bad_model("maxpool 2 c1\n", {"'c1' was not expected"});
     expect_bad_model("conv 4 k3 n5\n", {"'n5' was not expected"});
@@ -349,7 +351,8 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
           "linear 12\nleaky_relu 0.3\ndropout 0.5\nsilu\nlinear classes\n",
           "conv 4 k3 p1\nhardswish\nas x\nconv 4 k3 p1\nsigmoid\nadd x\nrelu6\nmaxpool 2\nlinear "
           "12\nhardsigmoid\nlinear classes\n",
-          "conv 4 k3\ngroupnorm 2 eps 0.01\nrelu\nconv 6 k3\ngroupnorm 6\navgpool 2\nlinear 9\n"
+          "conv 4 k3\ngroupnorm 2 eps 0.01\nbatchnorm noaffine\nrelu\nconv 6 k3\ngroupnorm "
+          "6\navgpool 2\nlinear 9\n"
           "groupnorm 3\nrelu\nlinear classes\n",
           // A dropout scales what it keeps by 10, in place, far out of these functions' ranges.
           "linear 40\nrelu6\ndropout 0.9\nlinear classes\n",

@@ -69,11 +69,12 @@ as b
 from a
 chunk 2/2
 groupnorm 3 eps 0.001
+batchnorm noaffine
 conv 4 k3 p1
 groupnorm 1
 maxpool 3 s1 p1
 concat b
-groupnorm 7
+groupnorm 7 noaffine
 maxpool 3 s2 ceil
 shuffle 7
 conv classes k1
