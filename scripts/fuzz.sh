@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Fuzzes each reader of foreign bytes with libFuzzer (clang), from the seeds of tests/fuzz, and prints a table.
+# Fuzzes each reader of foreign bytes with libFuzzer (clang), from the seeds of tests/fuzz, as many at a time as there are
+# cores, and prints a table.
 #   scripts/fuzz.sh [SECONDS] [TARGET...]             default: 60 seconds for each target
 #   scripts/fuzz.sh --planted [SECONDS] [TARGET...]   plants a bug behind each reader, which must be found
 # Inputs that a reader does not survive stay in build-clang/fuzz/TARGET/found; build-clang/fuzz-replay TARGET FILE
@@ -21,7 +22,6 @@ targets=("$@")
 [ ${#targets[@]} -gt 0 ] || mapfile -t targets < <("$build/fuzz-replay" --targets)
 status=0
 printf '%-12s %12s %10s %8s  %s\n' target inputs coverage seconds result
-for target in "${targets[@]}"; do
-    tests/fuzz/fuzz_target.sh "$build" "$target" "$seconds" $planted || status=1
-done
+printf '%s\n' "${targets[@]}" |
+    xargs -P "$(nproc)" -I '{}' tests/fuzz/fuzz_target.sh "$build" '{}' "$seconds" $planted || status=1
 exit $status
