@@ -33,7 +33,7 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
     }
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
     input_ = {backend, static_cast<std::int64_t>(activation_bytes(input, largest_batch))};
-    labels_ = {backend, largest_batch};
+    labels_ = {backend, std::int64_t{loss_.mixed ? 3 : 1} * largest_batch};
     if (!loss_.class_weights.empty()) {
         class_weights_ = {backend, classes};
         backend.upload(class_weights_.get(), loss_.class_weights.data(), class_weights_.bytes());
@@ -233,6 +233,7 @@ void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_s
     const CrossEntropyArgs args{.classes = classes_,
                                 .logits = wide ? logits.f32() : wide_.get(),
                                 .labels = labels(),
+                                .mixed = batch.training && loss_.mixed,
                                 .scale = scale,
                                 .gradient = batch.training ? gradient : nullptr,
                                 .sums = sums,

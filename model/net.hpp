@@ -106,7 +106,7 @@ class Net {
     // True if a node's backward pass comes with the loss; backward() does not offer it to `take`.
     bool with_loss(std::size_t node) const { return head_ != nullptr && node + 1 == ops_.size(); }
 
-    // Where a batch goes: x [n][input], labels [n].
+    // Where a batch goes: x [n][input], labels [n] or, if the loss is of mixed images, [3][n].
     Tensor input() const { return {input_.get(), type_}; }
     std::int32_t* labels() const { return labels_.get(); }
 

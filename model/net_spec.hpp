@@ -50,7 +50,11 @@ struct LossSpec {
     std::vector<float> class_weights = {};
     bool balanced = false;  // class_weights are 1 / the number of a class's training images
 
-    bool plain() const { return label_smoothing == 0.0f && class_weights.empty() && !balanced; }
+    bool mixed = false;  // training images are mixed from two, whose labels count
+
+    bool plain() const {
+        return label_smoothing == 0.0f && class_weights.empty() && !balanced && !mixed;
+    }
 };
 
 }  // namespace gyre::model

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -18,17 +19,21 @@ namespace {
 struct Transform {
     const char* name;
     int AugmentSpec::*amount;
-    int most;
+    double most;
     const char* unit;
+    int parts = 1;  // of the unit, in which the amount is stored
 };
+constexpr int kMostPixels = 1 << 14;
 constexpr Transform kTransforms[] = {
     {"randomresizedcrop", &AugmentSpec::resized_crop, 100,
-     "percent (the least part of the area, 8 in torchvision; `resize` sets the size)"},
-    {"rotate", &AugmentSpec::rotate, 180, "degrees"},
-    {"shift", &AugmentSpec::shift, 1 << 14, "pixels"},
-    {"crop", &AugmentSpec::crop, 1 << 14, "pixels"},
-    {"cutout", &AugmentSpec::cutout, 1 << 14, "pixels"},
-    {"randomerasing", &AugmentSpec::erasing, 100, "percent (the probability)"}};
+     "a number of percent (the least part of the area, 8 in torchvision; `resize` sets the size)"},
+    {"rotate", &AugmentSpec::rotate, 180, "a number of degrees"},
+    {"shift", &AugmentSpec::shift, kMostPixels, "a number of pixels"},
+    {"crop", &AugmentSpec::crop, kMostPixels, "a number of pixels"},
+    {"cutout", &AugmentSpec::cutout, kMostPixels, "a number of pixels"},
+    {"randomerasing", &AugmentSpec::erasing, 100, "a number of percent (the probability)"},
+    {"mixup", &AugmentSpec::mixup, 1, "an alpha, of up to three decimals,", 1000},
+    {"cutmix", &AugmentSpec::cutmix, 1, "an alpha, of up to three decimals,", 1000}};
 
 std::string read_one(const std::string& item, AugmentSpec& spec) {
     const std::size_t digits = item.find_first_of("0123456789");
@@ -52,12 +57,14 @@ std::string read_one(const std::string& item, AugmentSpec& spec) {
         }
         return fmt::format("'{}' must be one of {}{}", item, list, did_you_mean(name, words));
     }
-    int amount = 0;
-    if (!read_number(number, amount, {1, found->most}).empty()) {
-        return fmt::format("'{}': {} needs a number of {} from 1 to {}, such as {}4", item, name,
-                           found->unit, found->most, name);
+    double amount = 0.0;
+    if (!read_number(number, amount, {1.0 / found->parts, found->most}).empty() ||
+        std::abs(std::round(amount * found->parts) - amount * found->parts) > 1e-9) {
+        return fmt::format("'{}': {} needs {} from {:g} to {:g}, such as {}{}", item, name,
+                           found->unit, 1.0 / found->parts, found->most, name,
+                           found->parts == 1 ? "4" : "0.2");
     }
-    spec.*found->amount = amount;
+    spec.*found->amount = static_cast<int>(std::lround(amount * found->parts));
     return {};
 }
 
@@ -83,19 +90,20 @@ std::string augment_text(const AugmentSpec& spec) {
     std::string text = spec.hflip ? "hflip" : "";
     for (const Transform& transform : kTransforms) {
         if (const int amount = spec.*transform.amount; amount > 0) {
-            text += fmt::format("{}{}{}", text.empty() ? "" : ",", transform.name, amount);
+            text += fmt::format("{}{}{:g}", text.empty() ? "" : ",", transform.name,
+                                static_cast<double>(amount) / transform.parts);
         }
     }
     return text.empty() ? "none" : text;
 }
 
 void check(const AugmentSpec& spec, const Shape& shape) {
-    constexpr std::int64_t kMostPixels = 1 << 28;  // the draws are in 64 bits
-    if ((spec.resized_crop > 0 || spec.erasing > 0) && shape.plane_elems() > kMostPixels) {
-        throw usage_error(
-            fmt::format("`augment`: randomresizedcrop and randomerasing take images "
-                        "of up to {} pixels, these have {}x{} (height x width)",
-                        kMostPixels, shape.height, shape.width));
+    if ((spec.resized_crop > 0 || spec.erasing > 0 || spec.cutmix > 0) &&
+        std::max(shape.height, shape.width) > kMostPixels) {  // the draws are in 64 bits
+        throw usage_error(fmt::format(
+            "`augment`: randomresizedcrop, randomerasing and cutmix take images of up to {} pixels "
+            "on each side, these have {}x{} (height x width)",
+            kMostPixels, shape.height, shape.width));
     }
     const int side = std::min(shape.height, shape.width);
     for (const auto& [name, pixels] :

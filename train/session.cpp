@@ -83,8 +83,9 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
     agree(comm, [&] {
         check(optimizer_spec_);
         check(run.batch.augment, {images.channels, images.height, images.width});
-        make_net(task.model, {images.channels, images.height, images.width},
-                 weighted(run.loss, images.labels, classes_));
+        LossSpec loss = weighted(run.loss, images.labels, classes_);
+        loss.mixed = run.batch.augment.mixes();
+        make_net(task.model, {images.channels, images.height, images.width}, loss);
         images_ = std::make_unique<DeviceImages>(backend, std::move(images), normalisation);
         program_ = std::make_unique<StepProgram>(backend, *net_, *images_, run.batch.augment,
                                                  run.net.pass);

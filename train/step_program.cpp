@@ -52,7 +52,8 @@ void StepProgram::run_fused(const Pass& pass) const {
 void StepProgram::gather(const Pass& pass) const {
     const Batch& batch = pass.batch;
     const TimelineSpan span(batch.timeline, "gather");
-    const AugmentArgs augment{augment_, batch.seed, augment_.any() ? batch.epoch : nullptr};
+    const AugmentArgs augment{augment_, batch.seed, augment_.any() ? batch.epoch : nullptr,
+                              static_cast<int>(images_.count())};
     if (pass.next != nullptr) {
         images_.gather_next(*pass.next, pass.samples, batch.n, net_.input(), net_.labels(),
                             augment);

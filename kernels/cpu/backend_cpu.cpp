@@ -106,10 +106,22 @@ void gather_augmented(ThreadPool& pool, const GatherArgs& args, int n, Elem* x, 
     const Shape& shape = args.shape;
     pool.parallel_for(block_count(n), [&](std::int64_t block, int) {
         LaneImages lanes(args, block, n, y);
-        DrawnAugment drawn[kLanes];
+        DrawnAugment drawn[kLanes], of_partner[kLanes];
+        DrawnMix mix[kLanes];
+        const bool mixes = args.augment.spec.mixes();
         for (int lane = 0; lane < kLanes; ++lane) {
-            drawn[lane] =
-                draw_augment(args.augment, shape, static_cast<std::uint32_t>(lanes.sample[lane]));
+            const auto sample = static_cast<std::uint32_t>(lanes.sample[lane]);
+            drawn[lane] = draw_augment(args.augment, shape, sample);
+            if (mixes) {
+                mix[lane] = draw_mix(args.augment, shape, sample);
+                of_partner[lane] = draw_augment(args.augment, shape,
+                                                static_cast<std::uint32_t>(mix[lane].partner));
+                if (lane < lanes.lanes) {
+                    const std::int64_t at = block * kLanes + lane;
+                    y[n + at] = args.labels[mix[lane].partner];
+                    y[2 * std::int64_t{n} + at] = mix[lane].share;
+                }
+            }
         }
         Elem* to = x + block * shape.elems() * kLanes;
         for (int channel = 0; channel < shape.channels; ++channel) {
@@ -117,9 +129,18 @@ void gather_augmented(ThreadPool& pool, const GatherArgs& args, int n, Elem* x, 
             for (int row = 0; row < shape.height; ++row) {
                 for (int column = 0; column < shape.width; ++column) {
                     for (int lane = 0; lane < kLanes; ++lane) {
-                        *to++ = stored(augmented_value(
-                            drawn[lane], lanes.image[lane] + channel * shape.plane_elems(), row,
-                            column, lanes.scale[lane], lanes.shift[lane]));
+                        const std::int64_t plane = channel * shape.plane_elems();
+                        const float scale = lanes.scale[lane], shift = lanes.shift[lane];
+                        float value = augmented_value(drawn[lane], lanes.image[lane] + plane, row,
+                                                      column, scale, shift);
+                        if (mixes) {
+                            const auto* const partner =
+                                args.pixels + mix[lane].partner * shape.elems() + plane;
+                            value = mixed_value(mix[lane], row, column, value,
+                                                augmented_value(of_partner[lane], partner, row,
+                                                                column, scale, shift));
+                        }
+                        *to++ = stored(value);
                     }
                 }
             }

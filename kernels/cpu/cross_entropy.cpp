@@ -16,7 +16,8 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
         const float* logits = args.logits + base;
         const int lanes = std::min(kLanes, n - block * kLanes);
         float largest[kLanes], sum[kLanes] = {}, weight[kLanes] = {};
-        int best[kLanes] = {};
+        int best[kLanes] = {}, count[kLanes];
+        LossTarget targets[kLanes][2];
         std::copy_n(logits, kLanes, largest);
         for (int k = 1; k < args.classes; ++k) {
             for (int lane = 0; lane < kLanes; ++lane) {
@@ -31,20 +32,24 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
             }
         }
         for (int lane = 0; lane < lanes; ++lane) {
-            const int label = args.labels[block * kLanes + lane];
-            weight[lane] = args.class_weights == nullptr ? 1.0f : args.class_weights[label];
-            const auto factor = static_cast<double>(weight[lane]);
-            loss += factor * static_cast<double>(std::log(sum[lane]) + largest[lane] -
-                                                 logits[label * kLanes + lane]);
-            if (args.label_smoothing > 0.0f) {
-                double others = 0.0;  // sum over the classes of the label's logit - logit
-                for (int k = 0; k < args.classes; ++k) {
-                    others += static_cast<double>(logits[label * kLanes + lane] -
-                                                  logits[k * kLanes + lane]);
+            count[lane] = find_targets(args, n, block * kLanes + lane, targets[lane]);
+            for (int t = 0; t < count[lane]; ++t) {
+                const int label = targets[lane][t].label;
+                const auto factor = static_cast<double>(targets[lane][t].weight);
+                weight[lane] += targets[lane][t].weight;
+                loss += factor * static_cast<double>(std::log(sum[lane]) + largest[lane] -
+                                                     logits[label * kLanes + lane]);
+                if (args.label_smoothing > 0.0f) {
+                    double others = 0.0;  // sum over the classes of the label's logit - logit
+                    for (int k = 0; k < args.classes; ++k) {
+                        others += static_cast<double>(logits[label * kLanes + lane] -
+                                                      logits[k * kLanes + lane]);
+                    }
+                    loss +=
+                        factor * static_cast<double>(args.label_smoothing) * others / args.classes;
                 }
-                loss += factor * static_cast<double>(args.label_smoothing) * others / args.classes;
             }
-            correct += best[lane] == label;
+            correct += best[lane] == targets[lane][0].label;
         }
         if (args.gradient != nullptr) {
             float* gradient = args.gradient + base;
@@ -56,7 +61,10 @@ void CpuBackend::cross_entropy(const CrossEntropyArgs& args, int n) {
                 }
             }
             for (int lane = 0; lane < lanes; ++lane) {
-                gradient[args.labels[block * kLanes + lane] * kLanes + lane] -= own * weight[lane];
+                for (int t = 0; t < count[lane]; ++t) {
+                    const LossTarget& target = targets[lane][t];
+                    gradient[target.label * kLanes + lane] -= own * target.weight;
+                }
             }
         }
     }

@@ -5,6 +5,7 @@
 //   loss_i += E * mean over k of (logits[i][label_i] - logits[i][k])
 //   gradient[i][k] = scale * (softmax - (1 - E) (k == label_i) - E / classes)
 // With class weights w: loss_i and gradient[i] times w[label_i].
+// Of mixed images both are the sums over two labels, times their shares.
 //   sums = scale * sum of loss_i, number of images whose label has the first largest logit
 //
 // 8 bytes per element, about 40 FLOPs (two exp); too small to fill a GPU for ten classes. One warp
@@ -46,25 +47,34 @@ __global__ void cross_entropy_kernel(CrossEntropyArgs args, int n, float spread,
             sum += expf(logits[k] - largest);
         }
         sum = warp_sum(sum);
-        const int label = args.labels[image];
-        const float weight = args.class_weights == nullptr ? 1.0f : args.class_weights[label];
-        loss +=
-            static_cast<double>(weight) * static_cast<double>(logf(sum) + largest - logits[label]);
-        if (args.label_smoothing > 0.0f) {
-            float others = 0.0f;
-            for (int k = lane; k < args.classes; k += 32) {
-                others += logits[label] - logits[k];
+        LossTarget targets[2];
+        const int count = find_targets(args, n, image, targets);
+        float weight = 0.0f;
+        for (int t = 0; t < count; ++t) {
+            const int label = targets[t].label;
+            const auto factor_of_loss = static_cast<double>(targets[t].weight);
+            weight += targets[t].weight;
+            loss += factor_of_loss * static_cast<double>(logf(sum) + largest - logits[label]);
+            if (args.label_smoothing > 0.0f) {
+                float others = 0.0f;
+                for (int k = lane; k < args.classes; k += 32) {
+                    others += logits[label] - logits[k];
+                }
+                loss += factor_of_loss * static_cast<double>(spread * warp_sum(others));
             }
-            loss += static_cast<double>(weight) * static_cast<double>(spread * warp_sum(others));
         }
-        correct += best == label ? 1.0 : 0.0;
+        correct += best == targets[0].label ? 1.0 : 0.0;
         if (args.gradient != nullptr) {
             float* gradient = args.gradient + image * args.classes;
-            const float scale = args.scale * weight, factor = scale / sum;
+            const float factor = args.scale * weight / sum;
             const float own = 1.0f - args.label_smoothing + spread;
             for (int k = lane; k < args.classes; k += 32) {
-                gradient[k] =
-                    expf(logits[k] - largest) * factor - scale * (k == label ? own : spread);
+                float target = 0.0f;
+                for (int t = 0; t < count; ++t) {
+                    target +=
+                        args.scale * targets[t].weight * (k == targets[t].label ? own : spread);
+                }
+                gradient[k] = expf(logits[k] - largest) * factor - target;
             }
         }
     }

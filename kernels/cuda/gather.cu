@@ -89,17 +89,30 @@ __global__ void gather_kernel(SIMT_GRID_CONSTANT const Gather gather, typename M
 template <typename Math>
 __global__ void augmented_kernel(SIMT_GRID_CONSTANT const Gather gather, typename Math::Elem* x,
                                  std::int32_t* y) {
-    SIMT_SHARED(DrawnAugment, drawn, [1]);
+    SIMT_SHARED(DrawnAugment, drawn, [2]);
+    SIMT_SHARED(DrawnMix, mix, [1]);
     const GatherArgs& args = gather.args;
     const std::int32_t sample = sample_of_block(gather);
+    const bool mixes = args.augment.spec.mixes();
     if (threadIdx.x == 0) {
         drawn[0] = draw_augment(args.augment, args.shape, static_cast<std::uint32_t>(sample));
         if (blockIdx.y == 0) {
             y[blockIdx.x] = args.labels[sample];
         }
+        if (mixes) {
+            mix[0] = draw_mix(args.augment, args.shape, static_cast<std::uint32_t>(sample));
+            const int partner = mix[0].partner;
+            drawn[1] = draw_augment(args.augment, args.shape, static_cast<std::uint32_t>(partner));
+            if (blockIdx.y == 0) {
+                y[gridDim.x + blockIdx.x] = args.labels[partner];
+                y[2 * gridDim.x + blockIdx.x] = mix[0].share;
+            }
+        }
     }
     __syncthreads();
     const std::uint8_t* const pixels = args.pixels + std::int64_t{sample} * gather.image_elems;
+    const std::uint8_t* const partner =
+        mixes ? args.pixels + std::int64_t{mix[0].partner} * gather.image_elems : nullptr;
     auto* const to = x + std::int64_t{blockIdx.x} * gather.image_elems;
     const std::uint32_t first = blockIdx.y * gather.part_elems;
     const std::uint32_t rest = gather.image_elems - first;
@@ -107,10 +120,16 @@ __global__ void augmented_kernel(SIMT_GRID_CONSTANT const Gather gather, typenam
     for (std::uint32_t i = threadIdx.x; i < elems; i += blockDim.x) {
         const std::uint32_t at = first + i, channel = at / gather.plane_elems;
         const auto place = static_cast<int>(at - channel * gather.plane_elems);
-        const int row = place / args.shape.width;
-        to[at] = Math::value(augmented_value(drawn[0], pixels + channel * gather.plane_elems, row,
-                                             place - row * args.shape.width, args.scale[channel],
-                                             args.shift[channel]));
+        const int row = place / args.shape.width, column = place - row * args.shape.width;
+        const std::uint32_t plane = channel * gather.plane_elems;
+        const float scale = args.scale[channel], shift = args.shift[channel];
+        float value = augmented_value(drawn[0], pixels + plane, row, column, scale, shift);
+        if (mixes) {
+            value =
+                mixed_value(mix[0], row, column, value,
+                            augmented_value(drawn[1], partner + plane, row, column, scale, shift));
+        }
+        to[at] = Math::value(value);
     }
 }
 

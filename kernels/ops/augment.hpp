@@ -22,8 +22,11 @@ struct AugmentSpec {
                       // pixel of the image (DeVries, Taylor 2017)
     int erasing = 0;  // a random rectangle is set to the mean, with a probability of N %
                       // (torchvision's RandomErasing; Zhong et al. 2017)
+    // An image is mixed with another one (mix.hpp), with Beta(alpha, alpha), alpha = N / 1000.
+    int mixup = 0, cutmix = 0;
 
     bool any() const { return *this != AugmentSpec{}; }
+    GYRE_HOST_DEVICE bool mixes() const { return mixup > 0 || cutmix > 0; }
     bool operator==(const AugmentSpec&) const = default;
 };
 
@@ -31,6 +34,7 @@ struct AugmentArgs {
     AugmentSpec spec;
     std::uint64_t seed = 0;
     const std::uint32_t* epoch = nullptr;  // on the device; null: no augmentation
+    int images = 0;                        // in the set, of which mix.hpp draws one
 };
 
 // Rows [y, y + height) and columns [x, x + width) of an image. No default initialisers: it is
@@ -151,10 +155,14 @@ GYRE_HOST_DEVICE inline void set_angle(DrawnAugment& drawn, int steps) {
     drawn.cosine = c;
 }
 
-// 2^(log / 2^16) * 2^16 for |log| < 2^17, or up to 2 less: a Taylor series between powers of two.
-GYRE_HOST_DEVICE inline std::int64_t exp2_16(int log) {
+// 2^(log / 2^16) * 2^16 for log < 2^17, or up to 2 less: a Taylor series between powers of two.
+GYRE_HOST_DEVICE inline std::int64_t exp2_16(std::int64_t log) {
     constexpr std::int64_t kLog2 = 744261118;  // ln 2 * 2^30
-    const int whole = (log + (1 << 18)) / (1 << 16) - 4;
+    constexpr int kLeast = -32;
+    if (log < kLeast * (1 << 16)) {
+        return 0;
+    }
+    const int whole = static_cast<int>((log - kLeast * (1 << 16)) / (1 << 16)) + kLeast;
     const std::int64_t x = (log - whole * (1 << 16)) * kLog2 >> 16;
     std::int64_t sum = DrawnAugment::kOne;
     for (int i = 7; i > 0; --i) {
@@ -163,13 +171,16 @@ GYRE_HOST_DEVICE inline std::int64_t exp2_16(int log) {
     return sum >> (14 - whole);
 }
 
-// The square root of a number below 2^62, to nearest, if it is given times 2^32.
-GYRE_HOST_DEVICE inline int rounded_root(std::int64_t squared) {
+// The square root of a number below 2^62, which is given times 2^32; the result is times 2^16.
+GYRE_HOST_DEVICE inline std::int64_t root_16(std::int64_t squared) {
     std::int64_t root = 0;
     for (std::int64_t bit = std::int64_t{1} << 30; bit > 0; bit >>= 1) {
         root += (root + bit) * (root + bit) <= squared ? bit : 0;
     }
-    return static_cast<int>((root + (1 << 15)) >> 16);
+    return root;
+}
+GYRE_HOST_DEVICE inline int rounded_root(std::int64_t squared) {
+    return static_cast<int>((root_16(squared) + (1 << 15)) >> 16);
 }
 
 // How large random parts of an image are: their areas, in 2^-16 of the image's, and their

@@ -8,6 +8,7 @@
 #include "base/data_type.hpp"
 #include "base/epoch_order.hpp"
 #include "kernels/ops/augment.hpp"
+#include "kernels/ops/mix.hpp"
 #include "kernels/ops/shapes.hpp"
 
 namespace gyre {
@@ -22,6 +23,8 @@ struct GatherArgs {
     const float* shift = nullptr;  // [channels]
     AugmentArgs augment = {};
 };
+// The labels [n] of images that are gathered; if they are mixed [3][n]: their own, their partners',
+// and DrawnMix's shares.
 
 // How far a training is. It lies on the device, so that a step that was captured once finds images
 // of its own in every launch.
@@ -45,7 +48,8 @@ struct NextSamplesArgs {
 struct CrossEntropyArgs {
     int classes = 0;
     const float* logits = nullptr;
-    const std::int32_t* labels = nullptr;  // [n]
+    const std::int32_t* labels = nullptr;  // [n], or if mixed [3][n], as they are gathered
+    bool mixed = false;                    // LossHead takes false alone
     float scale = 1.0f;                    // 1 / size of the global batch
     float* gradient = nullptr;             // [n][classes]: scale * (softmax - target); may be null
     float* sums = nullptr;  // [2], overwritten: scale * sum of losses, number of correct images
@@ -54,6 +58,32 @@ struct CrossEntropyArgs {
     // is all that LossHead takes.
     const float* class_weights = nullptr;
 };
+
+// The targets of an image: its loss is the sum over them of weight * cross-entropy with the label.
+struct LossTarget {
+    int label;
+    float weight;
+};
+// Returns how many there are, the one with the larger share first.
+GYRE_HOST_DEVICE inline int find_targets(const CrossEntropyArgs& args, int n, std::int64_t image,
+                                         LossTarget (&targets)[2]) {
+    const int label = args.labels[image];
+    targets[0] = {label, args.class_weights == nullptr ? 1.0f : args.class_weights[label]};
+    if (!args.mixed) {
+        return 1;
+    }
+    const int other = args.labels[n + image];
+    const float share = static_cast<float>(args.labels[2 * std::int64_t{n} + image]) * 0x1p-16f;
+    targets[0].weight *= share;
+    targets[1] = {
+        other, (1.0f - share) * (args.class_weights == nullptr ? 1.0f : args.class_weights[other])};
+    if (share < 0.5f) {
+        const LossTarget first = targets[0];
+        targets[0] = targets[1];
+        targets[1] = first;
+    }
+    return 2;
+}
 
 // Where a kernel that reads gradients reports those that are not finite: *word becomes at least
 // 1 + (first_elem + i) / kGrain for each such element i, and stays as it is where there is none. An

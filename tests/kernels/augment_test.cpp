@@ -10,7 +10,9 @@
 #include <numeric>
 #include <set>
 
+#include "kernels/ops/mix.hpp"
 #include "tests/support/backends.hpp"
+#include "tests/support/bounded.hpp"
 #include "tests/support/catch.hpp"
 
 using namespace gyre;
@@ -23,7 +25,7 @@ constexpr std::uint64_t kSeed = 77;
 constexpr std::uint32_t kEpoch = 3;
 
 AugmentArgs args_of(const AugmentSpec& spec, std::uint32_t& epoch) {
-    return {spec, kSeed, &epoch};
+    return {spec, kSeed, &epoch, kImages};
 }
 DrawnAugment draw(const AugmentSpec& spec, int sample, const Shape& shape = {1, 28, 28},
                   std::uint32_t epoch = kEpoch) {
@@ -117,6 +119,9 @@ const AugmentSpec kSpecs[] = {
     {.resized_crop = 8},
     {.erasing = 50},
     {.resized_crop = 20, .rotate = 15, .crop = 1, .hflip = true, .cutout = 2, .erasing = 100},
+    {.mixup = 500},
+    {.cutmix = 1000},
+    {.shift = 1, .cutout = 3, .mixup = 1000, .cutmix = 1000},
 };
 
 std::vector<std::uint8_t> test_pixels(const Shape& shape) {
@@ -127,24 +132,59 @@ std::vector<std::uint8_t> test_pixels(const Shape& shape) {
     return pixels;
 }
 
-// The values of a batch, exact in float32.
-Floats expected_values(const std::vector<std::uint8_t>& pixels, const Shape& shape,
-                       const AugmentSpec& spec, const std::vector<std::int32_t>& samples,
-                       const Floats& scale, const Floats& shift) {
-    Floats values;
+DrawnMix draw_partner(const AugmentSpec& spec, int sample, const Shape& shape) {
+    std::uint32_t epoch = kEpoch;
+    return draw_mix(args_of(spec, epoch), shape, static_cast<std::uint32_t>(sample));
+}
+
+// The values of a batch, exact in float32 but for a mixup's two products and their sum.
+std::vector<Bounded> expected_values(const std::vector<std::uint8_t>& pixels, const Shape& shape,
+                                     const AugmentSpec& spec,
+                                     const std::vector<std::int32_t>& samples, const Floats& scale,
+                                     const Floats& shift) {
+    const auto plane_of = [&](std::int32_t sample, int c) {
+        const auto* from = pixels.data() + sample * shape.elems() + c * shape.plane_elems();
+        const Plane plane{shape.height, shape.width, {from, from + shape.plane_elems()}};
+        std::vector<double> values;
+        for (const int pixel : reference(plane, spec, draw(spec, sample, shape)).pixels) {
+            const auto channel = static_cast<std::size_t>(c);
+            values.push_back(pixel < 0 ? 0.0
+                                       : pixel * double{scale[channel]} + double{shift[channel]});
+        }
+        return values;
+    };
+    std::vector<Bounded> values;
     for (const std::int32_t sample : samples) {
-        const DrawnAugment drawn = draw(spec, sample, shape);
+        const DrawnMix mix = spec.mixes() ? draw_partner(spec, sample, shape) : DrawnMix{};
         for (int c = 0; c < shape.channels; ++c) {
-            const auto* from = pixels.data() + sample * shape.elems() + c * shape.plane_elems();
-            const Plane plane{shape.height, shape.width, {from, from + shape.plane_elems()}};
-            for (const int pixel : reference(plane, spec, drawn).pixels) {
-                const auto channel = static_cast<std::size_t>(c);
-                values.push_back(
-                    pixel < 0 ? 0.0f : static_cast<float>(pixel) * scale[channel] + shift[channel]);
+            const std::vector<double> own = plane_of(sample, c);
+            const std::vector<double> others = spec.mixes() ? plane_of(mix.partner, c) : own;
+            for (std::size_t at = 0; at < own.size(); ++at) {
+                const int y = static_cast<int>(at) / shape.width;
+                const int x = static_cast<int>(at) % shape.width;
+                const double share = std::ldexp(mix.share, -16);
+                values.push_back(!spec.mixes() ? Bounded(own[at])
+                                 : mix.box.height > 0
+                                     ? Bounded(mix.box.contains(y, x) ? others[at] : own[at])
+                                     : Bounded(share) * own[at] +
+                                           Bounded(1.0 - share) * others[at]);
             }
         }
     }
     return values;
+}
+
+// What gather writes for the labels, if an image's label is its index.
+std::vector<std::int32_t> expected_labels(const Shape& shape, const AugmentSpec& spec,
+                                          const std::vector<std::int32_t>& samples) {
+    std::vector<std::int32_t> labels = samples;
+    for (int row = 1; row < 3 && spec.mixes(); ++row) {
+        for (const std::int32_t sample : samples) {
+            const DrawnMix mix = draw_partner(spec, sample, shape);
+            labels.push_back(row == 1 ? mix.partner : mix.share);
+        }
+    }
+    return labels;
 }
 
 }  // namespace
@@ -331,6 +371,56 @@ TEST_CASE("random parts have the areas and the ratios of torchvision's", "[augme
     CHECK(draw({.erasing = 100}, 0, {1, 1, 1}).erased.height == 0);
 }
 
+// Beta(a, a) has the mean 1/2 and the variance 1 / (4 (2 a + 1)), of which no draw is further than
+// 1/2 from the mean. All within six standard deviations.
+TEST_CASE("shares of mixed images have their distribution", "[augment]") {
+    CHECK(minus_log2_16(~0u) == 0);
+    CHECK(minus_log2_16(0) == 32 << 16);
+    for (std::uint32_t word = 1; word < 1u << 31; word = word * 3 + 1) {
+        CHECK(std::abs(double(minus_log2_16(word)) -
+                       65536.0 * (32.0 - std::log2(double(word) + 1.0))) <= 1.0);
+    }
+    const Shape shape{1, 20, 30};
+    constexpr int kDraws = 4000;
+    for (const int thousandths : {200, 500, 1000}) {
+        for (const bool cut : {false, true}) {
+            const AugmentSpec spec{.mixup = cut ? 0 : thousandths, .cutmix = cut ? thousandths : 0};
+            double sum = 0.0, squares = 0.0;
+            std::vector<int> partners(kImages);
+            for (int sample = 0; sample < kDraws; ++sample) {
+                const DrawnMix mix = draw_partner(spec, sample, shape);
+                REQUIRE((mix.partner >= 0 && mix.partner < kImages && mix.share >= 0 &&
+                         mix.share <= DrawnMix::kWhole));
+                ++partners[static_cast<std::size_t>(mix.partner)];
+                const double share = std::ldexp(mix.share, -16);
+                sum += share;
+                squares += (share - 0.5) * (share - 0.5);
+                CHECK((cut || mix.box.height == 0));
+                if (mix.box.height > 0) {
+                    CHECK((mix.box.y >= 0 && mix.box.y + mix.box.height <= 20 && mix.box.x >= 0 &&
+                           mix.box.width > 0 && mix.box.x + mix.box.width <= 30));
+                    CHECK(std::abs(1.0 - mix.box.height * mix.box.width / 600.0 - share) < 0x1p-16);
+                }
+            }
+            if (!cut) {
+                const double variance = 1000.0 / (4.0 * (2.0 * thousandths + 1000.0));
+                CHECK(std::abs(sum / kDraws - 0.5) < 6 * std::sqrt(variance / kDraws));
+                CHECK(std::abs(squares / kDraws - variance) < 6 * 0.125 / std::sqrt(kDraws));
+            }
+            CHECK(*std::min_element(partners.begin(), partners.end()) >
+                  40);  // 100 of each expected
+            CHECK(*std::max_element(partners.begin(), partners.end()) < 160);
+        }
+    }
+    // With both, each of them in half of the images.
+    int cuts = 0;
+    for (int sample = 0; sample < kDraws; ++sample) {
+        cuts += draw_partner({.mixup = 1000, .cutmix = 1000}, sample, shape).box.height > 0;
+    }
+    // A box may have no pixel, but only seldom.
+    CHECK(std::abs(cuts - 0.5 * kDraws) < 6 * std::sqrt(0.25 * kDraws) + 0.01 * kDraws);
+}
+
 TEST_CASE("gathered images match the reference augmentation to the last bit", "[augment][gpu]") {
     on_every_backend([](Bench& bench) {
         for (const Shape& shape : {Shape{1, 12, 12}, {3, 5, 7}, {2, 20, 26}}) {
@@ -354,28 +444,30 @@ TEST_CASE("gathered images match the reference augmentation to the last bit", "[
                     INFO(shape.channels << "x" << shape.height << "x" << shape.width << ", rotate "
                                         << spec.rotate << ", crop " << spec.crop << ", n = " << n);
                     bench.backend.upload(place.get(), &start, sizeof start);
-                    DeviceBuffer<std::int32_t> samples(bench.backend, n), y(bench.backend, n);
+                    DeviceBuffer<std::int32_t> samples(bench.backend, n);
+                    const DeviceBuffer<std::int32_t> y(bench.backend, spec.mixes() ? 3 * n : n);
                     GatherArgs args{.pixels = dev_pixels.get(),
                                     .labels = dev_labels.get(),
                                     .samples = nullptr,
                                     .shape = shape,
                                     .scale = dev_scale.get(),
                                     .shift = dev_shift.get(),
-                                    .augment = {spec, kSeed, &place.get()->epoch}};
+                                    .augment = {spec, kSeed, &place.get()->epoch, kImages}};
                     const Guarded x = bench.empty_activation(shape, n);
                     bench.backend.gather_next(next, args, n, samples.get(), x.get(), y.get());
-                    std::vector<std::int32_t> taken(static_cast<std::size_t>(n)), found(taken);
+                    std::vector<std::int32_t> taken(static_cast<std::size_t>(n));
+                    std::vector<std::int32_t> found(static_cast<std::size_t>(y.elems()));
                     bench.backend.download(taken.data(), samples.get(), samples.bytes());
                     bench.backend.download(found.data(), y.get(), y.bytes());
-                    CHECK(found == taken);
-                    CHECK(bench.read(shape, n, x) ==
-                          expected_values(pixels, shape, spec, taken, scale, shift));
+                    CHECK(found == expected_labels(shape, spec, taken));
+                    check_within(bench.read(shape, n, x),
+                                 expected_values(pixels, shape, spec, taken, scale, shift));
                     std::sort(taken.begin(), taken.end());
                     bench.backend.upload(samples.get(), taken.data(), samples.bytes());
                     args.samples = samples.get();
                     bench.backend.gather(args, n, x.get(), y.get());
-                    CHECK(bench.read(shape, n, x) ==
-                          expected_values(pixels, shape, spec, taken, scale, shift));
+                    check_within(bench.read(shape, n, x),
+                                 expected_values(pixels, shape, spec, taken, scale, shift));
                 }
             }
         }

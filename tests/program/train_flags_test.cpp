@@ -107,11 +107,15 @@ const std::vector<Row> kRows = {
     {"--weight-init", "kaiming-normal",
      [](O o) { return o.net.weight_init == WeightInit::kaiming_normal; }, true},
     {"--no-dropout", "", [](O o) { return !o.net.dropout; }, true},
-    {"--augment", "crop4,hflip,randomresizedcrop8,rotate10,randomerasing25",
+    {"--augment", "crop4,hflip,randomresizedcrop8,rotate10,randomerasing25,mixup0.2,cutmix1",
      [](O o) {
-         return o.batch.augment ==
-                AugmentSpec{
-                    .resized_crop = 8, .rotate = 10, .crop = 4, .hflip = true, .erasing = 25};
+         return o.batch.augment == AugmentSpec{.resized_crop = 8,
+                                               .rotate = 10,
+                                               .crop = 4,
+                                               .hflip = true,
+                                               .erasing = 25,
+                                               .mixup = 200,
+                                               .cutmix = 1000};
      },
      true},
     {"--no-eval", "", [](O o) { return !o.evaluation.enabled; }, true},

@@ -47,6 +47,8 @@ TEST_CASE("unknown flags are named in the order typed, with what was meant") {
     refuse("train --augment shift", {"--augment", "'shift'", "a number of pixels", "shift4"});
     refuse("train --augment randomresizedcrop224",
            {"--augment", "percent", "8 in torchvision", "--resize"});
+    refuse("train --augment mixup2", {"--augment", "from 0.001 to 1", "mixup0.2"});
+    refuse("train --augment cutmix0.0001", {"--augment", "three decimals", "cutmix0.2"});
     refuse("train --augment rotate181", {"--augment", "degrees from 1 to 180"});
     refuse("train --augment crop0", {"--augment", "'crop0'", "from 1"});
     refuse("train --augment hflip2", {"--augment", "no number"});

@@ -67,6 +67,8 @@ void check_losses(const Training& training, const Training::Result& plain) {
                               "--augment cutout2",
                               "--augment randomresizedcrop50",
                               "--augment randomerasing100",
+                              "--augment mixup1",
+                              "--augment cutmix1",
                               "--augment rotate30"}) {
         INFO(flags);
         const auto other = training.run(1, std::string("--epochs 2 --batch-size 10 ") + flags);

@@ -64,7 +64,8 @@ TEST_CASE("50 steps with dropout and an uneven last batch are the same for 1, 2 
 TEST_CASE("augmented images are the same for any number of ranks", "[losses]") {
     check_bits(
         "--global-batch 60 --epochs 4 --seed 7 --lr 0.1 "
-        "--augment randomresizedcrop30,rotate5,shift1,crop1,cutout4,randomerasing50",
+        "--augment "
+        "randomresizedcrop30,rotate5,shift1,crop1,cutout4,randomerasing50,mixup0.5,cutmix1",
         52);
 }
 
