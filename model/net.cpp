@@ -233,12 +233,12 @@ void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_s
     const CrossEntropyArgs args{.classes = classes_,
                                 .logits = wide ? logits.f32() : wide_.get(),
                                 .labels = labels(),
-                                .mixed = batch.training && loss_.mixed,
                                 .scale = scale,
                                 .gradient = batch.training ? gradient : nullptr,
                                 .sums = sums,
                                 .label_smoothing = batch.training ? loss_.label_smoothing : 0.0f,
-                                .class_weights = batch.training ? class_weights_.get() : nullptr};
+                                .class_weights = batch.training ? class_weights_.get() : nullptr,
+                                .mixed = batch.training && loss_.mixed};
     backend_.cross_entropy(args, batch.n);
     if (!wide && batch.training) {
         backend_.narrow(type_, elems, gradient, logits_gradient_.narrow(), loss_scale);

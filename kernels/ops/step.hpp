@@ -49,7 +49,6 @@ struct CrossEntropyArgs {
     int classes = 0;
     const float* logits = nullptr;
     const std::int32_t* labels = nullptr;  // [n], or if mixed [3][n], as they are gathered
-    bool mixed = false;                    // LossHead takes false alone
     float scale = 1.0f;                    // 1 / size of the global batch
     float* gradient = nullptr;             // [n][classes]: scale * (softmax - target); may be null
     float* sums = nullptr;  // [2], overwritten: scale * sum of losses, number of correct images
@@ -57,6 +56,7 @@ struct CrossEntropyArgs {
     // [classes], on the device: a further factor of an image's loss, by its label; null: 1, which
     // is all that LossHead takes.
     const float* class_weights = nullptr;
+    bool mixed = false;  // LossHead takes false alone
 };
 
 // The targets of an image: its loss is the sum over them of weight * cross-entropy with the label.

@@ -31,16 +31,17 @@ const int kBatches[] = {1, 15, 17, 64};
 
 TEST_CASE("cross entropy: loss, count and gradient match double precision", "[gpu]") {
     const float smoothing = GENERATE(0.0f, 0.1f, 0.75f);
-    const bool weighted = GENERATE(false, true);
+    const bool weighted = GENERATE(false, true), mixed = GENERATE(false, true);
     on_every_backend([&](Bench& bench) {
         for (const int classes : {2, 5, 10, 63}) {
             for (const int n : kBatches) {
                 for (const float spread : {1.0f, 200.0f}) {  // 200: needs the shift by max
                     INFO(classes << " classes, n = " << n << ", spread " << spread
-                                 << ", label smoothing " << smoothing << ", weights " << weighted);
+                                 << ", label smoothing " << smoothing << ", weights " << weighted
+                                 << ", mixed " << mixed);
                     const Shape shape{classes, 1, 1};
                     Floats logits = random_floats(n * classes, 16);
-                    std::vector<std::int32_t> labels(static_cast<std::size_t>(n));
+                    std::vector<std::int32_t> labels(static_cast<std::size_t>(mixed ? 3 * n : n));
                     const float scale = 1.0f / static_cast<float>(n + 3);
                     double loss = 0.0;
                     int correct = 0;
@@ -53,23 +54,37 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision", "[gp
                         float* row = &logits[static_cast<std::size_t>(i * classes)];
                         std::transform(row, row + classes, row,
                                        [&](float v) { return v * spread; });
-                        const int label = (i * 5 + 1) % classes;
-                        labels[static_cast<std::size_t>(i)] = label;
+                        const int both[] = {(i * 5 + 1) % classes, i * 3 % classes};
+                        const int parts = mixed ? i * 7919 % 65537 : 65536;  // of 2^16
+                        labels[static_cast<std::size_t>(i)] = both[0];
+                        if (mixed) {
+                            labels[static_cast<std::size_t>(n + i)] = both[1];
+                            labels[static_cast<std::size_t>(2 * n + i)] = parts;
+                        }
                         const auto best = std::max_element(row, row + classes) - row;
-                        correct += best == label;
+                        correct += best == both[parts < 32768 ? 1 : 0];
                         double sum = 0.0;
                         for (int k = 0; k < classes; ++k) {
                             sum += std::exp(double{row[k]} - double{row[best]});
                         }
-                        const double weight = double{weights[static_cast<std::size_t>(label)]};
-                        loss += weight * (std::log(sum) + double{row[best]} - double{row[label]});
-                        const double each = double{smoothing} / classes;
-                        for (int k = 0; k < classes; ++k) {
-                            loss += weight * each * (double{row[label]} - double{row[k]});
-                            const double target = k == label ? 1.0 - double{smoothing} : 0.0;
-                            const double p = std::exp(double{row[k]} - double{row[best]}) / sum;
-                            gradient.push_back(double{scale} * weight * (p - target - each));
+                        std::vector<double> of_image(weights.size());
+                        for (const int j : {0, 1}) {
+                            const int label = both[j];
+                            const double share = j == 0 ? parts : 65536 - parts;
+                            const double weight =
+                                double{weights[static_cast<std::size_t>(label)]} * share / 65536;
+                            loss +=
+                                weight * (std::log(sum) + double{row[best]} - double{row[label]});
+                            const double each = double{smoothing} / classes;
+                            for (int k = 0; k < classes; ++k) {
+                                loss += weight * each * (double{row[label]} - double{row[k]});
+                                const double target = k == label ? 1.0 - double{smoothing} : 0.0;
+                                const double p = std::exp(double{row[k]} - double{row[best]}) / sum;
+                                of_image[static_cast<std::size_t>(k)] +=
+                                    double{scale} * weight * (p - target - each);
+                            }
                         }
+                        gradient.insert(gradient.end(), of_image.begin(), of_image.end());
                     }
                     const Guarded dev_logits = bench.activation(shape, n, logits);
                     const Guarded dev_gradient = bench.empty_activation(shape, n);
@@ -79,7 +94,7 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision", "[gp
                     const float* const of_classes = weighted ? dev_weights.get() : nullptr;
                     bench.backend.cross_entropy(
                         {classes, dev_logits.get(), dev_labels.get(), scale, dev_gradient.get(),
-                         sums.get(), smoothing, of_classes},
+                         sums.get(), smoothing, of_classes, mixed},
                         n);
                     const Floats found = sums.download();
                     // A few roundings for exp, sum, log and their differences.
@@ -96,7 +111,7 @@ TEST_CASE("cross entropy: loss, count and gradient match double precision", "[gp
                     CHECK(worst <= 3.0 * eps * double{scale});  // no weight exceeds 3
                     // Runs without a gradient; lanes beyond the batch get none.
                     bench.backend.cross_entropy({classes, dev_logits.get(), dev_labels.get(), scale,
-                                                 nullptr, sums.get(), smoothing, of_classes},
+                                                 nullptr, sums.get(), smoothing, of_classes, mixed},
                                                 n);
                     CHECK(sums.download() == found);
                     double total = 0.0, inside = 0.0;
