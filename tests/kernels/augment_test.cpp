@@ -477,9 +477,13 @@ TEST_CASE("gathered images match the reference augmentation to the last bit", "[
 // Its file is what torchvision_test.py compares: of each image the part, what is erased, and the
 // pixels, of which -1 is the mean.
 TEST_CASE("augmented images for torchvision", "[.torchvision]") {
+    const char* const path = std::getenv("GYRE_TEST_AUGMENTED");
+    if (path == nullptr) {
+        return;  // one of all tests
+    }
     const Shape shape{3, 40, 56};
     const auto pixels = test_pixels(shape);
-    std::ofstream file(std::getenv("GYRE_TEST_AUGMENTED"));
+    std::ofstream file(path);
     for (int sample = 0; sample < kImages; ++sample) {
         const auto* image = pixels.data() + sample * shape.elems();
         const DrawnAugment drawn = draw({.resized_crop = 8, .erasing = 50}, sample, shape);

@@ -47,7 +47,7 @@ constexpr const char* kEveryLayer =
     "y\nrelu\n"
     "conv 7 k2\nrelu\nmaxpool 2 s1\nas m\navgpool global\nconv 7 k1\nsigmoid\nmul m\nconcat m\n"
     "maxpool 3 s1 p1\navgpool 2 s1\nshuffle 2\nas s\nchunk 1/2\nas h\nfrom s\nchunk 2/2\n"
-    "groupnorm 2 noaffine\nconv 5 k1\n"
+    "groupnorm 7 noaffine\nconv 5 k1\n"
     "relu\nconcat h\nmaxpool 2 ceil\nconv 9 k1\nrelu\navgpool global\n"
     "linear 12\nrelu\nas v\nlinear 12\ngroupnorm 1\ngelu\nadd v\nsilu\nlinear 12\nleaky_relu "
     "0.1\ndropout 0.5\n"
@@ -66,9 +66,7 @@ constexpr const char* kSmooth =
     "hardswish\nlinear classes\n";
 
 constexpr const char* kGroups =
-    "conv 4 k3 nobias\ngroupnorm 2\ngelu\nconv 6 k2 nobias\ngroupnorm 3 noaffine\n"
-    "avgpool global\n"
-    "linear 7\ngroupnorm 1\nsilu\nlinear classes\n";
+    "conv 4 k3 nobias\ngroupnorm 2\ngelu\navgpool 2 s1\navgpool global\nlinear classes\n";
 
 struct PassResults {
     std::vector<float> sums, evaluated, gradients, last_x, last_dy;

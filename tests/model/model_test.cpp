@@ -351,9 +351,9 @@ TEST_CASE("the gradient of a whole net is the slope of its loss") {
           "linear 12\nleaky_relu 0.3\ndropout 0.5\nsilu\nlinear classes\n",
           "conv 4 k3 p1\nhardswish\nas x\nconv 4 k3 p1\nsigmoid\nadd x\nrelu6\nmaxpool 2\nlinear "
           "12\nhardsigmoid\nlinear classes\n",
-          "conv 4 k3\ngroupnorm 2 eps 0.01\nbatchnorm noaffine\nrelu\nconv 6 k3\ngroupnorm "
-          "6\navgpool 2\nlinear 9\n"
-          "groupnorm 3\nrelu\nlinear classes\n",
+          "conv 4 k3\ngroupnorm 2 eps 0.01\nsilu\nconv 6 k3\nbatchnorm noaffine\nsilu\nlinear 9\n"
+          "groupnorm 1\nlinear classes\n",
+          "conv 4 k3\ngroupnorm 4 noaffine\nsilu\nlinear classes\n",
           // A dropout scales what it keeps by 10, in place, far out of these functions' ranges.
           "linear 40\nrelu6\ndropout 0.9\nlinear classes\n",
           "linear 40\nsigmoid\ndropout 0.9\nlinear classes\n",
