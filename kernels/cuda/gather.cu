@@ -1,7 +1,8 @@
 // Gathers the batch: x[i][c][h][w] = pixels[samples[i]][c][h][w] * scale[c] + shift[c],
 // y[i] = labels[samples[i]]; x is float32 or rounded to 16 bits. The samples are given, or are
 // computed for the next step (base/epoch_order.hpp); then they are stored and the step is advanced.
-// Augmented images (ops/augment.hpp) read each pixel from elsewhere in its plane.
+// Augmented images (ops/augment.hpp, mix.hpp) read each pixel from elsewhere in its plane, or from
+// two images, once a kernel has drawn their moves.
 //
 // Memory-bound: 5 or 3 bytes per element (a byte read, a value written), 2 FLOPs. Grid (n, parts of
 // an image), up to 256 threads per block, each with up to 4 times 4 elements of a plane (4 bytes
@@ -85,34 +86,41 @@ __global__ void gather_kernel(SIMT_GRID_CONSTANT const Gather gather, typename M
     }
 }
 
-// The same grid, one element per thread at a time; one thread per block draws the augmentation.
-template <typename Math>
-__global__ void augmented_kernel(SIMT_GRID_CONSTANT const Gather gather, typename Math::Elem* x,
-                                 std::int32_t* y) {
-    SIMT_SHARED(DrawnAugment, drawn, [2]);
-    SIMT_SHARED(DrawnMix, mix, [1]);
-    const GatherArgs& args = gather.args;
-    const std::int32_t sample = sample_of_block(gather);
-    const bool mixes = args.augment.spec.mixes();
-    if (threadIdx.x == 0) {
-        drawn[0] = draw_augment(args.augment, args.shape, static_cast<std::uint32_t>(sample));
-        if (blockIdx.y == 0) {
-            y[blockIdx.x] = args.labels[sample];
-        }
-        if (mixes) {
-            mix[0] = draw_mix(args.augment, args.shape, static_cast<std::uint32_t>(sample));
-            const int partner = mix[0].partner;
-            drawn[1] = draw_augment(args.augment, args.shape, static_cast<std::uint32_t>(partner));
-            if (blockIdx.y == 0) {
-                y[gridDim.x + blockIdx.x] = args.labels[partner];
-                y[2 * gridDim.x + blockIdx.x] = mix[0].share;
-            }
-        }
+// The random moves of an image, and of the one that it is mixed with.
+struct DrawnImage {
+    DrawnAugment own, others;
+    DrawnMix mix;
+};
+
+// One thread per image, which also has its labels.
+__global__ void gather_draw_kernel(SIMT_GRID_CONSTANT const GatherArgs args, int n,
+                                   DrawnImage* drawn, std::int32_t* y) {
+    const auto image = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
+    if (image >= n) {
+        return;
     }
-    __syncthreads();
-    const std::uint8_t* const pixels = args.pixels + std::int64_t{sample} * gather.image_elems;
-    const std::uint8_t* const partner =
-        mixes ? args.pixels + std::int64_t{mix[0].partner} * gather.image_elems : nullptr;
+    const std::int32_t sample = args.samples[image];
+    y[image] = args.labels[sample];
+    DrawnImage& to = drawn[image];
+    to.own = draw_augment(args.augment, args.shape, static_cast<std::uint32_t>(sample));
+    if (args.augment.spec.mixes()) {
+        const DrawnMix mix = draw_mix(args.augment, args.shape, static_cast<std::uint32_t>(sample));
+        to.mix = mix;
+        to.others = draw_augment(args.augment, args.shape, static_cast<std::uint32_t>(mix.partner));
+        y[n + image] = args.labels[mix.partner];
+        y[2 * std::int64_t{n} + image] = mix.share;
+    }
+}
+
+// The grid of gather_kernel, one element per thread at a time.
+template <typename Math, bool kMixes>
+__global__ void augmented_kernel(SIMT_GRID_CONSTANT const Gather gather, const DrawnImage* drawn,
+                                 typename Math::Elem* x) {
+    const GatherArgs& args = gather.args;
+    const DrawnImage& mine = drawn[blockIdx.x];
+    const DrawnAugment own = mine.own;
+    const std::uint8_t* const pixels =
+        args.pixels + std::int64_t{args.samples[blockIdx.x]} * gather.image_elems;
     auto* const to = x + std::int64_t{blockIdx.x} * gather.image_elems;
     const std::uint32_t first = blockIdx.y * gather.part_elems;
     const std::uint32_t rest = gather.image_elems - first;
@@ -123,11 +131,13 @@ __global__ void augmented_kernel(SIMT_GRID_CONSTANT const Gather gather, typenam
         const int row = place / args.shape.width, column = place - row * args.shape.width;
         const std::uint32_t plane = channel * gather.plane_elems;
         const float scale = args.scale[channel], shift = args.shift[channel];
-        float value = augmented_value(drawn[0], pixels + plane, row, column, scale, shift);
-        if (mixes) {
-            value =
-                mixed_value(mix[0], row, column, value,
-                            augmented_value(drawn[1], partner + plane, row, column, scale, shift));
+        float value = augmented_value(own, pixels + plane, row, column, scale, shift);
+        if constexpr (kMixes) {
+            const std::uint8_t* const partner =
+                args.pixels + std::int64_t{mine.mix.partner} * gather.image_elems;
+            value = mixed_value(
+                mine.mix, row, column, value,
+                augmented_value(mine.others, partner + plane, row, column, scale, shift));
         }
         to[at] = Math::value(value);
     }
@@ -150,12 +160,23 @@ void run(const Context& context, Gather gather, int n, const Tensor& x, std::int
     const std::uint32_t threads = std::clamp((items + 31) / 32 * 32, 32u, kElementwiseBlock);
     gather.part_elems = threads * each * kRounds;
     const std::uint32_t parts = (gather.image_elems + gather.part_elems - 1) / gather.part_elems;
-    launch("gather",
-           augmented ? augmented_kernel<Math>
-           : quads   ? gather_kernel<Math, true>
-                     : gather_kernel<Math, false>,
-           dim3(static_cast<unsigned>(n), parts), dim3(threads), context.stream, gather,
-           static_cast<Elem*>(x.data), y);
+    const dim3 grid(static_cast<unsigned>(n), parts);
+    if (augmented) {
+        auto* const drawn = static_cast<DrawnImage*>(
+            context.workspace.bytes(static_cast<std::size_t>(n) * sizeof(DrawnImage)));
+        constexpr unsigned kDraws = 32;  // per block: they take long and are few
+        launch("gather_draw", gather_draw_kernel,
+               dim3((static_cast<unsigned>(n) + kDraws - 1) / kDraws), dim3(kDraws), context.stream,
+               gather.args, n, drawn, y);
+        launch("gather",
+               gather.args.augment.spec.mixes() ? augmented_kernel<Math, true>
+                                                : augmented_kernel<Math, false>,
+               grid, dim3(threads), context.stream, gather, static_cast<const DrawnImage*>(drawn),
+               static_cast<Elem*>(x.data));
+        return;
+    }
+    launch("gather", quads ? gather_kernel<Math, true> : gather_kernel<Math, false>, grid,
+           dim3(threads), context.stream, gather, static_cast<Elem*>(x.data), y);
 }
 
 void run_for(const Context& context, const Gather& gather, int n, const Tensor& x,
@@ -175,6 +196,12 @@ void gather(const Context& context, const GatherArgs& args, int n, const Tensor&
 
 void gather_next(const Context& context, const NextSamplesArgs& next, const GatherArgs& args, int n,
                  std::int32_t* samples, const Tensor& x, std::int32_t* y) {
+    if (args.augment.epoch != nullptr) {  // the draws are in a kernel of their own
+        next_samples(context, next, n, samples);
+        GatherArgs of_step = args;
+        of_step.samples = samples;
+        return run_for(context, {.args = of_step}, n, x, y);
+    }
     Gather gather{.args = args, .next = next, .samples = samples};
     gather.args.samples = nullptr;
     run_for(context, gather, n, x, y);

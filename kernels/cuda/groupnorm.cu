@@ -11,70 +11,73 @@ namespace gyre::SIMT_NAMESPACE {
 namespace {
 
 struct GroupExtents {
-    int groups, channels;
-    std::int64_t plane, group_elems;
+    int groups, channels;  // channels of all groups
+    std::uint32_t plane, group_elems;
 };
 
-// block_sum() for all threads.
-__device__ __forceinline__ double sum_for_all(double value) {
-    SIMT_SHARED(double, shared, [1]);
-    const double sum = block_sum(value);
-    if (threadIdx.x == 0) {
-        shared[0] = sum;
-    }
-    __syncthreads();
-    return shared[0];
-}
+// A block's group. It calls body(index in x, channel) for this thread's elements.
+struct MyGroup {
+    std::uint32_t plane, elems;
+    std::int64_t begin;
+    int first_channel;
 
-// The sum of term(index) over the block's group.
-template <typename Term>
-__device__ __forceinline__ double sum_of_group(const GroupExtents& e, Term term) {
-    const std::int64_t begin = std::int64_t{blockIdx.x} * e.group_elems;
-    double sum = 0.0;
-    for (std::int64_t i = threadIdx.x; i < e.group_elems; i += kElementwiseBlock) {
-        sum += static_cast<double>(term(begin + i));
+    __device__ __forceinline__ explicit MyGroup(const GroupExtents& e)
+        : plane(e.plane),
+          elems(e.group_elems),
+          begin(std::int64_t{blockIdx.x} * e.group_elems),
+          first_channel(static_cast<int>(blockIdx.x) % e.groups * (e.channels / e.groups)) {}
+
+    template <typename Body>
+    __device__ __forceinline__ void for_elems(Body body) const {
+        for (std::uint32_t i = threadIdx.x; i < elems; i += kElementwiseBlock) {
+            body(begin + i, first_channel + static_cast<int>(i / plane));
+        }
     }
-    return sum_for_all(sum);
-}
+    // The mean of term(index, channel), for all threads.
+    template <typename Term>
+    __device__ __forceinline__ double mean(Term term) const {
+        SIMT_SHARED(double, shared, [1]);
+        double sum = 0.0;
+        for_elems([&](std::int64_t i, int c) { sum += static_cast<double>(term(i, c)); });
+        sum = block_sum(sum);
+        if (threadIdx.x == 0) {
+            shared[0] = sum;
+        }
+        __syncthreads();
+        return shared[0] / static_cast<double>(elems);
+    }
+};
 
 // saved: mean and 1 / deviation of each group; null: they are not kept.
 __global__ void groupnorm_forward_kernel(GroupExtents e, const float* x, const float* weight,
                                          const float* bias, float epsilon, float* y, float* saved) {
-    const auto count = static_cast<double>(e.group_elems);
-    const auto mean =
-        static_cast<float>(sum_of_group(e, [=](std::int64_t i) { return x[i]; }) / count);
-    const double squares = sum_of_group(e, [=](std::int64_t i) {
+    const MyGroup group(e);
+    const auto mean = static_cast<float>(group.mean([=](std::int64_t i, int) { return x[i]; }));
+    const double variance = group.mean([=](std::int64_t i, int) {
         const float d = x[i] - mean;
         return d * d;
     });
-    const auto inverse =
-        static_cast<float>(1.0 / sqrt(squares / count + static_cast<double>(epsilon)));
+    const auto inverse = static_cast<float>(1.0 / sqrt(variance + static_cast<double>(epsilon)));
     if (saved != nullptr && threadIdx.x == 0) {
         saved[2 * blockIdx.x] = mean;
         saved[2 * blockIdx.x + 1] = inverse;
     }
-    const std::int64_t begin = std::int64_t{blockIdx.x} * e.group_elems;
-    for (std::int64_t i = begin + threadIdx.x; i < begin + e.group_elems; i += kElementwiseBlock) {
-        const int c = static_cast<int>(i / e.plane % e.channels);
-        y[i] = (x[i] - mean) * (inverse * weight[c]) + bias[c];
-    }
+    group.for_elems(
+        [=](std::int64_t i, int c) { y[i] = (x[i] - mean) * (inverse * weight[c]) + bias[c]; });
 }
 
 __global__ void groupnorm_backward_kernel(GroupExtents e, const float* x, const float* dy,
                                           const float* weight, const float* saved, float* dx) {
+    const MyGroup group(e);
     const float mean = saved[2 * blockIdx.x], inverse = saved[2 * blockIdx.x + 1];
-    const auto of_dy = [=](std::int64_t i) {
-        return dy[i] * weight[static_cast<int>(i / e.plane % e.channels)];
-    };
-    const auto normalised = [=](std::int64_t i) { return (x[i] - mean) * inverse; };
-    const auto count = static_cast<double>(e.group_elems);
-    const auto mean_dy = static_cast<float>(sum_of_group(e, of_dy) / count);
-    const auto mean_product = static_cast<float>(
-        sum_of_group(e, [=](std::int64_t i) { return of_dy(i) * normalised(i); }) / count);
-    const std::int64_t begin = std::int64_t{blockIdx.x} * e.group_elems;
-    for (std::int64_t i = begin + threadIdx.x; i < begin + e.group_elems; i += kElementwiseBlock) {
-        dx[i] = inverse * (of_dy(i) - mean_dy - normalised(i) * mean_product);
-    }
+    const auto mean_dy =
+        static_cast<float>(group.mean([=](std::int64_t i, int c) { return dy[i] * weight[c]; }));
+    const auto mean_product = static_cast<float>(group.mean(
+        [=](std::int64_t i, int c) { return dy[i] * weight[c] * ((x[i] - mean) * inverse); }));
+    group.for_elems([=](std::int64_t i, int c) {
+        const float normalised = (x[i] - mean) * inverse;
+        dx[i] = inverse * (dy[i] * weight[c] - mean_dy - normalised * mean_product);
+    });
 }
 
 __global__ void groupnorm_params_kernel(GroupExtents e, int n, const float* x, const float* dy,
@@ -125,7 +128,8 @@ class GroupNormOp final : public Op {
 
  private:
     GroupExtents extents() const {
-        return {spec_.groups, spec_.in.channels, spec_.in.plane_elems(), spec_.group_elems()};
+        return {spec_.groups, spec_.in.channels, static_cast<std::uint32_t>(spec_.in.plane_elems()),
+                static_cast<std::uint32_t>(spec_.group_elems())};
     }
     template <typename Kernel, typename... A>
     void start(const char* name, Kernel kernel, int blocks, A... arguments) const {

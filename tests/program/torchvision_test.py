@@ -170,7 +170,8 @@ def walks(gyre: pathlib.Path) -> bool:
         torch.onnx.export(model.eval(), torch.zeros(1, 3, side, side), str(work / "resnet18.onnx"), dynamo=False,
                           training=torch.onnx.TrainingMode.PRESERVE)  # fmt: skip
         imported, run_folder = work / "resnet18", work / "run"
-        run(gyre, "import", work / "resnet18.onnx", "-o", imported, f"--mean={MEAN}", f"--std={STD}")
+        run(gyre, "import", work / "resnet18.onnx", "-o", imported, f"--mean={MEAN}", f"--std={STD}",
+            "--resize", f"{side + 8},centercrop{side}")  # fmt: skip
         run(gyre, "train", "--data", work / "pets", "--model", imported / "net.model", "--init", imported / "net.safetensors",
             "--augment", "randomresizedcrop8,hflip", f"--mean={MEAN}", f"--std={STD}", "--finetune", "--freeze", "conv*,bn*",
             "--epochs", 10, "--batch-size", 16, "--lr", 0.05, "--device", "cpu", "--save", run_folder)  # fmt: skip
