@@ -209,11 +209,13 @@ class Importer:
         """Whether a group normalisation's weight or bias, as `what` says, is a factor or a term of its own here."""
         for name, other in (node.input, reversed(node.input)):
             layer, values = self.scalable.get(name), self.constants.get(other)
-            if layer is None or values is None or values.size != self.channels[layer.out] or len(self.readers[name]) > 1:
+            if layer is None or values is None or len(self.readers[name]) > 1:
+                continue
+            if values.size not in (1, self.channels[layer.out]):
                 continue
             if layer.tensors["bias"].any() or (what == "weight" and (layer.tensors["weight"] != 1).any()):
                 continue
-            layer.tensors[what] = values.reshape(-1)
+            layer.tensors[what] = values.reshape(-1).repeat(self.channels[layer.out] // values.size)
             if other not in self.fixed or (values != (what == "weight")).any():
                 layer.line = layer.line.removesuffix(" noaffine")
             self.values[node.output[0]] = layer.out

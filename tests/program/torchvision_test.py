@@ -65,6 +65,49 @@ def run(*words: object, **more: str) -> str:
     return done.stdout
 
 
+def predicted(gyre: pathlib.Path, weights: pathlib.Path, pixels):
+    """gyre's probabilities for pixels [N][3][H][W], as [N][classes]."""
+    import numpy
+
+    with tempfile.TemporaryDirectory(prefix="gyre-torchvision-") as folder:
+        images = pathlib.Path(folder, "images-idx4-ubyte")
+        images.write_bytes(struct.pack(">BBBB4I", 0, 0, 8, 4, *pixels.shape) + pixels.tobytes())
+        table = run(gyre, "predict", "--weights", weights, "--csv", "--top", CLASSES, "--device", "cpu", images)
+    ours = numpy.zeros((len(pixels), CLASSES))
+    for row in csv.DictReader(table.splitlines()):
+        ours[int(row["image"].rsplit("[", 1)[1][:-1]), int(row["class"])] = float(row["probability"])
+    return ours
+
+
+def normalises(gyre: pathlib.Path) -> bool:
+    """PyTorch's norms, with and without parameters, are imported as groups of channels."""
+    import numpy
+    import torch
+    from torch import nn
+
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(4, 8), nn.ReLU(), nn.Conv2d(8, 6, 3),
+                          nn.InstanceNorm2d(6, affine=True), nn.GELU(), nn.GroupNorm(3, 6, eps=0.01, affine=False),
+                          nn.Flatten(), nn.Linear(6 * 12 * 12, 20), nn.LayerNorm(20), nn.ReLU(),
+                          nn.Linear(20, CLASSES)).eval()  # fmt: skip
+    pixels = numpy.random.default_rng(1).integers(0, 256, (IMAGES, 3, 16, 16), dtype=numpy.uint8)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn_like(parameter)
+        x = torch.from_numpy(pixels).float() / 255
+        theirs = model(x).softmax(1).numpy()
+    with tempfile.TemporaryDirectory(prefix="gyre-torchvision-") as folder:
+        work = pathlib.Path(folder)
+        torch.onnx.export(model, x[:1], str(work / "net.onnx"), dynamo=False,
+                          training=torch.onnx.TrainingMode.PRESERVE)  # fmt: skip
+        run(gyre, "import", work / "net.onnx", "-o", work / "net", "--mean=0", "--std=1")
+        apart = float(abs(predicted(gyre, work / "net" / "net.safetensors", pixels) - theirs).max())
+    spread = float(abs(theirs - theirs[0]).max())
+    good = apart < 1e-5 < 0.1 < spread  # six digits are printed, and few operations round
+    print(f"{'ok    ' if good else 'FAILED'} norms: {apart:.1e} apart, images {spread:.2f}")
+    return good
+
+
 def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str, side: int) -> bool:
     import numpy
     import torch
@@ -101,15 +144,8 @@ def holds(gyre: pathlib.Path, examples: pathlib.Path, name: str, side: int) -> b
         torch.onnx.export(model, x[:1], str(work / "net.onnx"), dynamo=False, input_names=["input"],
                           training=torch.onnx.TrainingMode.PRESERVE)  # fmt: skip
         run(gyre, "import", work / "net.onnx", "-o", work / "imported", f"--mean={MEAN}", f"--std={STD}")
-        head = struct.pack(">BBBB4I", 0, 0, 8, 4, *pixels.shape)
-        (work / "images-idx4-ubyte").write_bytes(head + pixels.tobytes())
         for way in ("net.safetensors", "imported/net.safetensors"):
-            table = run(gyre, "predict", "--weights", work / way, "--csv", "--top", CLASSES, "--device", "cpu",
-                        work / "images-idx4-ubyte")  # fmt: skip
-            ours = numpy.zeros_like(theirs)
-            for row in csv.DictReader(table.splitlines()):
-                ours[int(row["image"].rsplit("[", 1)[1][:-1]), int(row["class"])] = float(row["probability"])
-            apart = float(abs(ours - exact).max())
+            apart = float(abs(predicted(gyre, work / way, pixels) - exact).max())
             # Six digits are printed; Winograd's filtering rounds some times more than the formula. A wrong net is off by
             # as much as images differ.
             good = good and apart < 5 * rounding + 2e-6
@@ -249,7 +285,8 @@ def resizes(gyre: pathlib.Path) -> bool:
 def main() -> int:
     require_modules("numpy", "onnx", "torch", "torchvision")
     gyre, examples = pathlib.Path(sys.argv[1]).resolve() / "gyre", pathlib.Path(sys.argv[2])
-    return 0 if all([crops_and_erases(gyre.parent / "unit_tests"), resizes(gyre), walks(gyre), *(holds(gyre, examples, name, side) for name, side in NETS.items())]) else 1
+    return 0 if all([crops_and_erases(gyre.parent / "unit_tests"), resizes(gyre), normalises(gyre), walks(gyre),
+                     *(holds(gyre, examples, name, side) for name, side in NETS.items())]) else 1
 
 
 if __name__ == "__main__":
