@@ -16,7 +16,7 @@ log=$work/log
 status=0
 GYRE_FUZZ_PLANTED=$planted "$build/fuzz-$target" -max_total_time="$seconds" -rss_limit_mb=2048 -malloc_limit_mb=1024 \
     -timeout=10 -close_fd_mask=1 -artifact_prefix="$work/found/" "$work/corpus" "$work/seeds/$target" >"$log" 2>&1 || status=1
-inputs=$(sed -n 's/^#\([0-9]*\).*/\1/p' "$log" | tail -n 1)
+inputs=$(sed -n 's/^#\([0-9][0-9]*\).*/\1/p' "$log" | tail -n 1)
 coverage=$(sed -n 's/.* cov: \([0-9]*\).*/\1/p' "$log" | tail -n 1)
 if [ -n "$planted" ]; then
     if grep -q '^the planted bug' "$log" && grep -q 'AddressSanitizer: heap-buffer-overflow' "$log"; then

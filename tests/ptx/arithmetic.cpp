@@ -102,10 +102,12 @@ GYRE_PTX_BINARY(And, bits(a) & bits(b));
 GYRE_PTX_BINARY(Or, bits(a) | bits(b));
 GYRE_PTX_BINARY(Xor, bits(a) ^ bits(b));
 
+__extension__ using S128 = __int128;
+__extension__ using U128 = unsigned __int128;
 struct MultiplyHigh {
     template <typename T>
     static T of(T a, T b) {
-        using Wide = std::conditional_t<std::is_signed_v<T>, S64, U64>;
+        using Wide = std::conditional_t<std::is_signed_v<T>, S128, U128>;
         return static_cast<T>(Wide{a} * Wide{b} >> (8 * sizeof(T)));
     }
 };
@@ -308,9 +310,7 @@ void add_integers(Handlers& handlers, const std::string& type) {
     handlers.add(name("max."), binary<T, Max>);
     handlers.add(name("neg."), unary<T, Negative>);
     handlers.add(name("shr."), shift<false, T>);
-    if constexpr (sizeof(T) < 8) {
-        handlers.add(name("mul.hi."), binary<T, MultiplyHigh>);
-    }
+    handlers.add(name("mul.hi."), binary<T, MultiplyHigh>);
     add_relations<T>(handlers, type);
 }
 template <typename T>
