@@ -57,6 +57,7 @@ struct DrawnAugment {
     int shift_y, shift_x, crop_y, crop_x, flip;
     Box cut, erased;              // set to the mean
     Box part;                     // resized to height x width, unless it has that size
+    int unused;                   // so that no byte is undefined
     std::int64_t step_y, step_x;  // of the resized image in the part, times kStep
     std::int64_t sine, cosine;    // times kOne
 
@@ -260,6 +261,7 @@ GYRE_HOST_DEVICE inline DrawnAugment draw_augment(const AugmentArgs& args, const
     if (spec.erasing > 0) {
         drawn.erased = draw_erasing(stream, sample, shape, spec.erasing);
     }
+    drawn.unused = 0;
     drawn.part = {0, 0, shape.height, shape.width};
     if (spec.resized_crop > 0) {
         drawn.part = draw_resized_crop(stream, sample, shape, spec.resized_crop);
