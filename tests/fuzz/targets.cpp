@@ -358,6 +358,7 @@ void say_at_meeting(const std::string& input) {
                 sizeof meeting->address) != 0 ||
         !socket.send_all(std::string(comm::kGreeting) + nonce) ||
         !socket.receive_all(theirs.data(), theirs.size())) {
+        std::perror("the meeting takes no connection");
         std::abort();
     }
     comm::Seal seal = comm::store_seal({}, theirs.substr(comm::kGreeting.size()), nonce, false);
