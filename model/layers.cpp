@@ -261,7 +261,7 @@ void parse_chunk(Words& words, LayerSpec& layer) {
     const std::string word = words.next("the part K/N");
     const std::size_t slash = word.find('/');
     if (slash == word.npos) {
-        words.fail(fmt::format("'{}' is no part such as 1/2", word));
+        words.fail(fmt::format("'{}' must be a part such as 1/2", word));
     }
     layer.part = words.checked_integer(word.substr(0, slash), word, "the part", 1);
     layer.parts = words.checked_integer(word.substr(slash + 1), word, "the number of parts", 1);

@@ -74,8 +74,8 @@ Function* find(const char* name) {
                 "MPI could not be loaded on {}: {}; install Open MPI 4 or 5 (on Debian "
                 "openmpi-bin), with which gyre must have been built, or take the mpiexec of "
                 "another MPI with the standard binary interface of MPI 5.0, such as MPICH 5, and "
-                "name its "
-                "{} in {}; or start the ranks with `gyre launch` or torchrun, which need none",
+                "name its {} in {}; or start the ranks with `gyre launch` or torchrun, which need "
+                "none",
                 host_name(), module.error, kStandardLibrary, kLibraryVariable));
     }
     return reinterpret_cast<Function*>(found);

@@ -5,7 +5,6 @@
 // Memory-bound: 4, 6, 6, 8, 4 and 8 bytes per element. One thread per 4 elements (16-byte
 // accesses). Sums have a fixed order: the elements of a thread, the threads of a block, then one
 // block adds the blocks.
-#include <algorithm>
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -161,10 +160,9 @@ void sum_of_squares(const Context& context, std::int64_t elems, const float* x,
 }
 
 void scale_to_norm(const Context& context, const ClipArgs& args, std::int64_t elems, float* x) {
-    // Without elements, too, for the norm.
-    launch("scale_to_norm", scale_to_norm_kernel,
-           dim3(elementwise_blocks(std::max(elems, std::int64_t{1}))), dim3(kElementwiseBlock),
-           context.stream, elems, args, x);
+    // Launched without elements, too: the kernel writes the norm.
+    launch("scale_to_norm", scale_to_norm_kernel, dim3(elementwise_blocks(elems)),
+           dim3(kElementwiseBlock), context.stream, elems, args, x);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -63,10 +63,11 @@ struct MaxPool2dShape {
         const bool rest = whole > 0 && (side + 2 * padding - kernel) % stride != 0;
         return whole + (ceil && rest && whole * stride < side + padding ? 1 : 0);
     }
-    // Whether windows reach beyond the input, or only beyond the padding behind it.
+    // True if some window reaches beyond the input.
     bool clips() const {
         return padding > 0 || reach(out().height) > in.height || reach(out().width) > in.width;
     }
+    // True if some window reaches beyond the padding behind the input.
     bool overhangs() const {
         return reach(out().height) > in.height + 2 * padding ||
                reach(out().width) > in.width + 2 * padding;

@@ -102,7 +102,7 @@ struct GradientFacts {
     std::int32_t unused = 0;      // so that no byte is undefined
 };
 
-// What gradients are clipped by.
+// The arguments of clipping gradients to a norm.
 struct ClipArgs {
     float most = 0.0f;                        // their norm afterwards
     const GradientFacts* of_ranks = nullptr;  // [ranks], on the device

@@ -126,7 +126,7 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("conv 8 k3 nobias nobias\n", {"'nobias' was not expected"});
     expect_bad_model("conv 8 k3 nope\n", {"'nope'", "[nobias]"});
     expect_bad_model("maxpool 2 nobias\n", {"'nobias' was not expected"});
-    expect_bad_model("chunk 2\n", {"'2' is no part such as 1/2"});
+    expect_bad_model("chunk 2\n", {"'2' must be a part such as 1/2"});
     expect_bad_model("chunk 0/2\n", {"0/2"});
     expect_bad_model("groupnorm\n", {"the number of groups"});
     expect_bad_model("groupnorm 0\n", {"the number of groups"});

@@ -80,6 +80,7 @@ GYRE_PTX_UNARY(FloatAbsolute, std::fabs(a));
 GYRE_PTX_UNARY(Negative, 0 - bits(a));
 GYRE_PTX_UNARY(Not, ~bits(a));
 GYRE_PTX_UNARY(NotPredicate, a ^ 1u);
+GYRE_PTX_UNARY(MovePredicate, a != 0);  // nvcc writes true as -1
 GYRE_PTX_UNARY(SquareRoot, std::sqrt(a));
 GYRE_PTX_UNARY(Reciprocal, T(1) / a);
 GYRE_PTX_UNARY(Truncate, std::trunc(a));
@@ -370,6 +371,7 @@ void add_arithmetic(Handlers& handlers) {
     handlers.add("or.pred", binary<U32, Or>);
     handlers.add("xor.pred", binary<U32, Xor>);
     handlers.add("not.pred", unary<U32, NotPredicate>);
+    handlers.add("mov.pred", unary<U32, MovePredicate>);
     handlers.add("mul.wide.s16", multiply_wide<S16, S32>);
     handlers.add("mul.wide.u16", multiply_wide<U16, U32>);
     handlers.add("mul.wide.s32", multiply_wide<S32, S64>);

@@ -359,6 +359,11 @@ class Parser {
     std::string parse_move(const Statement& statement, Instruction& instruction) {
         const std::string &to = statement.operand(0), &from = statement.operand(1);
         const std::size_t bytes = type_bytes(statement.type());
+        if (statement.type() == "pred") {
+            instruction.results[0] = operands_.place(to, bytes);
+            instruction.sources[0] = operands_.place(from, bytes);
+            return statement.opcode;
+        }
         const bool unpack = to[0] == '{', pack = from[0] == '{';
         const int results = vector(to, instruction.results, 0, 2, unpack ? bytes / 2 : bytes);
         const int sources = vector(from, instruction.sources, 0, 2, pack ? bytes / 2 : bytes);
