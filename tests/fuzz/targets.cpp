@@ -354,9 +354,12 @@ void say_at_meeting(const std::string& input) {
     socket.set_timeouts(std::chrono::seconds(60));
     const std::string nonce(comm::kNonceBytes, 'n');
     std::string theirs(comm::kGreeting.size() + comm::kNonceBytes, '\0');
-    if (connect(socket.fd(), reinterpret_cast<sockaddr*>(&meeting->address),
-                sizeof meeting->address) != 0 ||
-        !socket.send_all(std::string(comm::kGreeting) + nonce) ||
+    int failed = 0;
+    do {  // libFuzzer's alarm interrupts it; Linux completes the connection in the next call
+        failed = connect(socket.fd(), reinterpret_cast<sockaddr*>(&meeting->address),
+                         sizeof meeting->address);
+    } while (failed != 0 && errno == EINTR);
+    if (failed != 0 || !socket.send_all(std::string(comm::kGreeting) + nonce) ||
         !socket.receive_all(theirs.data(), theirs.size())) {
         std::perror("the meeting takes no connection");
         std::abort();
