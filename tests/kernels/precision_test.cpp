@@ -90,6 +90,12 @@ struct Running {
     DeviceBuffer<std::byte> saved;
 };
 
+// A normalisation's parameters stay in float32.
+bool is_norm(const OpSpec& spec) {
+    return std::holds_alternative<BatchNorm2dSpec>(spec) ||
+           std::holds_alternative<GroupNormSpec>(spec);
+}
+
 // The numbers of elements of weight and bias.
 std::pair<std::int64_t, std::int64_t> parameter_elems(const OpSpec& spec, const Shape& in,
                                                       const Shape& out) {
@@ -102,7 +108,7 @@ std::pair<std::int64_t, std::int64_t> parameter_elems(const OpSpec& spec, const 
     if (const auto* linear = std::get_if<LinearSpec>(&spec)) {
         return {linear->shape.weight_elems(), out.channels};
     }
-    const std::int64_t channels = std::holds_alternative<BatchNorm2dSpec>(spec) ? in.channels : 0;
+    const std::int64_t channels = is_norm(spec) ? in.channels : 0;
     return {channels, channels};
 }
 
@@ -122,7 +128,7 @@ Found run(Backend& backend, const OpSpec& spec, DataType type, DataType operands
         return to.download();
     };
     const auto [weights, biases] = parameter_elems(spec, r.in, r.out);
-    const bool product = !std::holds_alternative<BatchNorm2dSpec>(spec);
+    const bool product = !is_norm(spec);
     Bench bench(backend);
     Floats w = random_floats(weights, 3);
     // In float32, the weight is rounded in advance as an operand of 16 bits is.
