@@ -25,7 +25,7 @@ class Request {
     virtual ~Request() = default;
     // The host waits until the operation is complete on this rank. Throws Error(communication).
     virtual void wait() = 0;
-    // The device's compute stream waits: its next calls see the result. Where the operation does
+    // The device's compute stream waits: its next calls see the result. If the operation does
     // not run on the device, the host waits instead, and true says that it is complete.
     virtual bool wait_on_stream() {
         wait();
@@ -34,7 +34,7 @@ class Request {
     // It was captured in a graph, and is not under way: nobody will wait for it.
     virtual void abandon() {}
     // For timelines, once it is complete: when it ran, by the host's clock, or the device's event
-    // behind it. Neither, where there was nothing to do.
+    // behind it. Neither, if there was nothing to do.
     struct Ran {
         Clock::time_point begin = {}, end = {};
         std::optional<Device::Event> event = {};

@@ -243,7 +243,7 @@ Reducer::Captured Reducer::capture(const std::function<void()>& calls) {
             step->others.push_back(std::move(operation.request));
         }
         for (const auto& request : step->others) {
-            if (request != nullptr) {  // where it failed to start
+            if (request != nullptr) {  // null if it failed to start
                 request->abandon();
             }
         }

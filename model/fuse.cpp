@@ -36,7 +36,7 @@ std::optional<OpSpec> fused(const OpSpec& first, const OpSpec& next) {
     return std::nullopt;
 }
 
-// Dropout alone is no gain: it works in place, and would cost the others a gradient buffer.
+// Dropout by itself gains nothing: it works in place, and would cost the others a gradient buffer.
 bool pays(const OpSpec& spec) {
     const auto* conv = std::get_if<Conv2dSpec>(&spec);
     return conv == nullptr || conv->relu || conv->pool_kernel > 0;

@@ -93,12 +93,12 @@ class GraphBuilder {
     int classes() const { return classes_; }
     bool dropout() const { return dropout_; }
 
-    // Both throw where the layer cannot have this input.
+    // Both throw if the layer cannot have this input.
     void require_planes() const;
     void flatten();
     [[noreturn]] void fail(const std::string& why) const;
 
-    // Values by name; these throw where there is none, or one already.
+    // Values by name; these throw if there is none, or one already.
     void name_value(const std::string& name);
     const Value& value(const std::string& name) const;
     void go_on_from(const std::string& name) { value_ = value(name); }

@@ -54,7 +54,7 @@ std::vector<Module> modules_of(const std::vector<Entry>& entries) {
     std::map<std::string, std::size_t> places;
     for (std::size_t i = 0; i < entries.size(); ++i) {
         const std::string& name = entries[i].name;
-        const std::size_t leaf_at = name.rfind('.') + 1;  // 0 where there is no dot
+        const std::size_t leaf_at = name.rfind('.') + 1;  // 0 if there is no dot
         const std::string module = name.substr(0, leaf_at == 0 ? 0 : leaf_at - 1);
         const auto [place, added] = places.try_emplace(module, modules.size());
         if (added) {

@@ -129,7 +129,7 @@ class Net {
     struct Step {
         OpIo train, eval;
         bool copy_input = false;  // it works in place on a copy, as its input is needed further
-        bool backward = false;    // it has a backward pass; with dx where that is not null
+        bool backward = false;    // it has a backward pass; with dx if that is not null
         bool copy_dy = false;     // dx begins as a copy of dy
         Tensor add_to = {};       // what dx is added to: another reader's gradient came first
         // Where a second input's gradient goes that is dy itself: copied, or added where another

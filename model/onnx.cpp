@@ -255,7 +255,7 @@ class Nodes {
     bool is_flat(int number) const {
         return number != Node::kInput && flat_[static_cast<std::size_t>(number)];
     }
-    // Its name, after a Flatten where that is needed.
+    // Its name, after a Flatten if that is needed.
     std::string value(int number, bool flat) {
         std::string name =
             number == Node::kInput ? "input" : graph_.nodes[static_cast<std::size_t>(number)].name;

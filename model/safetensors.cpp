@@ -74,7 +74,7 @@ void convert(const std::vector<char>& raw, std::vector<float>& values, Convert t
 }
 
 // As the format has it, tensors follow each other without holes up to the end of the file. Throws
-// JSON's exceptions where an entry lacks something.
+// JSON's exceptions if an entry lacks something.
 void require_whole(const std::filesystem::path& path, const nlohmann::json& header,
                    std::uint64_t data_begin, std::uint64_t data_bytes) {
     std::vector<std::pair<std::uint64_t, std::uint64_t>> parts;
@@ -103,7 +103,7 @@ void require_whole(const std::filesystem::path& path, const nlohmann::json& head
 }
 
 // The tensor of one entry of the header. data_begin, data_bytes: where the file's tensors are.
-// Throws input_error where the entry does not fit them, and JSON's exceptions where it lacks
+// Throws input_error if the entry does not fit them, and JSON's exceptions if it lacks
 // something.
 HostTensor read_tensor(const std::filesystem::path& path, std::ifstream& in,
                        const std::string& name, const nlohmann::json& entry,

@@ -28,7 +28,7 @@ Descriptor open_alone(const std::filesystem::path& path) {
         if (!file.open()) {
             return {};
         }
-        // Where the file system has no locks there is no waiting for others.
+        // If the file system has no locks, there is no waiting for others.
         const bool locked = flock(file.fd(), LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;
         // Whoever had the lock may have renamed the file.
         struct stat own = {}, there = {};

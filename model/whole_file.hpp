@@ -18,7 +18,7 @@ void write_whole_file(const std::vector<std::filesystem::path>& names,
                       const std::vector<std::string_view>& pieces, const char* what);
 
 // The text of a file or pipe that a person writes, such as a model or a configuration. Nothing
-// where it cannot be read or has more than 1 MiB, as /dev/zero has; `why` then says so.
+// if it cannot be read or has more than 1 MiB, as /dev/zero has; `why` then says so.
 std::optional<std::string> read_text(const std::filesystem::path& path, std::string& why);
 
 }  // namespace gyre::model

@@ -13,7 +13,7 @@ std::string read_augment(const std::string& text, AugmentSpec& spec);
 // The list, always in the same order.
 std::string augment_text(const AugmentSpec& spec);
 
-// Throws usage_error where a number is too large for images of this shape, which would lose all of
+// Throws usage_error if a number is too large for images of this shape, which would lose all of
 // their content.
 void check(const AugmentSpec& spec, const Shape& shape);
 

@@ -14,7 +14,7 @@ ImageSet random_images(std::int64_t count, const Shape& shape, int classes);
 
 class DeviceImages {
  public:
-    // Moves the images: the host's copy is freed, or used as it is where the device is the host.
+    // Moves the images: the host's copy is freed, or used as it is if the device is the host.
     DeviceImages(Backend& backend, ImageSet&& set, const Normalisation& normalisation);
 
     std::int64_t count() const { return count_; }

@@ -113,8 +113,8 @@ class Optimizer {
     std::vector<StepScalars> written_;   // there, as far as anything has been
     std::int64_t steps_ = 0;             // begun
     Plateau plateau_;                    // of that schedule
-    DeviceBuffer<LossScale> scaling_;    // [1], where the loss is scaled
-    LossScaleArgs decision_;             // likewise
+    DeviceBuffer<LossScale> scaling_;    // [1], if the loss is scaled
+    LossScaleArgs decision_;             // if the loss is scaled
     DeviceBuffer<GradientFacts> facts_;  // [ranks()], if waits()
     UpdateArgs update_;                  // with the states of the first element
     std::int32_t* clip_word_ = nullptr;  // FiniteCheck's

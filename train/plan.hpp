@@ -73,7 +73,7 @@ struct StepPlan {
     double exposed = 0.0;        // of that, while the rank waits
     double step() const { return compute + exposed; }
     double efficiency() const { return compute / step(); }
-    // The part of the communication that computation hides; 1 where there is none.
+    // The part of the communication that computation hides; 1 if there is none.
     double overlap() const { return communication > 0.0 ? 1.0 - exposed / communication : 1.0; }
 };
 

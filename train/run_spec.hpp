@@ -122,7 +122,7 @@ struct ReportSpec {
     bool verbose = false, quiet = false;
 };
 
-// The step as a graph of the device. automatic: where it can be captured and saves time.
+// The step as a graph of the device. automatic: if it can be captured and saves time.
 enum class GraphUse { automatic, on, off };
 inline const std::vector<std::pair<std::string, GraphUse>> kGraphUses = {
     {"auto", GraphUse::automatic}, {"on", GraphUse::on}, {"off", GraphUse::off}};

@@ -39,7 +39,7 @@ class Session {
     // device. Parameters are zeros: initialise() or share_parameters() comes next. Communicator and
     // backend must outlive the session.
     // Throws AgreedError for shards, a graph or shares that cannot be, and for what went wrong on
-    // some rank; Error(communication) where the ranks' buckets differ.
+    // some rank; Error(communication) if the ranks' buckets differ.
     Session(Communicator& comm, Backend& backend, const RunSpec& run, const TrainingTask& task,
             ImageSet&& images, const Normalisation& normalisation);
 

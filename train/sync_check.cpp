@@ -17,7 +17,7 @@ void require_same_parameters(Communicator& comm, const Net& net, const std::stri
     }
     std::vector<std::uint64_t> roots = own;
     comm.broadcast(roots.data(), roots.size() * sizeof(std::uint64_t), 0);
-    // [tensor][rank]: 1 where the rank differs.
+    // [tensor][rank]: 1 if the rank differs.
     const auto ranks = static_cast<std::size_t>(comm.size());
     std::vector<double> differs(tensors.size() * ranks);
     for (std::size_t i = 0; i < tensors.size(); ++i) {

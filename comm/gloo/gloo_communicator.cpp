@@ -302,7 +302,7 @@ GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchSpec& op
       size_(start_up.world_size),
       own_terminal_(start_up.own_terminal),
       timeout_(static_cast<std::int64_t>(options.collective_timeout() * 1000.0)) {
-    // Gloo writes to its connections in a way that ends the process where the other side is gone.
+    // Gloo writes to its connections in a way that ends the process if the other side is gone.
     std::signal(SIGPIPE, SIG_IGN);
     store_ = make_store(start_up, options.init_timeout);
     where_ = store_->where();

@@ -17,7 +17,7 @@ namespace gyre::comm {
 namespace {
 
 // Keys are files in a folder that rank 0 makes; each is written elsewhere first and then linked to
-// its name, which fails where the name is taken, on network file systems too.
+// its name, which fails if the name is taken, on network file systems too.
 class FileStore final : public Store {
  public:
     FileStore(const StartUp& start_up, double timeout_seconds)

@@ -25,7 +25,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kAskInterval = 10ms;     // for a key that is not there yet
-constexpr auto kLinger = 300ms;         // in which the others learn that rank 0 gives up
+constexpr auto kLinger = 300ms;         // for the others to learn that rank 0 gives up
 constexpr std::size_t kMostNamed = 16;  // of the ranks that are missing
 
 // The facts that each rank publishes, line by line.

@@ -62,7 +62,7 @@ class Store {
     virtual std::string remedy() const = 0;
     // This host's address in the network that the ranks met over; empty: unknown.
     virtual std::string local_address() const { return {}; }
-    // Removes what this job has left at the meeting place, where a process ends without destroying
+    // Removes what this job has left at the meeting place, if a process ends without destroying
     // the store.
     virtual void leave() {}
 
@@ -116,7 +116,7 @@ void give_up_start(Store& store, int rank, const std::string& reason);
 std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const Place& place,
                                             int rank);
 
-// The communicator that options and environment ask for. The alarm, where there are several ranks,
+// The communicator that options and environment ask for. The alarm, if there are several ranks,
 // continues to watch until it is stopped; without one, the start is watched until this returns.
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, StartAlarm& alarm);
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options);

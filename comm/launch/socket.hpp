@@ -28,8 +28,8 @@ class Socket : public Descriptor {
  public:
     using Descriptor::Descriptor;
 
-    // Both return false where the other side is gone or takes longer than the socket's timeout;
-    // errno says why, and is 0 where the other side closed in an orderly way.
+    // Both return false if the other side is gone or takes longer than the socket's timeout;
+    // errno says why, and is 0 if the other side closed in an orderly way.
     bool send_all(std::string_view bytes) const {
         while (!bytes.empty()) {
             const ssize_t sent = ::send(fd(), bytes.data(), bytes.size(), MSG_NOSIGNAL);

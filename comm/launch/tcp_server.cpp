@@ -19,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr auto kTakeTime = 3s;              // in which a client must take what it is sent
+constexpr auto kTakeTime = 3s;              // for a client to take what it is sent
 constexpr auto kSilentTime = 2s;            // after which a rank that starts counts as not heard of
 constexpr std::size_t kMostStrangers = 64;  // connections that belong to no rank
 constexpr std::size_t kOverhead = 64;       // bytes of a key and its value in memory, besides these

@@ -68,7 +68,7 @@ class TcpStore final : public Store {
     void require_secret() const;
     void listen();
     void connect();
-    // Empty where a job of this id answers; otherwise what is wrong. `fatal`: retrying is no use.
+    // Empty if a job of this id answers; otherwise what is wrong. `fatal`: retrying is useless.
     std::string try_connect(int port, bool& fatal);
 
     std::string ask(const std::string& request) {

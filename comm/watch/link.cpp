@@ -52,10 +52,14 @@ Socket connect_to(const std::string& address, std::uint16_t port, int timeout_ms
     }
     if (connect(socket.fd(), found->first->ai_addr, found->first->ai_addrlen) != 0) {
         pollfd wait{socket.fd(), POLLOUT, 0};
-        int error = 0;
+        int error = 0, ready = 0;
         socklen_t length = sizeof error;
-        if (errno != EINPROGRESS || poll(&wait, 1, timeout_ms) != 1 ||
-            getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 || error != 0) {
+        const bool begun = errno == EINPROGRESS;
+        do {  // again if a signal interrupts it
+            ready = begun ? poll(&wait, 1, timeout_ms) : 0;
+        } while (ready < 0 && errno == EINTR);
+        if (ready != 1 || getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 ||
+            error != 0) {
             return {};
         }
     }

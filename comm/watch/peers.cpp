@@ -13,7 +13,7 @@
 namespace gyre::comm {
 namespace {
 
-constexpr double kConnectSeconds = 5.0;  // in which rank 0 waits for the others
+constexpr double kConnectSeconds = 5.0;  // that rank 0 waits for the others
 constexpr int kConnectMilliseconds = 4000;
 constexpr double kSilentSeconds = 3.0;  // a rank silent for longer counts as not answering
 

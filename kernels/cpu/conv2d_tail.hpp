@@ -24,7 +24,7 @@ class Conv2dTail {
 
     bool any() const { return dropout_ || pools_ || relu_; }
     bool relu() const { return relu_; }
-    // Whether one element of y depends on several outputs of the convolution, or on the image.
+    // True if one element of y depends on several outputs of the convolution, or on the image.
     bool has_windows() const { return dropout_ || pools_; }
     // The windows of y, with `line` floats from one line of the convolution's output to the next;
     // 1 x 1 without pooling.

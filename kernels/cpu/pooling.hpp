@@ -144,7 +144,7 @@ inline UnpoolFunction unpool_function(int kernel) {
     return kernel == 2 ? &unpool_windows<2> : kernel == 3 ? &unpool_windows<3> : &unpool_windows<0>;
 }
 
-// Whether each input belongs to exactly one window, so that dx need not be zeroed first.
+// True if each input belongs to exactly one window, so that dx need not be zeroed first.
 inline bool windows_cover(const MaxPool2dShape& shape) {
     const Shape out = shape.out();
     return shape.stride == shape.kernel && shape.padding == 0 &&

@@ -26,7 +26,7 @@ class WinogradTiles {
     // The first input line that a row of tiles reads; may be in the padding.
     int first_line(int row) const { return row * kTile - padding_; }
     int count() const { return down() * across(); }
-    // Whether the tail's windows do not fit the tiles, so that it needs a channel's whole output.
+    // True if the tail's windows do not fit the tiles, so that it needs a channel's whole output.
     bool tail_apart() const { return place_ == Place::apart; }
 
     // points [kPoints][lane], `step` apart, = B^T x B of a tile of a channel's plane.

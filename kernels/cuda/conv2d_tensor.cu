@@ -273,7 +273,7 @@ class TensorConv2dOp final : public Op {
         return {in.channels, in.height,     in.width, out.height,
                 out.width,   shape_.kernel, padding,  row_bits};
     }
-    // Whether dy must still be set to zero where y is not positive.
+    // True if dy must still be set to zero where y is not positive.
     bool masks() const { return spec_.relu && !spec_.out_channels_last; }
     static Elem* values(const Tensor& tensor) { return static_cast<Elem*>(tensor.data); }
     const Elem* x_channels_last(int n, const OpIo& io) const {

@@ -5,7 +5,7 @@
 //   loss_i += E * mean over k of (logits[i][label_i] - logits[i][k])
 //   gradient[i][k] = scale * (softmax - (1 - E) (k == label_i) - E / classes)
 // With class weights w: loss_i and gradient[i] times w[label_i].
-// Of mixed images both are the sums over two labels, times their shares.
+// For mixed images, both are the sums over two labels, times their shares.
 //   sums = scale * sum of loss_i, number of images whose label has the first largest logit
 //
 // 8 bytes per element, about 40 FLOPs (two exp); too small to fill a GPU for ten classes. One warp

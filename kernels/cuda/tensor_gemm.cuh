@@ -408,7 +408,7 @@ inline std::int64_t tensor_partial_elems(int most_m, int n, int k, int depth) {
                                  std::int64_t{kTensorBlocks} * 128 * 128);
 }
 
-// Whether there are enough tiles that k is not divided.
+// True if there are enough tiles that k is not divided.
 template <typename Tile>
 bool tensor_tiles_suffice(int m, int n) {
     return std::int64_t{tensor_tiles(m, Tile::BM)} * tensor_tiles(n, Tile::BN) > kTensorBlocks / 2;

@@ -27,7 +27,7 @@ class Device {
     virtual ~Device() = default;
     virtual std::string description() const = 0;
     virtual DeviceIdentity device_identity() const { return {}; }
-    // Whether the host can access device pointers directly.
+    // True if the host can access device pointers directly.
     virtual bool host_memory() const = 0;
 
     // Zeroed device memory; and page-locked host memory for asynchronous copies.

@@ -189,7 +189,7 @@ struct What {
 
 // --- the rules -----------------------------------------------------------------------------------
 
-// Whether an access at tick `when` was made by a block of this launch that is not running now, and
+// True if an access at tick `when` was made by a block of this launch that is not running now, and
 // is not known to be ordered before this one.
 bool other_block(const Region& region, std::uint32_t when) {
     return !region.shared && when >= launch_start && when < clocks.begun() &&
@@ -200,7 +200,7 @@ bool same_interval(const Access& access) {
     return clocks.same_interval({access.epoch, access.thread});
 }
 
-// Whether an access by `thread` in this interval is unordered with the running thread's.
+// True if an access by `thread` in this interval is unordered with the running thread's.
 bool unordered(unsigned thread, const Access& access) {
     const unsigned self = emulator::thread->id;
     return thread != self && (thread / 32 != self / 32 || access.fence == clocks.fence(self));

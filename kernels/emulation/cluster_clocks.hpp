@@ -84,7 +84,7 @@ class ClusterClocks {
         return {std::max(barriers_[emulator::thread->rank], clock.now),
                 static_cast<std::uint16_t>(id | (clock.arrivals & 3u) << kThreadBits)};
     }
-    // Whether no barrier of block or cluster orders the stamped access before the running thread's
+    // True if no barrier of block or cluster orders the stamped access before the running thread's
     // current one.
     bool same_interval(const Stamp& kept) const {
         return clustered_ ? same_in_cluster(kept) : kept.tick == barriers_[0];

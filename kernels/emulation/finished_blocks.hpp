@@ -28,7 +28,7 @@ class FinishedBlocks {
             done.push_back({begin, now});
         }
     }
-    // Whether an access of another block at tick `when` is ordered before this thread of the block
+    // True if an access of another block at tick `when` is ordered before this thread of the block
     // that arrived last.
     bool known(std::uint32_t when, std::uint32_t now, unsigned thread) const {
         return !known_.empty() && (now > known_from_ || thread == known_to_) &&

@@ -68,7 +68,7 @@ class Op {
     // Overwrites dx; reads dy, params, saved, and x, x2 or y if needs() says so. If that writes
     // dx2, both are overwritten, except one that is null.
     virtual void backward_input(const Batch& batch, const OpIo& io) = 0;
-    // Whether backward_update() can and should replace backward_params() for this batch.
+    // True if backward_update() can and should replace backward_params() for this batch.
     virtual bool can_update(const Batch&) const { return false; }
     // Called after backward_input(), which reads the parameters before the update. Updates params
     // exactly as the optimizer would, bit for bit, and does not write grads. offset: the position

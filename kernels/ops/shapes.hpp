@@ -53,7 +53,7 @@ struct MaxPool2dShape {
     int kernel = 2;
     int stride = 2;
     int padding = 0;
-    // PyTorch's ceil_mode: one more window where they leave a rest, if it begins within the input
+    // PyTorch's ceil_mode: one more window if they leave a rest and it begins within the input
     // or the padding before it.
     bool ceil = false;
 

@@ -26,7 +26,7 @@ struct GatherArgs {
 // The labels [n] of images that are gathered; if they are mixed [3][n]: their own, their partners',
 // and DrawnMix's shares.
 
-// How far a training is. It lies on the device, so that a step that was captured once finds images
+// How far a training is. It is on the device, so that a step that was captured once finds images
 // of its own in every launch.
 struct EpochPlace {
     std::uint32_t epoch = 0;    // from 1
@@ -52,11 +52,11 @@ struct CrossEntropyArgs {
     float scale = 1.0f;                    // 1 / size of the global batch
     float* gradient = nullptr;             // [n][classes]: scale * (softmax - target); may be null
     float* sums = nullptr;  // [2], overwritten: scale * sum of losses, number of correct images
-    float label_smoothing = 0.0f;  // in [0, 1); LossHead takes 0 alone
+    float label_smoothing = 0.0f;  // in [0, 1); LossHead takes only 0
     // [classes], on the device: a further factor of an image's loss, by its label; null: 1, which
     // is all that LossHead takes.
     const float* class_weights = nullptr;
-    bool mixed = false;  // LossHead takes false alone
+    bool mixed = false;  // LossHead takes only false
 };
 
 // The targets of an image: its loss is the sum over them of weight * cross-entropy with the label.
@@ -86,7 +86,7 @@ GYRE_HOST_DEVICE inline int find_targets(const CrossEntropyArgs& args, int n, st
 }
 
 // Where a kernel that reads gradients reports those that are not finite: *word becomes at least
-// 1 + (first_elem + i) / kGrain for each such element i, and stays as it is where there is none. An
+// 1 + (first_elem + i) / kGrain for each such element i, and stays as it is if there is none. An
 // int32, so that all elements of any net fit.
 struct FiniteCheck {
     static constexpr std::int64_t kGrain = 16;
@@ -126,7 +126,7 @@ GYRE_HOST_DEVICE inline float clip_factor(const ClipArgs& args, double norm) {
     return ratio >= 1.0 ? 1.0f : static_cast<float>(ratio);
 }
 
-// What an update reads that changes from step to step. It lies on the device, so that a step that
+// What an update reads that changes from step to step. It is on the device, so that a step that
 // was captured once reads it anew in every launch. Step t counts from 1.
 struct StepScalars {
     float learning_rate = 0.0f;

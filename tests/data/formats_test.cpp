@@ -376,7 +376,7 @@ TEST_CASE("the middle of an image whose shorter side is resized", "[data][format
     for (int i = 0; i < 13 * 29 * 3; ++i) {
         pixels.push_back(static_cast<std::uint8_t>(i * i * 37 % 251));
     }
-    // What is left out above and on the left is half of the rest; halves become even, as in Python.
+    // Half of the rest is left out above and on the left; halves become even, as in Python.
     struct Case {
         int height, width;
         Resize to;

@@ -174,7 +174,7 @@ std::vector<Bounded> expected_values(const std::vector<std::uint8_t>& pixels, co
     return values;
 }
 
-// What gather writes for the labels, if an image's label is its index.
+// The labels that gather writes, if an image's label is its index.
 std::vector<std::int32_t> expected_labels(const Shape& shape, const AugmentSpec& spec,
                                           const std::vector<std::int32_t>& samples) {
     std::vector<std::int32_t> labels = samples;

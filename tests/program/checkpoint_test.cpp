@@ -1,4 +1,4 @@
-// Checkpoints: a training goes on from each of them to the last bit, and from nothing else.
+// Checkpoints: a training resumes from each of them to the last bit, and from nothing else.
 #include <filesystem>
 #include <fstream>
 #include <limits>

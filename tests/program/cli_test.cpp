@@ -112,7 +112,7 @@ TEST_CASE("an easy data set is learnt, its best weights kept, and evaluated to t
         REQUIRE(at != std::string::npos);
         CHECK(std::stod(outcome.output.substr(at + 10)) == Approx(best_loss).epsilon(1e-5));
     }
-    // Training goes on from them.
+    // Training resumes from them.
     const std::string more = set.file("more.jsonl");
     expect_exit(run_gyre(0, set.base + "--epochs 1 --no-shuffle --log-interval 1 --init " +
                                 weights + " --metrics " + more),
@@ -410,7 +410,7 @@ TEST_CASE("Ctrl-C stops all ranks after the same step, and keeps the best weight
             }
         }
     }
-    // One rank alone is told to stop: the others follow, and the job ends in an orderly way.
+    // Only one rank is told to stop: the others follow, and the job ends in an orderly way.
     const std::string json = set.file("log.jsonl");
     std::filesystem::remove(json);
     const Outcome outcome =

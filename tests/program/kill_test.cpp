@@ -1,4 +1,4 @@
-// Trainings that are killed, told to stop or run out of disk, and go on.
+// Trainings that are killed, told to stop or run out of disk, and resume.
 #include <filesystem>
 #include <fstream>
 #include <random>

@@ -641,7 +641,7 @@ TEST_CASE("gyre info shows a net and a file of weights") {
     const Outcome damaged = run_gyre(0, "info --checkpoint " + weights);
     CHECK(damaged.exit_code == 3);
     CHECK(count_of(damaged.output, "the file is damaged") == 1);
-    // Weights alone, which are no checkpoint; and files that a checkpoint became by damage.
+    // Weights only, which are not a checkpoint; and files that a checkpoint became by damage.
     const auto refused = [&](const std::string& content, const std::string& part) {
         std::ofstream(weights, std::ios::binary) << content;
         const Outcome outcome = run_gyre(0, "info --checkpoint " + weights);

@@ -1,6 +1,6 @@
 // Runs its cases on the emulated GPU, each launch also by the kernel's PTX, and says in a table
 // what became of the launches. With the names of cases, or other arguments of Catch2, kernels that
-// these cases do not reach are no failure.
+// these cases do not reach are not a failure.
 #include <cstdio>
 #include <cstdlib>
 #include <sstream>

@@ -148,7 +148,7 @@ TEST_CASE("a graph keeps the workspace that it was captured with", "[graph]") {
     const DeviceBuffer<float> x(*backend, kElems);
     const DeviceBuffer<GradientFacts> facts(*backend, 1);
     const std::vector<float> values(kElems, 3.0f);
-    // Its partial sums lie in the workspace.
+    // Its partial sums are in the workspace.
     const auto clip = [&] { test::clip_norm(*backend, facts.get(), kElems, 1.0f, x.get()); };
     clip();
     const DeviceBuffer<float> behind(*backend, 1);  // so that it does not grow where it is

@@ -1,4 +1,4 @@
-// A session as a whole: what it keeps, and that another can go on from it.
+// A session as a whole: what it keeps, and that another can resume from it.
 #include "train/session.hpp"
 #include "kernels/make_backend.hpp"
 

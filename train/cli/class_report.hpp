@@ -15,7 +15,7 @@ constexpr int kMostConfused = 1000;  // classes of a confusion matrix
 // The class with the greatest logit, of several the first: what accuracy counts.
 int predicted_class(const float* logits, int classes);
 
-// Names for all classes: their numbers where there are none.
+// Names for all classes: their numbers if there are none.
 std::vector<std::string> class_labels(const std::vector<std::string>& names, int classes);
 
 class ClassCounts {

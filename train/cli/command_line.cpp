@@ -101,7 +101,7 @@ std::size_t repeats_environment(const std::vector<std::string>& given, std::size
     return 0;
 }
 
-// The flag's name here; where it has none, what to say about it goes to `unknown`.
+// The flag's name here; if it has none, what to say about it goes to `unknown`.
 std::string own_name(const CLI::App& command, const std::string& typed,
                      std::vector<std::string>& unknown) {
     std::string flag = typed;

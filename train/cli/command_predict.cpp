@@ -99,7 +99,7 @@ void load_file(Images& images, const std::string& path, const Trained& net) {
     }
 }
 
-// Files that cannot be read are named on standard error; false where there is one.
+// Files that cannot be read are named on standard error; false if there is one.
 bool load_images(Images& images, const std::vector<std::string>& paths, const Trained& net) {
     bool all_read = true;
     for (const std::string& path : paths) {
@@ -113,7 +113,7 @@ bool load_images(Images& images, const std::vector<std::string>& paths, const Tr
     return all_read;
 }
 
-// In quotes where a comma or a quote asks for it (RFC 4180).
+// In quotes if a comma or a quote asks for it (RFC 4180).
 std::string csv_cell(const std::string& text) {
     if (text.find_first_of(",\"\n") == std::string::npos) {
         return text;

@@ -30,7 +30,7 @@ class Program {
     Program(int argc, char** argv);
     // The exit code; throws Error.
     int run();
-    // Says what went wrong, ends the other ranks where they do not know of it, and returns the exit
+    // Says what went wrong, ends the other ranks if they do not know of it, and returns the exit
     // code.
     int fail(const Error& error, bool on_all_ranks);
 

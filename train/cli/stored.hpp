@@ -12,13 +12,13 @@
 
 namespace gyre::train {
 
-// An empty text where there is nothing.
+// An empty text if there is nothing.
 class Stored {
  public:
     Stored(const TensorFile& weights, const std::string& path) : weights_(weights), path_(path) {}
 
     std::string text(const std::string& key) const;
-    // Empty where the metadata have none, or none that makes sense.
+    // Empty if the metadata have none, or none that makes sense.
     std::optional<Normalisation> normalisation(const std::string& prefix) const;
     std::optional<int> classes() const;
     std::optional<Shape> shape() const;

@@ -16,7 +16,7 @@
 namespace gyre::train {
 namespace {
 
-constexpr int kUsualColumns = 80;  // where a terminal does not say
+constexpr int kUsualColumns = 80;  // if a terminal does not say
 constexpr int kMostBar = 24, kLeastBar = 6;
 
 std::string duration_text(double seconds) {

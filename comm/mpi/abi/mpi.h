@@ -18,7 +18,7 @@ using MPI_Datatype = struct MPI_ABI_Datatype*;
 using MPI_Status = struct MPI_ABI_Status;  // never read here
 using MPI_User_function = void(void* in, void* inout, int* elems, MPI_Datatype* type);
 
-// Handles of predefined objects are numbers. (MPI_Op)0x21 is no constant expression, so macros, as
+// Handles of predefined objects are numbers. (MPI_Op)0x21 is not a constant expression, so macros, as
 // in every mpi.h.
 #define MPI_OP_NULL reinterpret_cast<MPI_Op>(std::uintptr_t{0x020})
 #define MPI_SUM reinterpret_cast<MPI_Op>(std::uintptr_t{0x021})
