@@ -43,7 +43,8 @@ bool in_network(const std::string& address, std::string_view network) {
     return ((ntohl(own.s_addr) ^ ntohl(base.s_addr)) & mask) == 0;
 }
 
-// The first of Open MPI's networks, a list of interfaces and of networks, that this host is in.
+// This host's address in the first that it is in of a list of interfaces and of networks such as
+// 10.1.0.0/16, which Open MPI takes; empty if it is in none.
 std::string address_in(std::string_view networks, const std::vector<OwnAddress>& addresses) {
     while (!networks.empty()) {
         const std::string_view network = networks.substr(0, networks.find(','));
@@ -126,17 +127,16 @@ std::vector<OwnAddress> own_addresses() {
     return found;
 }
 
-std::string address_of_interface(const std::string& interface, const std::string& variable) {
+std::string address_of_interface(const std::string& interfaces, const std::string& variable) {
     const std::vector<OwnAddress> addresses = own_addresses();
-    const auto own = std::find_if(addresses.begin(), addresses.end(),
-                                  [&](const OwnAddress& a) { return a.interface == interface; });
-    if (own == addresses.end()) {
+    std::string address = address_in(interfaces, addresses);
+    if (address.empty()) {
         throw meeting_error(fmt::format(
             "{}={}: {} has no network interface of this name that is up and has an address; it "
             "has: {}",
-            variable, interface, host_name(), in_words(addresses)));
+            variable, interfaces, host_name(), in_words(addresses)));
     }
-    return own->address;
+    return address;
 }
 
 std::string listening_address() {

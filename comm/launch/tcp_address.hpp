@@ -40,12 +40,13 @@ struct OwnAddress {
 // All but IPv6's link-local ones, of interfaces that are up; IPv4 first. Throws
 // Error(communication).
 std::vector<OwnAddress> own_addresses();
-// Throws Error(communication) if there is no such interface, or it has no address; `variable`
-// names the interface.
-std::string address_of_interface(const std::string& interface, const std::string& variable);
+// The address of the first of these interfaces, divided by commas, that this host has. Throws
+// Error(communication) if it has none of them, or no address there; `variable` names the
+// interfaces.
+std::string address_of_interface(const std::string& interfaces, const std::string& variable);
 
 constexpr const char* kInterfaceVariable = "GLOO_SOCKET_IFNAME";  // as PyTorch's users know it
-// The one address at which this process listens for ranks of other hosts: that of the interface in
+// The one address at which this process listens for ranks of other hosts: that of an interface in
 // GLOO_SOCKET_IFNAME, or of the network in Open MPI's btl_tcp_if_include, or else the first that
 // is not loopback's; empty if there is none. Throws as address_of_interface().
 std::string listening_address();

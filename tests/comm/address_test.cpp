@@ -99,6 +99,10 @@ TEST_CASE("ranks listen at the address that the variables name, or else at an ou
     const Variable mpi(kMpiVariable, "nothing0");
     const Variable gloo(kInterfaceVariable, own.interface.c_str());
     CHECK(listening_address() == own.address);
+    {
+        const Variable several(kInterfaceVariable, ("nothing0," + own.interface).c_str());
+        CHECK(listening_address() == own.address);
+    }
     const Variable unknown(kInterfaceVariable, "nothing0");
     expect_error(ExitCode::communication, {"GLOO_SOCKET_IFNAME=nothing0"},
                  [] { listening_address(); });
