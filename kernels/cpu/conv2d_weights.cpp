@@ -25,50 +25,51 @@ struct TileImages {
     float* dw = nullptr;  // dw[r * dw_row + t] += sum
     std::ptrdiff_t dw_row = 0;
     bool first = true, last = true;  // if false, sums are read from, or stored to, `sums`
-    float* sums = nullptr;           // [R][T][kVec]
+    float* sums = nullptr;           // [R][T][kLanes]
 };
 
-// Images in the same lanes of different registers share a sum.
+// Each lane has a sum of its own, so that the order does not depend on what a register holds.
 template <int R, int T>
 void gradient_tile(const TileImages& op) {
-    Vec acc[R][T] = {};
-    if (!op.first) {
-        for (int r = 0; r < R; ++r) {
+    float own[R * T * kLanes];
+    float* const sums = op.sums != nullptr ? op.sums : own;
+    for (int lane = 0; lane < kLanes; lane += kVec) {
+        Vec acc[R][T] = {};
+        for (int r = 0; !op.first && r < R; ++r) {
             for (int t = 0; t < T; ++t) {
-                acc[r][t] = load(op.sums + (r * T + t) * kVec);
+                acc[r][t] = load(sums + (r * T + t) * kLanes + lane);
             }
         }
-    }
-    for (int block = 0; block < op.blocks; ++block) {
-        const float* x[T];
-        for (int t = 0; t < T; ++t) {
-            x[t] = op.x + block * op.x_block + op.tap[t];
-        }
-        const float* dy = op.dy + block * op.dy_block;
-        for (const std::ptrdiff_t at : *op.pixels) {
-            for (int lane = 0; lane < kLanes; lane += kVec) {
+        for (int block = 0; block < op.blocks; ++block) {
+            const float* x[T];
+            for (int t = 0; t < T; ++t) {
+                x[t] = op.x + block * op.x_block + op.tap[t] + lane;
+            }
+            const float* dy = op.dy + block * op.dy_block + lane;
+            for (const std::ptrdiff_t at : *op.pixels) {
                 Vec d[R];
                 for (int r = 0; r < R; ++r) {
-                    d[r] = load(dy + r * op.dy_row + lane);
+                    d[r] = load(dy + r * op.dy_row);
                 }
                 for (int t = 0; t < T; ++t) {
-                    Vec v = load(x[t] + at + lane);
+                    Vec v = load(x[t] + at);
                     load_once(v);
                     for (int r = 0; r < R; ++r) {
-                        acc[r][t] += d[r] * v;
+                        acc[r][t] = multiply_add(d[r], v, acc[r][t]);
                     }
                 }
+                dy += kLanes;
             }
-            dy += kLanes;
+        }
+        for (int r = 0; r < R; ++r) {
+            for (int t = 0; t < T; ++t) {
+                store(sums + (r * T + t) * kLanes + lane, acc[r][t]);
+            }
         }
     }
-    for (int r = 0; r < R; ++r) {
+    for (int r = 0; op.last && r < R; ++r) {
         for (int t = 0; t < T; ++t) {
-            if (op.last) {
-                op.dw[r * op.dw_row + t] += lane_sum(acc[r][t]);
-            } else {
-                store(op.sums + (r * T + t) * kVec, acc[r][t]);
-            }
+            op.dw[r * op.dw_row + t] += lane_sum(sums + (r * T + t) * kLanes);
         }
     }
 }
@@ -187,25 +188,29 @@ void WeightGradient::add_part(int row, int rows, const Part& part, const OpIo& i
         op.dw = io.grads[0].f32() + std::ptrdiff_t{row} * taps_.total + taps_.begin(i);
         op.sums = sums;
         kTable[static_cast<std::size_t>((rows - 1) * kTaps + taps_.size(i) - 1)](op);
-        sums += sums != nullptr ? kRows * kTaps * kVec : 0;
+        sums += sums != nullptr ? kRows * kTaps * kLanes : 0;
     }
     for (int r = 0; r < rows; ++r) {
-        Vec sum[4] = {};
-        for (int i = 0; !part.first && i < 4; ++i) {
-            sum[i] = load(sums + (r * 4 + i) * kLanes);
-        }
-        for (int block = 0; block < part.blocks; ++block) {
-            const float* d = part.dy + block * part.dy_block + r * op.dy_row;
-            int turn = 0;  // several independent sums hide the latency of the additions
-            for (std::ptrdiff_t i = 0; i < op.dy_row; i += kVec) {
-                sum[turn++ % 4] += load(d + i);
+        float of_lanes[kLanes];
+        for (int lane = 0; lane < kLanes; lane += kVec) {
+            Vec sum[4] = {};
+            for (int i = 0; !part.first && i < 4; ++i) {
+                sum[i] = load(sums + (r * 4 + i) * kLanes + lane);
+            }
+            for (int block = 0; block < part.blocks; ++block) {
+                const float* d = part.dy + block * part.dy_block + r * op.dy_row + lane;
+                int turn = 0;  // several independent sums hide the latency of the additions
+                for (std::ptrdiff_t i = 0; i < op.dy_row; i += kLanes) {
+                    sum[turn++ % 4] += load(d + i);
+                }
+            }
+            store(of_lanes + lane, (sum[0] + sum[1]) + (sum[2] + sum[3]));
+            for (int i = 0; !part.last && i < 4; ++i) {
+                store(sums + (r * 4 + i) * kLanes + lane, sum[i]);
             }
         }
         if (part.last) {
-            io.grads[1].f32()[row + r] += lane_sum((sum[0] + sum[1]) + (sum[2] + sum[3]));
-        }
-        for (int i = 0; !part.last && i < 4; ++i) {
-            store(sums + (r * 4 + i) * kLanes, sum[i]);
+            io.grads[1].f32()[row + r] += lane_sum(of_lanes);
         }
     }
 }

@@ -73,9 +73,11 @@ struct Correlation {
                                 std::ptrdiff_t{row.kernel + i * rows.kernel_step} * kernel +
                                 column.kernel;
                             for (int j = 0; j < column.count; ++j) {
-                                sum += w[j * columns.kernel_step] *
-                                       load(line + std::ptrdiff_t{column.at + j * columns.at_step} *
-                                                       kLanes);
+                                sum = multiply_add(
+                                    w[j * columns.kernel_step],
+                                    load(line +
+                                         std::ptrdiff_t{column.at + j * columns.at_step} * kLanes),
+                                    sum);
                             }
                         }
                     }
@@ -95,7 +97,7 @@ class GroupedConv2dOp final : public Op {
           taps_(std::ptrdiff_t{shape.kernel} * shape.kernel),
           forward_(correlation(forward_axis, shape.in, out_)),
           backward_(correlation(backward_axis, out_, shape.in)) {
-        context.workspace.reserve(0, (shape.group_inputs() * taps_ + 1) * kVec);
+        context.workspace.reserve(0, (shape.group_inputs() * taps_ + 1) * kLanes);
     }
 
     OpNeeds needs() const override { return {}; }
@@ -147,45 +149,52 @@ class GroupedConv2dOp final : public Op {
                                        body(plane / channels, static_cast<int>(plane % channels));
                                    });
     }
-    // The gradients of output channel o's weights and bias. sums: [weights + 1][kVec]; a row's
+    // The gradients of output channel o's weights and bias. sums: [weights + 1][kLanes]; a row's
     // products are added up first, so that errors grow with rows instead of pixels.
     void add_gradients(const Batch& batch, const OpIo& io, int o, float* sums) const {
-        const int inputs = shape_.group_inputs();
-        const std::ptrdiff_t weights = inputs * taps_;
-        std::fill_n(sums, (weights + 1) * kVec, 0.0f);
-        const auto add = [&](std::ptrdiff_t to, Vec row) {
-            store(sums + to * kVec, load(sums + to * kVec) + row);
-        };
-        const int first = o / shape_.group_outputs() * inputs;
+        const std::ptrdiff_t weights = shape_.group_inputs() * taps_;
+        std::fill_n(sums, (weights + 1) * kLanes, 0.0f);
         for (std::ptrdiff_t block = 0; block < block_count(batch.n); ++block) {
-            const float* dy = io.dy.f32() + (block * out_.channels + o) * forward_.to_plane;
-            const float* const x =
-                io.x.f32() + (block * shape_.in.channels + first) * forward_.from_plane;
-            for (const Products& row : forward_.rows.of) {
-                Vec of_bias = {};
-                for (int i = 0; i < out_.width * kLanes; i += kVec) {
-                    of_bias += load(dy + i);
-                }
-                add(weights, of_bias);
-                for (int c = 0; c < inputs; ++c) {
-                    for (int i = 0; i < row.count; ++i) {
-                        const float* const line =
-                            x + c * forward_.from_plane + (row.at + i) * forward_.from_line;
-                        for (int kw = 0; kw < shape_.kernel; ++kw) {
-                            add(c * taps_ + (row.kernel + i) * shape_.kernel + kw,
-                                row_product(dy, line, kw));
-                        }
-                    }
-                }
-                dy += out_.width * kLanes;
+            for (int lane = 0; lane < kLanes; lane += kVec) {
+                add_block(io, block, o, lane, sums);
             }
         }
         for (std::ptrdiff_t i = 0; i < weights; ++i) {
-            io.grads[0].f32()[o * weights + i] = lane_sum(load(sums + i * kVec));
+            io.grads[0].f32()[o * weights + i] = lane_sum(sums + i * kLanes);
         }
-        io.grads[1].f32()[o] = lane_sum(load(sums + weights * kVec));
+        io.grads[1].f32()[o] = lane_sum(sums + weights * kLanes);
     }
-    // The sum of a row of dy times the row of x that kernel column kw reads.
+    // Adds those of a register of a block's images, from `lane` on.
+    void add_block(const OpIo& io, std::ptrdiff_t block, int o, int lane, float* sums) const {
+        const int inputs = shape_.group_inputs(), first = o / shape_.group_outputs() * inputs;
+        const auto add = [&](std::ptrdiff_t to, Vec row) {
+            float* const at = sums + to * kLanes + lane;
+            store(at, load(at) + row);
+        };
+        const float* dy = io.dy.f32() + (block * out_.channels + o) * forward_.to_plane + lane;
+        const float* const x =
+            io.x.f32() + (block * shape_.in.channels + first) * forward_.from_plane + lane;
+        for (const Products& row : forward_.rows.of) {
+            Vec of_bias = {};
+            for (int i = 0; i < out_.width; ++i) {
+                of_bias += load(dy + i * kLanes);
+            }
+            add(inputs * taps_, of_bias);
+            for (int c = 0; c < inputs; ++c) {
+                for (int i = 0; i < row.count; ++i) {
+                    const float* const line =
+                        x + c * forward_.from_plane + (row.at + i) * forward_.from_line;
+                    for (int kw = 0; kw < shape_.kernel; ++kw) {
+                        add(c * taps_ + (row.kernel + i) * shape_.kernel + kw,
+                            row_product(dy, line, kw));
+                    }
+                }
+            }
+            dy += out_.width * kLanes;
+        }
+    }
+    // The sum of a row of dy times the row of x that kernel column kw reads, for a register of
+    // images.
     Vec row_product(const float* dy, const float* x, int kw) const {
         const int offset = kw - shape_.padding;  // of x's column from ow * stride
         const int first = offset >= 0 ? 0 : (-offset + shape_.stride - 1) / shape_.stride;
@@ -193,10 +202,9 @@ class GroupedConv2dOp final : public Op {
         const int end = room < 0 ? 0 : std::min(out_.width, room / shape_.stride + 1);
         Vec sum = {};
         for (int ow = first; ow < end; ++ow) {
-            const float* const from = x + (std::ptrdiff_t{ow} * shape_.stride + offset) * kLanes;
-            for (int lane = 0; lane < kLanes; lane += kVec) {
-                sum += load(dy + std::ptrdiff_t{ow} * kLanes + lane) * load(from + lane);
-            }
+            sum =
+                multiply_add(load(dy + std::ptrdiff_t{ow} * kLanes),
+                             load(x + (std::ptrdiff_t{ow} * shape_.stride + offset) * kLanes), sum);
         }
         return sum;
     }

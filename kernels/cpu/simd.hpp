@@ -10,6 +10,12 @@
 #include <cstring>
 #include <utility>
 
+#if defined(__FMA__)
+#include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
+#endif
+
 namespace gyre::cpu {
 
 inline constexpr int kLanes = 16;  // images per block, the same on every machine
@@ -41,6 +47,22 @@ inline void store(float* p, Vec v) {
 inline Vec broadcast(float x) {
     return x - Vec{};
 }
+// a * b + c. Compilers form no fused multiply-adds here by themselves (-ffp-contract=off), so all
+// sets that have them compute the same bits. SSE4 rounds the product, too.
+[[gnu::always_inline]] inline Vec multiply_add(Vec a, Vec b, Vec c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__FMA__)
+    return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return vfmaq_f32(c, a, b);
+#else
+    return a * b + c;
+#endif
+}
+[[gnu::always_inline]] inline Vec multiply_add(float a, Vec b, Vec c) {
+    return multiply_add(broadcast(a), b, c);
+}
 // Keeps g++ from reloading a value for each of its uses, which saves a register that the tiles do
 // not need.
 inline void load_once(Vec& v) {
@@ -62,15 +84,26 @@ inline Vec pass_above_zero(Vec y, Vec d) {
     return y <= 0.0f ? Vec{} : d;
 }
 
-inline float lane_sum(Vec v) {
-    float part[kVec];
-    std::memcpy(part, &v, sizeof v);
-    for (int half = kVec / 2; half > 0; half /= 2) {
-        for (int l = 0; l < half; ++l) {
-            part[l] += part[l + half];
+// The sum of the values of kLanes images, the second half added to the first, and so on: in the
+// same order whatever a register holds.
+inline float lane_sum(const float* lanes) {
+    Vec part[kLanes / kVec];
+    for (int v = 0; v < kLanes / kVec; ++v) {
+        part[v] = load(lanes + v * kVec);
+    }
+    for (int half = kLanes / kVec / 2; half > 0; half /= 2) {
+        for (int v = 0; v < half; ++v) {
+            part[v] += part[v + half];
         }
     }
-    return part[0];
+    float last[kVec];
+    store(last, part[0]);
+    for (int half = kVec / 2; half > 0; half /= 2) {
+        for (int l = 0; l < half; ++l) {
+            last[l] += last[l + half];
+        }
+    }
+    return last[0];
 }
 
 // One step of a transposition: swaps off-diagonal squares of kStep x kStep. low and high are rows

@@ -26,7 +26,7 @@ double measure_peak() {
         const auto start = Clock::now();
         for (int round = 0; round < kRounds; ++round) {
             for (int i = 0; i < kChains; ++i) {
-                sums[i] = sums[i] * a + b;
+                sums[i] = multiply_add(sums[i], a, b);
             }
         }
         const double seconds = seconds_since(start);

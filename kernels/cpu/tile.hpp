@@ -56,7 +56,7 @@ template <int R, int C, int kColumns>
                 for (int r = 0; r < R; ++r) {
                     const Vec weight = broadcast(w[r][at_w]);
                     for (int v = 0; v < V; ++v) {
-                        acc[r][v] += weight * values[v];
+                        acc[r][v] = multiply_add(weight, values[v], acc[r][v]);
                     }
                 }
                 at_x += x_step;

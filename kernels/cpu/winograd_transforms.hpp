@@ -100,19 +100,19 @@ struct Transforms {
         Vec zero = kC.all[0] * d[0], infinity = kC.all[0] * d[1];
 #pragma GCC unroll 8
         for (int k = 1; k <= kPairs; ++k) {
-            zero += kC.all[k] * d[2 * k];
-            infinity += kC.all[k] * d[2 * k + 1];
+            zero = multiply_add(kC.all[k], d[2 * k], zero);
+            infinity = multiply_add(kC.all[k], d[2 * k + 1], infinity);
         }
 #pragma GCC unroll 8
         for (int i = 0; i < kPairs; ++i) {
             Vec even = kC.others[i][0] * d[2], odd = kC.others[i][0] * d[1];
 #pragma GCC unroll 8
             for (int k = 1; k < kPairs; ++k) {
-                even += kC.others[i][k] * d[2 * k + 2];
-                odd += kC.others[i][k] * d[2 * k + 1];
+                even = multiply_add(kC.others[i][k], d[2 * k + 2], even);
+                odd = multiply_add(kC.others[i][k], d[2 * k + 1], odd);
             }
-            v[2 * i + 1] = even + kC.at[i] * odd;
-            v[2 * i + 2] = even - kC.at[i] * odd;
+            v[2 * i + 1] = multiply_add(kC.at[i], odd, even);
+            v[2 * i + 2] = multiply_add(kC.at[i], -odd, even);
         }
         v[0] = zero;
         v[kExtent - 1] = infinity;
@@ -131,8 +131,8 @@ struct Transforms {
             const Vec odd = kC.at[i] * (v[2 * i + 1] - v[2 * i + 2]);
 #pragma GCC unroll 8
             for (int k = 0; k < kPairs; ++k) {
-                d[2 * k + 2] += kC.others[i][k] * even;
-                d[2 * k + 1] += kC.others[i][k] * odd;
+                d[2 * k + 2] = multiply_add(kC.others[i][k], even, d[2 * k + 2]);
+                d[2 * k + 1] = multiply_add(kC.others[i][k], odd, d[2 * k + 1]);
             }
         }
     }
@@ -167,7 +167,8 @@ struct Transforms {
             Vec even = factors[i][0] * from[0], odd = factors[i][1] * from[1];
 #pragma GCC unroll 8
             for (int k = 2; k < kTerms; ++k) {
-                (k % 2 == 0 ? even : odd) += factors[i][k] * from[k];
+                Vec& sum = k % 2 == 0 ? even : odd;
+                sum = multiply_add(factors[i][k], from[k], sum);
             }
             to[2 * i + 1] = even + odd;
             to[2 * i + 2] = even - odd;
@@ -189,10 +190,10 @@ struct Transforms {
             to[k] = factors[0][k] * terms[0];
 #pragma GCC unroll 8
             for (int i = 1; i < kPairs; ++i) {
-                to[k] += factors[i][k] * terms[i];
+                to[k] = multiply_add(factors[i][k], terms[i], to[k]);
             }
         }
-        to[0] += zero_scale * from[0];
+        to[0] = multiply_add(zero_scale, from[0], to[0]);
         to[kTerms - 1] += from[kExtent - 1];
     }
 };

@@ -130,9 +130,9 @@ void WinogradWeights<K>::store_gradients(int sums, const float* from, const OpIo
         return v;
     };
     context_.pool.parallel_for(rows_.total, [&](std::int64_t o, int) {
-        Vec bias = {};
+        float bias[kLanes];
         for (int lane = 0; lane < kLanes; lane += kVec) {
-            bias += total(kPoints * sums_point() + o * kLanes + lane);
+            store(bias + lane, total(kPoints * sums_point() + o * kLanes + lane));
         }
         io.grads[1].f32()[o] = lane_sum(bias);
         for (int first = 0; first < channels_; first += kVec) {

@@ -18,15 +18,15 @@ if command -v ccache >/dev/null; then
 fi
 mkdir -p "$work"
 flags=(-std=c++20 -Wall -Wextra -Werror -Wno-psabi -I. -DFMT_HEADER_ONLY)
-kernels=(-O2 -fno-math-errno -fno-trapping-math -ffp-contract=fast -DGYRE_CPU_KERNELS=gyre_cpu_neon
+kernels=(-O2 -fno-math-errno -fno-trapping-math -ffp-contract=off -DGYRE_CPU_KERNELS=gyre_cpu_neon
     '-DGYRE_CPU_NAME="neon"' '-DGYRE_CPU_TITLE="Neon"' '-DGYRE_CPU_SETS=X(neon)')
 for source in kernels/cpu/*.cpp kernels/choose_cpu_kernels.cpp kernels/make_backend.cpp; do
     printf '%s\0' "${kernels[*]@Q} -c $source -o $work/$(basename "$source").o"
 done >"$work/jobs"
-for source in support/{main,catch,backends} kernels/{neon_stub,kernels_test,products_test,norm_test,join_pool_test,update_kernels_test}; do
+for source in support/{main,catch,backends} kernels/{neon_stub,kernels_test,portable_bits_test,products_test,norm_test,join_pool_test,update_kernels_test}; do
     printf '%s\0' "-O1 -c tests/$source.cpp -o $work/$(basename "$source").o"
 done >>"$work/jobs"
 xargs -0 -P 2 -I '{}' sh -c "$cache aarch64-linux-gnu-g++ ${flags[*]} {}" <"$work/jobs"
 aarch64-linux-gnu-g++ -static -o "$work/tests" "$work"/*.o -lpthread
 GYRE_TEST_BACKENDS=cpu qemu-aarch64 "$work/tests" \
-    "conv2d*,linear*,max-pooling*,ReLU*,batch normalisation*,average*,gradients*,optimisers*,the sum of*"
+    "conv2d*,linear*,operations*,max-pooling*,ReLU*,batch normalisation*,average*,gradients*,optimisers*,the sum of*"
