@@ -97,7 +97,7 @@ Picture decode_png(const fs::path& path, const Bytes& bytes, bool colour) {
 #endif
 
 #if GYRE_HAVE_JPEG
-// Converts a row of inks, [pixels][4], to red, green and blue, [pixels][3]. 255 is no ink, as in
+// Converts a row of inks, [pixels][4], to red, green and blue, [pixels][3]. 255 means no ink, as in
 // JPEG files. It does as PIL, which takes no account of what the inks look like on paper.
 void colours_of_inks(const std::uint8_t* inks, std::size_t pixels, std::uint8_t* colours) {
     for (std::size_t i = 0; i < pixels; ++i) {

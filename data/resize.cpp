@@ -73,11 +73,15 @@ void apply(const Filter& filter, const std::uint8_t* in, std::uint8_t* out, int 
     }
 }
 
+bool has_size(const Resize& to, int height, int width) {
+    return to.shorter == 0 && height == to.height && width == to.width;
+}
+
 }  // namespace
 
 std::vector<std::uint8_t> resize_image(const std::uint8_t* pixels, int channels, int height,
                                        int width, const Resize& to) {
-    if (to.shorter == 0 && height == to.height && width == to.width) {
+    if (has_size(to, height, width)) {
         return {pixels, pixels + std::ptrdiff_t{1} * height * width * channels};
     }
     const int shorter = std::min(height, width);
@@ -99,7 +103,7 @@ std::vector<std::uint8_t> resize_image(const std::uint8_t* pixels, int channels,
 }
 
 void resize_images(ImageSet& set, const Resize& to) {
-    if (to.shorter == 0 && set.height == to.height && set.width == to.width) {
+    if (has_size(to, set.height, set.width)) {
         return;
     }
     const auto planes = static_cast<std::size_t>(set.count * set.channels);

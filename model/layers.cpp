@@ -45,10 +45,9 @@ void build_conv(GraphBuilder& net, const LayerSpec& layer) {
     const Conv2dShape shape{net.shape(),  out,           layer.kernel,
                             layer.stride, layer.padding, layer.groups};
     if (shape.in.channels % shape.groups != 0 || shape.out_channels % shape.groups != 0) {
-        net.fail(
-            fmt::format("its {} groups divide its {} input channels and its {} outputs with a "
-                        "remainder",
-                        shape.groups, shape.in.channels, shape.out_channels));
+        net.fail(fmt::format(
+            "its {} input channels and its {} outputs must be multiples of its {} groups",
+            shape.in.channels, shape.out_channels, shape.groups));
     }
     if (shape.out().height < 1 || shape.out().width < 1) {
         net.fail(fmt::format("its {0} x {0} window with padding {1} is larger than its input",
@@ -155,8 +154,8 @@ void parse_groupnorm(Words& words, LayerSpec& layer) {
 void build_groupnorm(GraphBuilder& net, const LayerSpec& layer) {
     GroupNormSpec spec{.in = net.shape(), .groups = layer.groups};
     if (spec.in.channels % spec.groups != 0) {
-        net.fail(fmt::format("its {} groups divide its {} input channels with a remainder",
-                             spec.groups, spec.in.channels));
+        net.fail(fmt::format("its {} input channels must be a multiple of its {} groups",
+                             spec.in.channels, spec.groups));
     }
     spec.epsilon = layer.epsilon > 0.0f ? layer.epsilon : spec.epsilon;
     net.append("gn", spec, {affine_parameters(net, layer)});
@@ -287,8 +286,8 @@ void build_shuffle(GraphBuilder& net, const LayerSpec& layer) {
     net.require_planes();
     const int channels = net.shape().channels;
     if (channels % layer.groups != 0) {
-        net.fail(fmt::format("its {} groups divide its {} input channels with a remainder",
-                             layer.groups, channels));
+        net.fail(fmt::format("its {} input channels must be a multiple of its {} groups", channels,
+                             layer.groups));
     }
     net.append("shuffle", ChannelsSpec{net.shape(), 0, channels, layer.groups});
 }

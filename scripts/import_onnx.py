@@ -18,6 +18,7 @@ import dataclasses
 import json
 import math
 import pathlib
+import re
 import struct
 import sys
 
@@ -504,7 +505,7 @@ class Importer:
             "LogSoftmax": self.same,
             "Dropout": self.dropout,
             "Done": lambda n: None,
-            "Shape": lambda n: None,  # who reads it is refused, unless what it is does not matter
+            "Shape": lambda n: None,  # a node that reads it is refused, unless its value does not matter
         }
         if node.op_type == "Constant":
             (value,) = self.attributes(node).values()
@@ -595,8 +596,12 @@ def numbers(text: str, count: int, what: str) -> str:
 
 
 def resize(text: str, image: tuple[int, int, int]) -> str:
-    size = text.rsplit("crop", 1)[-1].split("x")
-    if (int(size[0]), int(size[-1])) != tuple(image[1:]):
+    form = re.fullmatch(r"(?:\d+,centercrop)?(\d+)x(\d+)|\d+,centercrop(\d+)", text)
+    if form is None:
+        raise Refused(f"--resize {text} must be rows and columns, such as 64x64, or the shorter side and the middle of "
+                      "the image, such as 256,centercrop224")  # fmt: skip
+    height, width, both = (extent and int(extent) for extent in form.groups())
+    if (height or both, width or both) != tuple(image[1:]):
         raise Refused(f"--resize {text} is not the size of the net's images, {image[1]}x{image[2]}")
     return text
 

@@ -23,8 +23,6 @@ struct GatherArgs {
     const float* shift = nullptr;  // [channels]
     AugmentArgs augment = {};
 };
-// The labels [n] of images that are gathered; if they are mixed [3][n]: their own, their partners',
-// and DrawnMix's shares.
 
 // How far a training is. It is on the device, so that a step that was captured once finds images
 // of its own in every launch.
@@ -48,10 +46,11 @@ struct NextSamplesArgs {
 struct CrossEntropyArgs {
     int classes = 0;
     const float* logits = nullptr;
-    const std::int32_t* labels = nullptr;  // [n], or if mixed [3][n], as they are gathered
-    float scale = 1.0f;                    // 1 / size of the global batch
-    float* gradient = nullptr;             // [n][classes]: scale * (softmax - target); may be null
-    float* sums = nullptr;  // [2], overwritten: scale * sum of losses, number of correct images
+    // [n]; if images are mixed [3][n]: their own, their partners', and DrawnMix's shares.
+    const std::int32_t* labels = nullptr;
+    float scale = 1.0f;         // 1 / size of the global batch
+    float* gradient = nullptr;  // [n][classes]: scale * (softmax - target); may be null
+    float* sums = nullptr;      // [2], overwritten: scale * sum of losses, number of correct images
     float label_smoothing = 0.0f;  // in [0, 1); LossHead takes only 0
     // [classes], on the device: a further factor of an image's loss, by its label; null: 1, which
     // is all that LossHead takes.

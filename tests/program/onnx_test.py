@@ -104,12 +104,12 @@ def main() -> int:
     gyre = pathlib.Path(sys.argv[1]).resolve() / "gyre"
     random = numpy.random.default_rng(1)
 
-    def run(*words: str) -> str:
+    def run(*words: str, code: int = 0) -> str:
         environment = os.environ | {"PYTHON": sys.executable}
         done = subprocess.run([gyre, *words], capture_output=True, text=True, timeout=300, env=environment)
-        if done.returncode != 0:
+        if done.returncode != code:
             sys.exit(f"gyre {' '.join(words)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
-        return done.stdout
+        return done.stderr if code else done.stdout
 
     failed = 0
     for model, shape, rate in CASES:
@@ -145,6 +145,13 @@ def main() -> int:
 
             table = predict(weights)
             run("import", str(work / "net.onnx"), "-o", str(work / "imported"))
+            wrong = work / "wrong.onnx"
+            for size in ("12", "12x12 ", "20,crop12", "20,centercrop"):
+                model_file = onnx.load(work / "net.onnx")
+                model_file.metadata_props.add(key="gyre.resize", value=size)
+                onnx.save(model_file, wrong)
+                if f"--resize {size} must be" not in run("import", str(wrong), "-o", str(work / "refused"), code=3):
+                    sys.exit(f"the size {size} in an ONNX model is not what its message is about")
             imported = str(work / "imported" / "net.safetensors")
             run("export", "--weights", imported, "--onnx", str(work / "again.onnx"))
             same = predict(imported) == table and onnx.load(work / "again.onnx").graph == exported.graph
