@@ -1,43 +1,25 @@
 // The CPU's kernels compute the same bits with AVX2, AVX-512 and Neon, on any number of threads:
 // the results of each case have the hash that stands here. SSE4 lacks fused multiply-adds, and so
 // has other bits.
-#include <bit>
-
 #include "kernels/choose_cpu_kernels.hpp"
 #include "tests/kernels/chains.hpp"
+#include "tests/support/bits_hash.hpp"
 
 namespace gyre::test {
 namespace {
 
-// FNV-1a (Fowler, Noll and Vo) over the bits of floats.
-class Hash {
- public:
-    void add(const Floats& values) {
-        for (const float value : values) {
-            auto bits = std::bit_cast<std::uint32_t>(value);
-            for (int byte = 0; byte < 4; ++byte, bits >>= 8) {
-                hash_ = (hash_ ^ (bits & 255u)) * 0x100000001b3u;
-            }
-        }
-    }
-    std::uint64_t value() const { return hash_; }
-
- private:
-    std::uint64_t hash_ = 0xcbf29ce484222325u;
-};
-
 struct Case {
     const char* name;
-    std::function<void(Bench&, Hash&)> run;
+    std::function<void(Bench&, BitsHash&)> run;
     std::uint64_t hash;
 };
 
 // Several blocks of images, of which the last is not full.
 constexpr int kImages = 37;
 
-std::function<void(Bench&, Hash&)> chain(const std::vector<OpSpec>& specs, std::int64_t weights,
-                                         int biases) {
-    return [=](Bench& bench, Hash& hash) {
+std::function<void(Bench&, BitsHash&)> chain(const std::vector<OpSpec>& specs, std::int64_t weights,
+                                             int biases) {
+    return [=](Bench& bench, BitsHash& hash) {
         const Results r = run_chain(
             bench, specs,
             random_operands(kImages, in_of(specs.front()), out_of(specs.back()), weights, biases));
@@ -46,16 +28,16 @@ std::function<void(Bench&, Hash&)> chain(const std::vector<OpSpec>& specs, std::
         }
     };
 }
-std::function<void(Bench&, Hash&)> convolution(const Conv2dSpec& spec) {
+std::function<void(Bench&, BitsHash&)> convolution(const Conv2dSpec& spec) {
     return chain({spec}, spec.shape.weight_elems(), spec.shape.out_channels);
 }
 
 constexpr Shape kConvolved{3, 8, 8};
-std::function<void(Bench&, Hash&)> after_a_convolution(const OpSpec& spec) {
+std::function<void(Bench&, BitsHash&)> after_a_convolution(const OpSpec& spec) {
     return chain({Conv2dSpec{.shape = {{2, 8, 8}, 3, 1, 1, 0}}, spec}, 6, 3);
 }
 
-void normalise_batch(Bench& bench, Hash& hash) {
+void normalise_batch(Bench& bench, BitsHash& hash) {
     const BatchNorm2dSpec spec{.in = {5, 6, 7}};
     const Operands on = random_operands(kImages, spec.in, spec.in, spec.in.channels, 5);
     const Guarded x = bench.activation(spec.in, kImages, on.x);
@@ -82,7 +64,7 @@ void normalise_batch(Bench& bench, Hash& hash) {
     }
 }
 
-void cross_entropy(Bench& bench, Hash& hash) {
+void cross_entropy(Bench& bench, BitsHash& hash) {
     constexpr int kClasses = 11;
     const Shape shape{kClasses, 1, 1};
     std::vector<std::int32_t> labels;
@@ -116,11 +98,11 @@ const Case kCases[] = {
      convolution(
          {.shape = {{1, 14, 14}, 8, 5, 1, 0}, .pool_kernel = 2, .pool_stride = 2, .relu = true}),
      0xe6d989deff06ccb7},
-    {"Winograd's 3 x 3", convolution({.shape = {{19, 8, 9}, 17, 3, 1, 1}}), 0x33b3b47dafc5b489},
+    {"Winograd's 3 x 3", convolution({.shape = {{19, 8, 9}, 17, 3, 1, 1}}), 0x262be7e526144b4},
     {"Winograd's 5 x 5, ReLU, pooling",
      convolution(
          {.shape = {{8, 12, 12}, 9, 5, 1, 0}, .pool_kernel = 2, .pool_stride = 2, .relu = true}),
-     0xf571ab27fcb54e54},
+     0x92e34819bba558c2},
     {"depthwise convolution",
      chain({GroupedConv2dSpec{.shape = {{6, 9, 8}, 6, 3, 1, 1, 6}}}, 6 * 9, 6), 0xeac70889e61fcaf2},
     {"convolution in groups, with a stride",
@@ -128,18 +110,18 @@ const Case kCases[] = {
      0x358b50df61ef669f},
     {"linear layer", chain({LinearSpec{.in = {300, 1, 1}, .shape = {300, 23}}}, 300 * 23, 23),
      0x472fc89969fac9e5},
-    {"batch normalisation", normalise_batch, 0xe441cd34dd328fdb},
+    {"batch normalisation", normalise_batch, 0x8a8aaa0e33ab56f8},
     {"group normalisation", chain({GroupNormSpec{.in = {6, 5, 7}, .groups = 3}}, 6, 6),
-     0x65e8ebaf4457c199},
+     0xb043c6a3f3121ebb},
     {"average pooling", after_a_convolution(AvgPool2dSpec{.in = kConvolved}), 0x45e94563d3de0513},
-    {"GELU", after_a_convolution(ActivationSpec{.in = kConvolved}), 0x1c82131c24807ecf},
-    {"SiLU", after_a_convolution(ActivationSpec{kConvolved, Activation::silu}), 0xec01339bc0a17f15},
-    {"cross-entropy", cross_entropy, 0x7987ca96d4c66a57},
+    {"GELU", after_a_convolution(ActivationSpec{.in = kConvolved}), 0x4b3f0e2ef848404f},
+    {"SiLU", after_a_convolution(ActivationSpec{kConvolved, Activation::silu}), 0x16ea2d1341219e16},
+    {"cross-entropy", cross_entropy, 0x1a3699afdb45605f},
 };
 
 }  // namespace
 
-TEST_CASE("operations have the same bits with AVX2, AVX-512 and Neon", "[portable]") {
+TEST_CASE("operations have the same bits with AVX2, AVX-512 and Neon") {
     for (const CpuKernels* set : available_cpu_kernels()) {
         for (const int threads : {1, 3}) {
             if (set->name == std::string("sse4")) {
@@ -148,7 +130,7 @@ TEST_CASE("operations have the same bits with AVX2, AVX-512 and Neon", "[portabl
             const auto backend = make_cpu_backend(*set, threads);
             Bench bench(*backend);
             for (const Case& each : kCases) {
-                Hash hash;
+                BitsHash hash;
                 each.run(bench, hash);
                 INFO(each.name << " with " << set->title << ", threads " << threads << std::hex
                                << ": 0x" << hash.value());
