@@ -13,6 +13,7 @@
 
 #include "base/data_type.hpp"
 #include "base/error.hpp"
+#include "base/json_integer.hpp"
 #include "model/whole_file.hpp"
 
 namespace gyre::model {
@@ -73,6 +74,16 @@ void convert(const std::vector<char>& raw, std::vector<float>& values, Convert t
     }
 }
 
+// The integers of a list in a header.
+template <class Integer>
+std::vector<Integer> integers(const nlohmann::json& list) {
+    std::vector<Integer> values;
+    for (const nlohmann::json& value : list) {
+        values.push_back(json_integer<Integer>(value));
+    }
+    return values;
+}
+
 // As the format has it, tensors follow each other without holes up to the end of the file. Throws
 // JSON's exceptions if an entry lacks something.
 void require_whole(const std::filesystem::path& path, const nlohmann::json& header,
@@ -81,8 +92,8 @@ void require_whole(const std::filesystem::path& path, const nlohmann::json& head
     for (const auto& [name, entry] : header.items()) {
         if (name != "__metadata__") {
             const auto& offsets = entry.at("data_offsets");
-            parts.emplace_back(offsets.at(0).get<std::uint64_t>(),
-                               offsets.at(1).get<std::uint64_t>());
+            parts.emplace_back(json_integer<std::uint64_t>(offsets.at(0)),
+                               json_integer<std::uint64_t>(offsets.at(1)));
         }
     }
     std::sort(parts.begin(), parts.end());
@@ -112,8 +123,8 @@ HostTensor read_tensor(const std::filesystem::path& path, std::ifstream& in,
     if (element_bytes(dtype) == 0) {
         fail(path, fmt::format("tensor '{}' has dtype {}", name, entry.at("dtype").dump()));
     }
-    HostTensor tensor{name, entry.at("shape").get<std::vector<std::int64_t>>(), {}, dtype};
-    const auto offsets = entry.at("data_offsets").get<std::vector<std::uint64_t>>();
+    HostTensor tensor{name, integers<std::int64_t>(entry.at("shape")), {}, dtype};
+    const auto offsets = integers<std::uint64_t>(entry.at("data_offsets"));
     std::uint64_t bytes = element_bytes(dtype);
     for (const std::int64_t extent : tensor.shape) {
         std::uint64_t product = 0;
@@ -197,6 +208,10 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
     const std::uint64_t data_begin = sizeof header_bytes + header_bytes;
     const std::uint64_t data_bytes = file_bytes - data_begin;
 
+    const auto fail_by = [&](const std::exception& problem) {
+        fail(path, fmt::format("its header (offset 8, {} bytes) is not the JSON it should be: {}",
+                               header_bytes, problem.what()));
+    };
     TensorFile file;
     try {
         const auto header = nlohmann::json::parse(header_text);
@@ -221,8 +236,9 @@ TensorFile read_safetensors(const std::filesystem::path& path) {
         }
         require_whole(path, header, data_begin, data_bytes);
     } catch (const nlohmann::json::exception& problem) {
-        fail(path, fmt::format("its header (offset 8, {} bytes) is not the JSON it should be: {}",
-                               header_bytes, problem.what()));
+        fail_by(problem);
+    } catch (const std::out_of_range& problem) {
+        fail_by(problem);
     }
     return file;
 }

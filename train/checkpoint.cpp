@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
+#include "base/json_integer.hpp"
 #include "base/printable.hpp"
 #include "train/hash.hpp"
 #include "train/settings.hpp"
@@ -26,14 +27,16 @@ nlohmann::ordered_json to_json(const Cursor& p) {
 
 Cursor to_cursor(const nlohmann::json& json) {
     Cursor p;
-    json.at("epoch").get_to(p.epoch);
-    json.at("step").get_to(p.step);
+    p.epoch = json_integer<int>(json.at("epoch"));
+    p.step = json_integer<std::int64_t>(json.at("step"));
     json.at("loss_sum").get_to(p.loss_sum);
-    json.at("images").get_to(p.images);
-    json.at("correct").get_to(p.correct);
+    p.images = json_integer<std::int64_t>(json.at("images"));
+    p.correct = json_integer<std::int64_t>(json.at("correct"));
     json.at("best_accuracy").get_to(p.best_accuracy);
     // Before 0.10 it was not written: the last finished epoch is the latest that can be the best.
-    p.best_epoch = json.value("best_epoch", p.best_accuracy >= 0.0 ? p.epoch - 1 : 0);
+    p.best_epoch = json.contains("best_epoch") ? json_integer<int>(json.at("best_epoch"))
+                   : p.best_accuracy >= 0.0    ? p.epoch - 1
+                                               : 0;
     if (p.epoch < 1 || p.step < 0 || p.images < 0) {
         throw input_error("a negative count");
     }

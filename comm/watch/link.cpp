@@ -3,8 +3,10 @@
 #include <netinet/in.h>
 #include <poll.h>
 
+#include <algorithm>
 #include <memory>
 
+#include "base/clock.hpp"
 #include "comm/launch/tcp_address.hpp"
 
 namespace gyre::comm {
@@ -55,8 +57,11 @@ Socket connect_to(const std::string& address, std::uint16_t port, int timeout_ms
         int error = 0, ready = 0;
         socklen_t length = sizeof error;
         const bool begun = errno == EINPROGRESS;
+        const auto start = Clock::now();
+        int left_ms = timeout_ms;
         do {  // again if a signal interrupts it
-            ready = begun ? poll(&wait, 1, timeout_ms) : 0;
+            ready = begun ? poll(&wait, 1, left_ms) : 0;
+            left_ms = std::max(0, timeout_ms - static_cast<int>(1e3 * seconds_since(start)));
         } while (ready < 0 && errno == EINTR);
         if (ready != 1 || getsockopt(socket.fd(), SOL_SOCKET, SO_ERROR, &error, &length) != 0 ||
             error != 0) {

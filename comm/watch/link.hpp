@@ -50,9 +50,32 @@ class Link {
             unsent_.clear();  // receive() closes, after reading what the other side had sent
         }
     }
-    // Receives the oldest message of this size; returns false if none has arrived completely.
+    // Receives the oldest message of this size; returns false if none has arrived completely. It
+    // reads no more than it needs, and drops at most kMostDropped messages at a time, so that the
+    // other side can neither fill the memory nor keep the caller here.
     bool receive(void* data, std::size_t bytes) {
-        while (open()) {
+        const std::size_t sealed_bytes = bytes + Seal::kBytes;
+        for (int dropped = 0; dropped < kMostDropped; ++dropped) {
+            read_until(sealed_bytes);
+            if (received_.size() < sealed_bytes) {
+                break;
+            }
+            const auto message = seal_->open(std::string_view(received_).substr(0, sealed_bytes));
+            received_.erase(0, sealed_bytes);
+            if (message) {
+                std::memcpy(data, message->data(), bytes);
+                return true;
+            }
+            ++foreign_;
+        }
+        return false;
+    }
+
+ private:
+    static constexpr int kMostDropped = 64;
+
+    void read_until(std::size_t bytes) {
+        while (open() && received_.size() < bytes) {
             char buffer[4096];
             const ssize_t got = ::recv(fd(), buffer, sizeof buffer, 0);
             if (got == 0 ||
@@ -64,20 +87,8 @@ class Link {
             }
             received_.append(buffer, static_cast<std::size_t>(got));
         }
-        while (received_.size() >= bytes + Seal::kBytes) {
-            const auto message =
-                seal_->open(std::string_view(received_).substr(0, bytes + Seal::kBytes));
-            received_.erase(0, bytes + Seal::kBytes);
-            if (message) {
-                std::memcpy(data, message->data(), bytes);
-                return true;
-            }
-            ++foreign_;
-        }
-        return false;
     }
 
- private:
     Socket socket_;
     std::optional<Seal> seal_;  // if there is a socket
     std::string unsent_, received_;

@@ -15,7 +15,8 @@ namespace {
 
 constexpr double kConnectSeconds = 5.0;  // that rank 0 waits for the others
 constexpr int kConnectMilliseconds = 4000;
-constexpr double kSilentSeconds = 3.0;  // a rank silent for longer counts as not answering
+constexpr std::size_t kMostSilent = 64;  // connections beyond the ranks that say nothing
+constexpr double kSilentSeconds = 3.0;   // a rank silent for longer counts as not answering
 
 // A rank's first message is sealed alike for all ranks; what follows, for each rank separately.
 Seal hello_seal(const Secret& secret, bool root) {
@@ -117,6 +118,10 @@ void Peers::accept_all(const Secret& secret) {
         if (poll(&wait, 1, 10) == 1) {
             strangers.emplace_back(Socket(accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC)),
                                    hello_seal(secret, true));
+        }
+        std::erase_if(strangers, [](const Link& link) { return !link.open(); });
+        if (strangers.size() > links_.size() + kMostSilent) {  // the oldest has had its time
+            strangers.erase(strangers.begin());
         }
         for (Link& link : strangers) {
             std::int64_t rank = 0;

@@ -1,4 +1,6 @@
 // Weights on disk: safetensors files, PyTorch's files and names, and what does not fit a net.
+#include <fmt/format.h>
+
 #include <cstring>
 #include <fstream>
 #include <string>
@@ -166,6 +168,21 @@ TEST_CASE("safetensors: every malformed file is refused with its offset") {
     refuse(
         safetensors_bytes(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[8,0]}})", "12345678"),
         {"data_offsets [8,0]"});
+    // Numbers whose conversion by JSON's own rules would be undefined or another number.
+    for (const char* number : {"24e64", "-1", "1e300", "7.5", "18446744073709551616"}) {
+        refuse(safetensors_bytes(
+                   fmt::format(R"({{"a":{{"dtype":"F32","shape":[2],"data_offsets":[0,{}]}}}})",
+                               number),
+                   "12345678"),
+               {"offset 8", "instead of an integer from 0 on of at most 64 bits"});
+    }
+    for (const char* extent : {"1e300", "2.5", "9223372036854775808"}) {
+        refuse(safetensors_bytes(
+                   fmt::format(R"({{"a":{{"dtype":"F32","shape":[{}],"data_offsets":[0,8]}}}})",
+                               extent),
+                   "12345678"),
+               {"offset 8", "instead of an integer of at most 64 bits"});
+    }
 }
 
 TEST_CASE("safetensors: narrower and wider floats are converted") {

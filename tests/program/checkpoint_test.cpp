@@ -341,7 +341,7 @@ TEST_CASE("weights alone are read from a checkpoint, as they are from any file")
     }
 }
 
-TEST_CASE("a checkpoint whose best epoch is not finished is refused") {
+TEST_CASE("a checkpoint whose position cannot be is refused") {
     const Training training;
     const fs::path run = training.file("run");
     training.run(1, "--epochs 2 --save " + run.string());
@@ -353,6 +353,16 @@ TEST_CASE("a checkpoint whose best epoch is not finished is refused") {
         file.metadata["gyre.hash"] = hash_tensors(file, {"gyre.hash", "format"});
         write_safetensors(run / "last.safetensors", file);
     };
+    const auto good = cursor;
+    for (const auto& [key, value] :
+         {std::pair{"epoch", 1e300}, std::pair{"step", 0.5}, std::pair{"images", -1e20}}) {
+        cursor = good;
+        cursor[key] = value;
+        save();
+        expect_error(ExitCode::bad_input, {"last.safetensors", "instead of an integer"},
+                     [&] { read_checkpoint(run); });
+    }
+    cursor = good;
     for (const int epoch : {-1, 3, 1'000'000'000}) {
         cursor["best_epoch"] = epoch;
         save();

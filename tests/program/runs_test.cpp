@@ -583,6 +583,10 @@ TEST_CASE("gyre plot draws what --metrics wrote, and names a line that is none")
     };
     const std::string bad = write(set.file("bad"), "{\"epoch\":1}\nx\n");
     plot(bad + " -o " + set.file("x.svg"), 3, bad + ", line 2: that is not a line");
+    for (const char* epoch : {"0", "-1", "1e300"}) {
+        write(bad, fmt::format("{{\"epoch\":{},\"step\":1}}\n", epoch));
+        plot(bad + " -o " + set.file("x.svg"), 3, bad + ", line 1: that is not a line");
+    }
     const std::string zeros = write(set.file("zeros"), "");
     std::filesystem::resize_file(zeros, 2 << 20);
     plot(zeros + " -o " + set.file("x.svg"), 3, zeros + ", line 1: that is not a line");

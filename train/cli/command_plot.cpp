@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -22,6 +23,7 @@ namespace {
 using Row = std::map<std::string, double>;  // a step's or an epoch's figures, by column
 
 constexpr std::streamsize kMostLineBytes = 1 << 16;
+constexpr double kMostEpochs = std::numeric_limits<int>::max();
 constexpr const char *kThin = "lines lw 0.5", *kDashed = "linespoints pt 7 ps 0.3 dt 2",
                      *kThick = "linespoints pt 7 ps 0.4 lw 2";
 struct Curve {
@@ -89,6 +91,10 @@ std::vector<Row> read_rows(const std::string& path) {
                 rows.push_back(columns.empty() ? from_json(line) : from_csv(columns, line));
             } else {
                 throw std::invalid_argument(line);
+            }
+            if (!rows.empty() && rows.back().contains("epoch") &&
+                !(rows.back()["epoch"] >= 1 && rows.back()["epoch"] <= kMostEpochs)) {
+                throw std::out_of_range(line);
             }
         } catch (const std::exception&) {
             throw input_error(fmt::format(
