@@ -12,7 +12,7 @@ namespace gyre::comm {
 // How a bucket becomes the sum over the ranks (comm/gradient_route.hpp).
 enum class Route {
     library,      // the communicator's library adds, in its own order
-    fixed_order,  // a binary tree in the order of the ranks, the same bits on any number of them
+    fixed_order,  // the tree over the shards, the same bits on any number of ranks
     factors,      // the ranks gather what it is the product of (train/factors.hpp)
 };
 

@@ -1,6 +1,7 @@
 #include "comm/gradient_route.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace gyre::comm {
 namespace {
@@ -51,58 +52,83 @@ class LibraryRoute final : public GradientRoute {
 class FixedOrderRoute final : public GradientRoute {
  public:
     FixedOrderRoute(Communicator& comm, Device& device, float* gradients,
-                    const std::vector<Bucket>& buckets)
+                    const std::vector<Bucket>& buckets, const ShardSums& shards)
         : device_(device),
           rank_(comm.rank()),
           ranks_(comm.size()),
           gradients_(gradients),
-          gathered_(device, ranks_ * buckets.front().end) {}
+          shards_(shards),
+          rows_(most_nodes()),
+          gathered_(device, ranks_ * rows_ * buckets.front().end) {
+        device.fill_zero(gathered_.get(), gathered_.bytes());  // rows that a rank does not need
+    }
 
     void pack(const Bucket& bucket) override {
-        device_.copy(row(bucket, rank_), gradients_ + bucket.begin,
-                     static_cast<std::size_t>(bucket.bytes()));
+        const auto bytes = static_cast<std::size_t>(bucket.bytes());
+        for (std::size_t node = 0; node < shards_.earlier.size(); ++node) {
+            device_.copy(row(bucket, rank_, node), shards_.earlier[node] + bucket.begin, bytes);
+        }
+        device_.copy(row(bucket, rank_, shards_.earlier.size()), gradients_ + bucket.begin, bytes);
     }
     Collective collective(const Bucket& bucket, int /*index*/) const override {
-        return {
-            .kind = Collective::Kind::all_gather, .data = row(bucket, 0), .count = bucket.elems()};
+        return {.kind = Collective::Kind::all_gather,
+                .data = row(bucket, 0, 0),
+                .count = rows_ * bucket.elems()};
     }
-    // The own gradients are already where the sum is to be, so each level adds the sum of the
-    // neighbouring subtree to them. Both neighbours then have the same bits, as a + b is b + a.
     void unpack(const Bucket& bucket) override {
         const Bucket summed = bucket.summed_by(rank_);
-        const std::int64_t elems = summed.elems();
-        const auto term = [&](int rank) { return row(bucket, rank) + summed.begin - bucket.begin; };
-        for (int width = 1; width < ranks_; width *= 2) {
-            const int first = (rank_ / width ^ 1) * width;
-            for (int step = 1; step < width; step *= 2) {
-                for (int left = first; left < first + width; left += 2 * step) {
-                    device_.add(elems, term(left + step), term(left));
-                }
+        float* const own = gradients_ + summed.begin;
+        // The last of the own sums is already where the result is to be, so others are added to it.
+        const auto add = [&](float*& left, float* right) {
+            if (right == own) {
+                std::swap(left, right);
             }
-            device_.add(elems, term(first), gradients_ + summed.begin);
+            device_.add(summed.elems(), right, left);
+        };
+        waiting_.clear();
+        for (int rank = 0; rank < ranks_; ++rank) {
+            const std::vector<TreeNode>& nodes = shards_.nodes[static_cast<std::size_t>(rank)];
+            for (std::size_t i = 0; i < nodes.size(); ++i) {
+                float* const at = rank == rank_ && i + 1 == nodes.size()
+                                      ? own
+                                      : row(bucket, rank, i) + summed.begin - bucket.begin;
+                push_node(waiting_, nodes[i], at, shards_.shards, add);
+            }
         }
     }
 
  private:
-    float* row(const Bucket& bucket, int rank) const {
-        return gathered_.get() + ranks_ * bucket.begin + rank * bucket.elems();
+    std::int64_t most_nodes() const {
+        std::size_t most = 0;
+        for (const auto& nodes : shards_.nodes) {
+            most = std::max(most, nodes.size());
+        }
+        return static_cast<std::int64_t>(most);
+    }
+    float* row(const Bucket& bucket, int rank, std::size_t node) const {
+        return gathered_.get() + ranks_ * rows_ * bucket.begin +
+               (rank * rows_ + static_cast<std::int64_t>(node)) * bucket.elems();
     }
 
     Device& device_;
     const int rank_, ranks_;
     float* const gradients_;
-    DeviceBuffer<float> gathered_;  // of each bucket [ranks][elems]
+    const ShardSums shards_;
+    const std::int64_t rows_;       // of a rank
+    DeviceBuffer<float> gathered_;  // of each bucket [ranks][rows][elems]
+    std::vector<std::pair<TreeNode, float*>> waiting_;
 };
 
 }  // namespace
 
 std::unique_ptr<GradientRoute> make_route(Route route, Communicator& comm, Device& device,
-                                          float* gradients, const std::vector<Bucket>& buckets) {
+                                          float* gradients, const std::vector<Bucket>& buckets,
+                                          const ShardSums& shards) {
     switch (route) {
         case Route::library:
             return std::make_unique<LibraryRoute>(comm, device, gradients, buckets);
         case Route::fixed_order:
-            return std::make_unique<FixedOrderRoute>(comm, device, gradients, buckets);
+            return std::make_unique<FixedOrderRoute>(comm, device, gradients, buckets, shards);
         case Route::factors:
             break;
     }

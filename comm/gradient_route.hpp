@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "base/sum_tree.hpp"
 #include "comm/bucket_plan.hpp"
 #include "comm/communicator.hpp"
 #include "kernels/device/device.hpp"
@@ -26,15 +27,26 @@ class GradientRoute {
     virtual void unpack(const Bucket& bucket) = 0;
 };
 
+// The sums that ranks have of the shards that a step is cut into.
+struct ShardSums {
+    int shards = 0;
+    // [rank]: the nodes of the tree over the shards that the rank's own add up to.
+    std::vector<std::vector<TreeNode>> nodes = {};
+    // This rank's sums but the last, which is in the gradients: [nodes - 1][elems], on the device.
+    std::vector<const float*> earlier = {};
+};
+
 // Makes a route. gradients: [elems], on the device; elems is the end of the first bucket.
 // Route::library: an all-reduce or, of buckets that are shared out, a reduce-scatter, in the type
 // of the bucket.
-// Route::fixed_order, for a power of two of ranks: each gathers the gradients of all and adds them
-// in a binary tree (neighbours first, then pairs, and so on). Its cost: (n-1) gradients arrive at a
-// rank instead of 2 (n-1)/n, and there is memory for n. They travel in float32: what a rank has
-// already added up would be rounded at a place that depends on the number of ranks.
+// Route::fixed_order, for shards: each rank gathers the sums of all and adds them in the tree over
+// the shards. Its cost: the gradients of the other n - 1 ranks arrive at each, instead of
+// 2 (n-1)/n of one, and there is memory for n; all of them times the most nodes that a rank has,
+// which is 1 if the ranks have equal shares of a power of two. They travel in float32: what a rank
+// has already added up would be rounded at a place that depends on the number of ranks.
 // Route::factors: null, as it needs the net.
 std::unique_ptr<GradientRoute> make_route(Route route, Communicator& comm, Device& device,
-                                          float* gradients, const std::vector<Bucket>& buckets);
+                                          float* gradients, const std::vector<Bucket>& buckets,
+                                          const ShardSums& shards);
 
 }  // namespace gyre::comm

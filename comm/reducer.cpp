@@ -30,7 +30,7 @@ class Passed final : public Request {
 }  // namespace
 
 Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
-                 GradientRoute* factors)
+                 GradientRoute* factors, const ShardSums& shards)
     : comm_(comm),
       device_(device),
       buckets_(std::move(buckets)),
@@ -39,7 +39,8 @@ Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets
     for (const Bucket& bucket : buckets_) {
         GradientRoute*& route = routes_[static_cast<std::size_t>(bucket.route)];
         if (route == nullptr && comm.size() > 1) {
-            own_routes_.push_back(make_route(bucket.route, comm, device, gradients, buckets_));
+            own_routes_.push_back(
+                make_route(bucket.route, comm, device, gradients, buckets_, shards));
             route = own_routes_.back().get();
         }
     }

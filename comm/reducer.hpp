@@ -33,9 +33,9 @@ class Reducer final : public RankSums {
     static constexpr int kMostSteps = 3;
 
     // gradients: on the device, up to the end of the first bucket. factors: serves the buckets with
-    // Route::factors, and outlives this.
+    // Route::factors, and outlives this. shards: for those with Route::fixed_order.
     Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets, float* gradients,
-            GradientRoute* factors = nullptr);
+            GradientRoute* factors = nullptr, const ShardSums& shards = {});
 
     // Before the calls for a step.
     void begin_step();

@@ -50,9 +50,11 @@ Range Sharding::share(std::int64_t step_images, int of_rank) const {
     if (shards == 0) {
         return rank_share(step_images, of_rank, ranks);
     }
-    const int own = shards / ranks;
-    const Range first = rank_share(step_images, of_rank * own, shards);
-    const Range last = rank_share(step_images, of_rank * own + own - 1, shards);
+    const Range own = rank_share(shards, of_rank, ranks);
+    const auto shard = [&](std::int64_t index) {
+        return rank_share(step_images, static_cast<int>(index), shards);
+    };
+    const Range first = shard(own.first), last = shard(own.first + own.count - 1);
     return {first.first, last.first + last.count - first.first};
 }
 
@@ -61,7 +63,8 @@ Range Sharding::part(std::int64_t step_images, int part, int parts) const {
     if (shards == 0) {
         return rank_share(mine.count, part, parts);
     }
-    const Range shard = rank_share(step_images, rank * parts + part, shards);
+    const Range shard =
+        rank_share(step_images, static_cast<int>(own_shards().first) + part, shards);
     return {shard.first - mine.first, shard.count};
 }
 

@@ -23,20 +23,21 @@ Range rank_share(std::int64_t total, int rank, int ranks);
 // Each step of an epoch takes the next global_batch images of its order (the last step takes the
 // rest), and each rank a contiguous, near-equal part of them, possibly empty. All ranks take part
 // in all steps. With `shards`, a step is divided as evenly into that many parts, and each rank has
-// shards / ranks consecutive ones.
+// a near-equal number of consecutive ones.
 struct Sharding {
     std::int64_t images = 0;
     std::int64_t global_batch = 1;
     int rank = 0;
     int ranks = 1;
-    int shards = 0;  // a multiple of the ranks; 0: each rank divides only its own part, if at all
+    int shards = 0;  // as many as ranks or more; 0: each rank divides only its own part, if at all
 
     std::int64_t steps() const { return (images + global_batch - 1) / global_batch; }
     Range global(std::int64_t step) const;  // positions in the order, of all ranks
     Range local(std::int64_t step) const;   // of this rank
+    Range own_shards() const { return rank_share(shards, rank, ranks); }
     std::int64_t most_local() const { return share(global_batch, 0).count; }
     // share(): this rank's images in a step. part(): those of its pass `part` of `parts`, relative
-    // to its first; with shards, `parts` is shards / ranks.
+    // to its first; with shards, `parts` is the number of its own.
     Range share(std::int64_t step_images) const { return share(step_images, rank); }
     Range part(std::int64_t step_images, int part, int parts) const;
     // Images in pass `part` of `parts`, summed over all ranks, of a step with `step_images` images.

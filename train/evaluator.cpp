@@ -61,13 +61,14 @@ Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const Device
                     int batch, int shards, const Look& look, const TellDone& tell) {
     // Totals of each shard; 0 for other ranks' shards, so that the sum over the ranks is exact.
     std::vector<double> rows(static_cast<std::size_t>(std::max(1, shards)) * kTotalCount);
-    const int own = shards > 0 ? shards / comm.size() : 1;
-    const auto share = [&](int i) {
-        return rank_share(images.count(), comm.rank() * own + i, own * comm.size());
+    const int parts = shards > 0 ? shards : comm.size();
+    const Range own = rank_share(parts, comm.rank(), comm.size());
+    const auto share = [&](std::int64_t part) {
+        return rank_share(images.count(), static_cast<int>(part), parts);
     };
     std::int64_t done = 0, all = 0;
-    for (int i = 0; i < own; ++i) {
-        all += share(i).count;
+    for (std::int64_t part = own.first; part < own.first + own.count; ++part) {
+        all += share(part).count;
     }
     const auto passed = [&](int pass_images) {
         done += pass_images;
@@ -75,10 +76,10 @@ Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const Device
             tell(done, all);
         }
     };
-    for (int i = 0; i < own; ++i) {
-        const int at = comm.rank() * own + i;
-        const Totals totals = evaluate_range(backend, net, images, share(i), batch, look, passed);
-        const int row = shards > 0 ? at : 0;
+    for (std::int64_t part = own.first; part < own.first + own.count; ++part) {
+        const Totals totals =
+            evaluate_range(backend, net, images, share(part), batch, look, passed);
+        const std::int64_t row = shards > 0 ? part : 0;
         std::copy(totals.begin(), totals.end(), rows.begin() + row * kTotalCount);
     }
     comm.allreduce_sum(rows);

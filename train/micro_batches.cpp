@@ -1,6 +1,9 @@
 #include "train/micro_batches.hpp"
 
-#include <bit>
+#include <algorithm>
+#include <utility>
+
+#include "base/sum_tree.hpp"
 
 namespace gyre::train {
 
@@ -11,11 +14,30 @@ MicroBatches::MicroBatches(Backend& backend, std::span<float> gradients, std::sp
       state_(state),
       sharding_(sharding),
       tree_(sharding.shards > 0),
-      passes_(tree_ ? sharding.shards / sharding.ranks : accumulate),
+      passes_(tree_ ? static_cast<int>(sharding.own_shards().count) : accumulate),
       first_state_(backend, tree_ && passes_ > 1 ? std::ssize(state) : 0) {
-    for (int passes = passes_; passes > 1; passes = tree_ ? passes / 2 : 1) {
+    std::size_t most_waiting = !tree_ && passes_ > 1 ? 1 : 0;
+    if (tree_) {
+        const auto first = static_cast<int>(sharding.own_shards().first);
+        std::vector<std::pair<TreeNode, int>> waiting;
+        for (int shard = first; shard < first + passes_; ++shard) {
+            Merge& merge = merges_.emplace_back(Merge{.waiting = waiting.size()});
+            most_waiting = std::max(most_waiting, waiting.size());
+            push_node(waiting, {shard, shard + 1}, 0, sharding.shards,
+                      [&](int, int) { ++merge.merged; });
+        }
+    }
+    for (std::size_t i = 0; i < most_waiting; ++i) {
         partial_sums_.emplace_back(backend, std::ssize(gradients));
     }
+}
+
+std::vector<const float*> MicroBatches::earlier_nodes() const {
+    std::vector<const float*> nodes;
+    for (std::size_t i = 0; tree_ && i < merges_.back().waiting - merges_.back().merged; ++i) {
+        nodes.push_back(partial_sums_[i].get());
+    }
+    return nodes;
 }
 
 MicroBatches::Pass MicroBatches::pass(std::int64_t step_images, int index) const {
@@ -34,7 +56,9 @@ void MicroBatches::begin_step() {
 }
 
 void MicroBatches::add_earlier(std::int64_t begin) {
-    for (const DeviceBuffer<float>& sum : partial_sums_) {
+    const Merge last = tree_ ? merges_.back() : Merge{partial_sums_.size(), partial_sums_.size()};
+    for (std::size_t i = 0; i < last.merged; ++i) {
+        const DeviceBuffer<float>& sum = partial_sums_[last.waiting - 1 - i];
         backend_.add(added_from_ - begin, sum.get() + begin, gradients_.data() + begin);
     }
     added_from_ = begin;
@@ -56,12 +80,12 @@ void MicroBatches::end_pass(const Pass& pass) {
         backend_.add(std::ssize(gradients_), gradients_.data(), partial_sums_[0].get());
         return;
     }
-    // Neighbours that wait are carried on to the next level, as in counting.
-    const auto level = static_cast<std::size_t>(std::countr_one(static_cast<unsigned>(pass.index)));
-    for (std::size_t i = 0; i < level; ++i) {
-        backend_.add(std::ssize(gradients_), partial_sums_[i].get(), gradients_.data());
+    const Merge& merge = merges_[static_cast<std::size_t>(pass.index)];
+    std::size_t waiting = merge.waiting;
+    for (std::size_t i = 0; i < merge.merged; ++i) {
+        backend_.add(std::ssize(gradients_), partial_sums_[--waiting].get(), gradients_.data());
     }
-    backend_.copy(partial_sums_[level].get(), gradients_.data(), partial_sums_[level].bytes());
+    backend_.copy(partial_sums_[waiting].get(), gradients_.data(), partial_sums_[waiting].bytes());
 }
 
 }  // namespace gyre::train

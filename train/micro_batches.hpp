@@ -13,8 +13,9 @@ namespace gyre::train {
 
 // Every pass overwrites the gradients, so what the earlier ones left is kept in partial sums, which
 // are added to the gradients of the last pass. The order of the additions follows the images: a
-// running sum (accumulate) or, if the step is cut into shards, a binary tree over the shards, which
-// adds neighbours first. With a tree the sums do not depend on how many shards each rank has.
+// running sum (accumulate) or, if the step is cut into shards, the tree of base/sum_tree.hpp over
+// the shards of all ranks, as far as this rank's are nodes of it: the sums do not depend on how
+// many shards each rank has.
 class MicroBatches {
  public:
     struct Pass {
@@ -38,6 +39,9 @@ class MicroBatches {
     // the earlier passes. Called from the end of the gradients on.
     void add_earlier(std::int64_t begin);
     void end_pass(const Pass& pass);
+    // The nodes of the tree that the rank's shards add up to, in order, but the last, which becomes
+    // the gradients: each [gradients], on the device, final when the last pass begins.
+    std::vector<const float*> earlier_nodes() const;
 
  private:
     Backend& backend_;
@@ -45,7 +49,12 @@ class MicroBatches {
     const Sharding sharding_;
     const bool tree_;
     const int passes_;
-    // Partial sums. Level l of a tree has the sum of 2^l passes that wait for their neighbours.
+    // Of a tree, for each pass: the sums that wait for their neighbours before it, and how many of
+    // them, from the last one on, are added to its own.
+    struct Merge {
+        std::size_t waiting = 0, merged = 0;
+    };
+    std::vector<Merge> merges_;
     std::vector<DeviceBuffer<float>> partial_sums_;
     DeviceBuffer<float> first_state_;  // as the first shard left it
     std::int64_t added_from_ = 0;      // gradients from here on have the earlier passes' added

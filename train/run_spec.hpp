@@ -26,7 +26,7 @@ struct BatchSpec {
     std::optional<int> global_batch = {};  // of a step over all ranks, instead of batch_size
     int accumulate = 1;                    // passes that a rank divides its share of a step into
     // A step's batch is cut into so many parts, which are summed up in one order on any number of
-    // ranks; a power of two and a multiple of that. 0: weights depend on it by their rounding.
+    // ranks, of which there are as many at most. 0: weights depend on it by their rounding.
     int shards = 0;
     bool shuffle = true;
     AugmentSpec augment = {};

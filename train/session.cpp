@@ -91,6 +91,10 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
                                                  run.net.pass);
     });
     check_norms();
+    micro_batches_ = std::make_unique<MicroBatches>(
+        backend, std::span(net_->gradient_data(), static_cast<std::size_t>(net_->gradient_elems())),
+        std::span(net_->state_data(), static_cast<std::size_t>(net_->state_elems())), sharding_,
+        run.batch.accumulate);
     // Passes that a step adds up have no factors of the whole batch, a fused one gives none away,
     // and a GPU has none in 16 bits. Through the host's memory they travel if asked for.
     const bool can_gather =
@@ -164,10 +168,10 @@ void Session::check_shards() const {
         return;
     }
     const auto refuse = [](const std::string& why) { throw AgreedError(ExitCode::usage, why); };
-    if (shards < 0 || (shards & (shards - 1)) != 0 || shards % comm_.size() != 0) {
+    if (shards < comm_.size()) {
         refuse(
-            fmt::format("`shards` {}: it must be a power of two, and a multiple of the number "
-                        "of ranks, which is {}",
+            fmt::format("`shards` {}: each of the {} ranks must have at least one; begin as many "
+                        "ranks or fewer, or give more shards to a new training",
                         shards, comm_.size()));
     }
     const auto without = [&](bool asked, const char* what, const char* instead) {
@@ -187,6 +191,16 @@ void Session::check_shards() const {
             "number changes its last bits");
     without(run_.reduction.factors == FactorUse::on, "`factors` on",
             "leave it at auto: a product over all images has another order of sums");
+}
+
+ShardSums Session::shard_sums() const {
+    ShardSums sums{.shards = sharding_.shards, .earlier = micro_batches_->earlier_nodes()};
+    for (int rank = 0; rank < comm_.size(); ++rank) {
+        const Range own = rank_share(sums.shards, rank, comm_.size());
+        const auto first = static_cast<int>(own.first), last = first + static_cast<int>(own.count);
+        sums.nodes.push_back(tree_nodes(first, last, sums.shards));
+    }
+    return sums;
 }
 
 void Session::check_norms() const {
@@ -235,7 +249,7 @@ void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
     reducer_ = nullptr;
     factors_ = std::make_unique<Factors>(backend_, *net_, comm_, factored_, train_batch_);
     reducer_ = std::make_unique<Reducer>(comm_, backend_, std::move(buckets), net_->gradient_data(),
-                                         factors_.get());
+                                         factors_.get(), shard_sums());
     agree(comm_, [&] {
         optimizer_ = std::make_unique<Optimizer>(backend_, *net_, optimizer_spec_, graph_steps,
                                                  reducer_.get());
@@ -245,7 +259,8 @@ void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
                                                    .program = *program_,
                                                    .optimizer = *optimizer_,
                                                    .reducer = *reducer_,
-                                                   .factors = *factors_},
+                                                   .factors = *factors_,
+                                                   .micro_batches = *micro_batches_},
                                          sharding_, run_, choose_graph() ? graph_steps : 0);
 }
 

@@ -75,6 +75,7 @@ class Session {
     void make_net(const ModelSpec& model, const Shape& shape, const LossSpec& loss);
     void share(float* data, std::int64_t elems);
     void check_shards() const;
+    ShardSums shard_sums() const;
     void check_norms() const;
     std::int64_t most_in_pass() const;  // of images, on any rank
     std::vector<int> train_sizes() const;
@@ -97,6 +98,7 @@ class Session {
     std::vector<FactoredLayer> factored_;
     std::unique_ptr<DeviceImages> images_;
     std::unique_ptr<StepProgram> program_;
+    std::unique_ptr<MicroBatches> micro_batches_;
     std::unique_ptr<Factors> factors_;
     std::unique_ptr<Reducer> reducer_;
     std::unique_ptr<Optimizer> optimizer_;

@@ -62,7 +62,7 @@ std::vector<Setting> length_settings(RunSpec& run) {
         custom(
             "shards", "INT",
             "Cut each batch into N parts that are summed up in one order: the same bits on any "
-            "number of ranks that divides N, a power of two [0: not]",
+            "number of ranks from 1 to N [0: not]",
             [&batch](const string& text) {
                 return read_number(text, batch.shards, {1, kMostParts});
             },

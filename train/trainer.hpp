@@ -48,6 +48,7 @@ struct StepParts {
     Optimizer& optimizer;
     Reducer& reducer;
     Factors& factors;
+    MicroBatches& micro_batches;
 };
 
 class Trainer {
@@ -103,7 +104,7 @@ class Trainer {
     Factors& factors_;
     const Sharding sharding_;
     const RunSpec& run_;
-    MicroBatches micro_batches_;
+    MicroBatches& micro_batches_;
     LaunchQueue queue_;
     GraphCache graphs_;
     const EpochOrder order_;

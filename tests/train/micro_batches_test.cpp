@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/sum_tree.hpp"
 #include "kernels/make_backend.hpp"
 #include "tests/support/catch.hpp"
 
@@ -44,15 +45,22 @@ Gradients running_sum(int passes) {
     return values;
 }
 
-Gradients tree_sum(int first, int count) {
-    return count == 1 ? gradients_of(first)
-                      : sum(tree_sum(first, count / 2), tree_sum(first + count / 2, count / 2));
+// Of the tree over `shards`, neighbours first.
+Gradients tree_sum(const TreeNode& node, int shards) {
+    std::vector<std::pair<TreeNode, Gradients>> waiting;
+    for (int shard = node.first; shard < node.last; ++shard) {
+        push_node(waiting, {shard, shard + 1}, gradients_of(shard), shards,
+                  [](Gradients& left, const Gradients& right) { left = sum(left, right); });
+    }
+    REQUIRE(waiting.size() == 1);
+    return waiting[0].second;
 }
 
 // A step's result on the rank, whose passes have the gradients and the state of their numbers in
 // the global batch.
 struct Step {
     Step(const Sharding& sharding, int accumulate) {
+        const auto first = static_cast<int>(sharding.own_shards().first);
         const auto backend = make_cpu_backend(1);
         const DeviceBuffer<float> gradients(*backend, kElems), state(*backend, 1);
         MicroBatches passes(*backend, {gradients.get(), kElems}, {state.get(), 1}, sharding,
@@ -60,7 +68,7 @@ struct Step {
         for (int repeat = 0; repeat < 2; ++repeat) {  // the second finds what the first has left
             passes.begin_step();
             for (int i = 0; i < passes.passes(); ++i) {
-                const int number = sharding.rank * passes.passes() + i;
+                const int number = first + i;
                 const Gradients own = gradients_of(number);
                 std::copy(own.begin(), own.end(), gradients.get());
                 *state.get() = static_cast<float>(number);
@@ -73,9 +81,13 @@ struct Step {
                 passes.end_pass(pass);
             }
         }
+        for (const float* node : passes.earlier_nodes()) {
+            nodes.emplace_back(node, node + kElems);
+        }
         found.assign(gradients.get(), gradients.get() + kElems);
         state_left = *state.get();
     }
+    std::vector<Gradients> nodes;  // the earlier ones
     Gradients found;
     float state_left;
 };
@@ -89,33 +101,31 @@ TEST_CASE("gradients of passes become a running sum", "[micro_batches]") {
         CHECK(step.found == running_sum(passes));
         CHECK(step.state_left == static_cast<float>(passes - 1));
     }
-    CHECK(running_sum(4) != tree_sum(0, 4));
+    CHECK(running_sum(4) != tree_sum({0, 4}, 4));
 }
 
-TEST_CASE("gradients of shards become a binary tree over all ranks'", "[micro_batches]") {
-    for (const int shards : {1, 2, 8, 16}) {
-        for (int ranks = 1; ranks <= shards; ranks *= 2) {
-            INFO(shards << " shards, " << ranks << " ranks");
-            std::vector<Gradients> sums;
+TEST_CASE("gradients of shards become the nodes of a tree over all ranks'", "[micro_batches]") {
+    for (const int shards : {1, 2, 3, 6, 8, 13, 16}) {
+        for (int ranks = 1; ranks <= shards; ++ranks) {
             for (int rank = 0; rank < ranks; ++rank) {
-                const Step step({.images = 100,
-                                 .global_batch = 48,
-                                 .rank = rank,
-                                 .ranks = ranks,
-                                 .shards = shards},
-                                1);
-                const int own = shards / ranks;
-                CHECK(step.found == tree_sum(rank * own, own));
-                // The state is that of the rank's first shard.
-                CHECK(step.state_left == static_cast<float>(rank * own));
-                sums.push_back(step.found);
-            }
-            for (; sums.size() > 1; sums.resize(sums.size() / 2)) {  // as the reduction has it
-                for (std::size_t i = 0; 2 * i < sums.size(); ++i) {
-                    sums[i] = sum(sums[2 * i], sums[2 * i + 1]);
+                INFO(shards << " shards, rank " << rank << " of " << ranks);
+                const Sharding sharding{.images = 100,
+                                        .global_batch = 48,
+                                        .rank = rank,
+                                        .ranks = ranks,
+                                        .shards = shards};
+                const Step step(sharding, 1);
+                const auto first = static_cast<int>(sharding.own_shards().first);
+                const auto count = static_cast<int>(sharding.own_shards().count);
+                const std::vector<TreeNode> nodes = tree_nodes(first, first + count, shards);
+                REQUIRE(step.nodes.size() + 1 == nodes.size());
+                for (std::size_t i = 0; i + 1 < nodes.size(); ++i) {
+                    CHECK(step.nodes[i] == tree_sum(nodes[i], shards));
                 }
+                CHECK(step.found == tree_sum(nodes.back(), shards));
+                // The state is that of the rank's first shard.
+                CHECK(step.state_left == static_cast<float>(first));
             }
-            CHECK(sums[0] == tree_sum(0, shards));
         }
     }
 }
@@ -138,14 +148,16 @@ TEST_CASE("a running sum begins at +0", "[micro_batches]") {
 
 TEST_CASE("passes divide a rank's share of a step", "[micro_batches]") {
     const auto backend = make_cpu_backend(1);
-    for (const int shards : {0, 8}) {
+    for (const int shards : {0, 7, 8}) {
         for (const std::int64_t images : {1, 5, 22}) {
             std::int64_t of_all_ranks = 0, global = 0;
             for (int rank = 0; rank < 2; ++rank) {
                 INFO(shards << " shards, " << images << " images, rank " << rank);
                 const Sharding sharding{100, 22, rank, 2, shards};
                 const MicroBatches passes(*backend, {}, {}, sharding, 3);
-                CHECK(passes.passes() == (shards > 0 ? 4 : 3));
+                CHECK(passes.passes() == (shards == 0 ? 3
+                                          : rank == 0 ? (shards + 1) / 2
+                                                      : shards / 2));
                 std::int64_t end = 0;
                 for (int i = 0; i < passes.passes(); ++i) {
                     const MicroBatches::Pass pass = passes.pass(images, i);

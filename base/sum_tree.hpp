@@ -1,0 +1,58 @@
+// The binary tree in which the terms of a sum are added, whoever has which of them: neighbours
+// first, then pairs of neighbours, and so on. A term or a sum without a neighbour goes up as it is.
+//
+//     terms 0 1 2 3 4 5:   ((0+1) + (2+3)) + (4+5)
+//
+// Whoever has a range of consecutive terms can add up those whose sums are nodes of the tree; the
+// rest is added when its neighbours have arrived. The result does not depend on the ranges.
+#pragma once
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace gyre {
+
+// The sum of the terms [first, last).
+struct TreeNode {
+    int first = 0, last = 0;
+    bool operator==(const TreeNode&) const = default;
+};
+
+// Whether the sum of the two, in this order, is the next node above both in a tree over `terms`.
+// A left neighbour is always complete: it has a power of two of terms.
+inline bool siblings(TreeNode left, TreeNode right, int terms) {
+    const int width = left.last - left.first;
+    return left.last == right.first && (width & (width - 1)) == 0 &&
+           left.first % (2 * width) == 0 && right.last == std::min(left.first + 2 * width, terms);
+}
+
+// Adds a node to those that precede it and wait for their neighbours, and then adds up what is
+// complete. add(left, right) leaves the sum of two of the values in the left one.
+template <class Value, class Add>
+void push_node(std::vector<std::pair<TreeNode, Value>>& waiting, TreeNode node, Value value,
+               int terms, const Add& add) {
+    waiting.emplace_back(node, std::move(value));
+    while (waiting.size() > 1 &&
+           siblings(waiting[waiting.size() - 2].first, waiting.back().first, terms)) {
+        auto& [left, sum] = waiting[waiting.size() - 2];
+        add(sum, waiting.back().second);
+        left.last = waiting.back().first.last;
+        waiting.pop_back();
+    }
+}
+
+// The nodes that whoever has the terms [first, last) of all can add up, in their order.
+inline std::vector<TreeNode> tree_nodes(int first, int last, int terms) {
+    std::vector<std::pair<TreeNode, int>> waiting;
+    for (int term = first; term < last; ++term) {
+        push_node(waiting, {term, term + 1}, 0, terms, [](int, int) {});
+    }
+    std::vector<TreeNode> nodes;
+    for (const auto& entry : waiting) {
+        nodes.push_back(entry.first);
+    }
+    return nodes;
+}
+
+}  // namespace gyre
