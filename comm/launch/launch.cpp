@@ -11,6 +11,7 @@
 #include "comm/launch/local_ranks.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/nccl/nccl_communicator.hpp"
+#include "comm/shared/shared_communicator.hpp"
 
 namespace gyre::comm {
 namespace {
@@ -369,7 +370,8 @@ std::unique_ptr<Communicator> make_host_communicator(const LaunchSpec& options, 
 }  // namespace
 
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, StartAlarm& alarm) {
-    auto host = make_host_communicator(options, alarm);
+    auto host = share_memory(make_host_communicator(options, alarm), options.comm == "auto",
+                             options.collective_timeout());
     const bool required = options.comm == "nccl";
     if (host->size() == 1 || !(required || options.comm == "auto")) {
         return host;

@@ -1,4 +1,5 @@
-// Tests of the communicator, run under mpirun with 1, 2, 3 and 4 ranks (and as a single process).
+// Tests of the communicator: over MPI, Gloo and shared memory, with 1 to 7 ranks, and as a single
+// process.
 #include "comm/communicator.hpp"
 
 #include <sys/resource.h>
@@ -7,11 +8,13 @@
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <numeric>
 #include <random>
 #include <thread>
 
+#include "comm/launch/rendezvous.hpp"
 #include "comm/term_sums.hpp"
 #include "comm/watch/watchdog.hpp"
 #include "kernels/make_backend.hpp"
@@ -387,8 +390,15 @@ TEST_CASE("ranks whose parameters have drifted apart are found") {
 
 int main(int argc, char** argv) {
     // Everything goes through the watchdog, as in the program.
-    const auto comm = make_watched_communicator(make_communicator(), {});
+    LaunchSpec launch;
+    const char* const over = std::getenv("GYRE_TEST_COMM");  // as --comm; unset: shared memory
+    launch.comm = over == nullptr ? "auto" : over;
+    const auto comm = make_watched_communicator(make_communicator(launch), {});
     world = comm.get();
+    if (world->size() > 1 && (over == nullptr) != world->description().starts_with("shared")) {
+        std::printf("these ranks reduce over %s\n", world->description().c_str());
+        return 1;
+    }
     std::printf("rank %d of %d over %s\n", world->rank(), world->size(),
                 world->description().c_str());
     return gyre::test::run_tests(argc, argv);
