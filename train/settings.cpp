@@ -280,7 +280,8 @@ std::vector<Setting> rank_settings(RunSpec& run) {
         "Ranks",
         {choice("comm", launch.comm, {"auto", "nccl", "mpi", "gloo"},
                 "What gradients are reduced over: nccl (CUDA GPUs), mpi, gloo (without mpirun), or "
-                "auto: NCCL where the ranks have GPUs and it is found, otherwise as started")
+                "auto: NCCL where the ranks have GPUs and it is found, memory that the ranks share "
+                "where all are on one host, otherwise as started")
              .may_change(),
          init_method_setting(launch.init_method).of_each_rank(),
          number("rank", launch.rank, {.least = 0},
