@@ -8,11 +8,13 @@
 namespace gyre::comm {
 namespace {
 
-// The device keeps a number of events. Of an operation: StepEvents' three, and two of its way; the
-// rest is for others, such as the results of the steps and sums within a pass.
-constexpr std::int64_t kEventsOfOperation = 5, kEventsOfOthers = 512;
+// The device keeps a number of events. Of an operation: StepEvents' three, and two of its way; of a
+// sum within a pass, two; the rest is for others, such as the results of the steps. A step with
+// more sums times the first ones.
+constexpr std::int64_t kEventsOfOperation = 5, kMostStatistics = 600, kEventsOfOthers = 512;
 constexpr std::int64_t kMostOperations =
-    (Device::kKeptEvents - kEventsOfOthers) / (kEventsOfOperation * Reducer::kMostSteps);
+    (Device::kKeptEvents - kEventsOfOthers - 2 * kMostStatistics * Reducer::kMostSteps) /
+    (kEventsOfOperation * Reducer::kMostSteps);
 static_assert(kMostParts < kMostOperations, "of each step");
 
 // The device's work up to an event, as a request.
@@ -163,8 +165,15 @@ void Reducer::run(const Collective& collective, const char* part) {
 }
 
 void Reducer::sum(float* values, std::int64_t elems) {
-    if (comm_.size() > 1) {
-        run({.kind = Collective::Kind::all_reduce, .data = values, .count = elems}, "statistics");
+    if (comm_.size() == 1) {
+        return;
+    }
+    const bool timed =
+        !steps_.empty() && std::ssize(steps_.back().events.statistics) < kMostStatistics;
+    const Device::Event waited = timed ? device_.record() : 0;
+    run({.kind = Collective::Kind::all_reduce, .data = values, .count = elems}, "statistics");
+    if (timed) {
+        steps_.back().events.statistics.push_back({waited, device_.record()});
     }
 }
 

@@ -21,6 +21,11 @@ StepTimes measure(Device& device, const StepEvents& events) {
         times.buckets[bucket].arrived = device.seconds_between(events.begin, operation.arrived);
         times.buckets[bucket].exposed += exposed;
     }
+    for (const StepEvents::Statistics& sum : events.statistics) {
+        device.synchronize(sum.arrived);
+        times.statistics += device.seconds_between(sum.waited, sum.arrived);
+    }
+    times.exposed += times.statistics;
     return times;
 }
 

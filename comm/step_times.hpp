@@ -15,13 +15,19 @@ struct StepEvents {
         Device::Event waited = 0;   // the device begins to wait for it
         Device::Event arrived = 0;  // and has its result
     };
+    // A sum within a pass, which the device waits for at once.
+    struct Statistics {
+        Device::Event waited = 0, arrived = 0;
+    };
     Device::Event begin = 0;
     std::vector<Operation> operations;
+    std::vector<Statistics> statistics;
 };
 
 // In seconds of the device's time.
 struct StepTimes {
-    double exposed = 0.0;  // it waited for collectives, that is they were not hidden
+    double exposed = 0.0;     // it waited for collectives, that is they were not hidden
+    double statistics = 0.0;  // of that, for sums within passes
     struct Of {
         double ready = 0.0, arrived = 0.0;  // since the begin of the step
         double exposed = 0.0;

@@ -12,6 +12,7 @@ void BucketTimes::add(const Reducer::Times& times) {
         sums[i].exposed += times.buckets[i].exposed;
     }
     exposed += times.exposed;
+    statistics += times.statistics;
     ++steps;
 }
 
@@ -41,6 +42,11 @@ std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net,
         }
         table += fmt::format("  {}{}\n", names.empty() ? "(loss and counts)" : names,
                              buckets[i].shared() ? "; each rank updates a share" : "");
+    }
+    if (timed && times->statistics > 0.0) {
+        table +=
+            fmt::format("{:<78}  {:>10.2f}  sums within the passes (batch normalisation)\n",
+                        "statistics", 1e3 * times->statistics / static_cast<double>(times->steps));
     }
     return table;
 }

@@ -16,12 +16,14 @@ struct BucketTimes {
     std::vector<Reducer::Times::Of> sums;
     std::int64_t steps = 0;
     double exposed = 0.0;
+    double statistics = 0.0;  // of that, for sums within passes
 
     void add(const Reducer::Times& times);
 };
 
 // A line for each bucket. With times, in milliseconds and means over the steps: ready and arrived
-// since the begin of the step; exposed: how long the device waited for the bucket.
+// since the begin of the step; exposed: how long the device waited for the bucket. The last line is
+// that of the sums within passes, if there are any.
 std::string bucket_table(const std::vector<Bucket>& buckets, const Net& net,
                          const BucketTimes* times = nullptr);
 

@@ -55,7 +55,7 @@ class Device {
     // A point in a stream; the last kKeptEvents are kept. Calls made after wait(event) start on the
     // device after that point; synchronize(event) blocks the host until it is reached.
     using Event = std::int64_t;
-    static constexpr std::int64_t kKeptEvents = 16384;
+    static constexpr std::int64_t kKeptEvents = 20480;
     virtual Event record() = 0;  // on the compute stream
     virtual void wait(Event event) = 0;
     virtual void synchronize(Event event) = 0;

@@ -429,6 +429,10 @@ TEST_CASE("-v prints the buckets") {
                  "conv1.bias conv1.weight"});
     expect_exit(run_gyre(2, set.base + "--epochs 1 -v --comm-dtype bf16"), 0,
                 {"(loss and counts)", " 8.0  all-reduce      fc2.bias"});
+    const std::string normalised = set.file("normalised.model");
+    std::ofstream(normalised) << "conv 4 k3\nbatchnorm\nrelu\nlinear classes\n";
+    expect_exit(run_gyre(2, set.base + "--epochs 1 -v --model " + normalised), 0,
+                {"sums within the passes (batch normalisation)"});
     // By what way each of them travels.
     expect_exit(run_gyre(2, set.base + "--epochs 1 -v --shards 4"), 0,
                 {" fixed order     fc2.bias"});
