@@ -6,6 +6,10 @@
 namespace gyre::comm {
 namespace {
 
+bool narrow(const Bucket& bucket) {
+    return bucket.type != DataType::float32;
+}
+
 class LibraryRoute final : public GradientRoute {
  public:
     LibraryRoute(Communicator& comm, Device& device, float* gradients,
@@ -41,8 +45,6 @@ class LibraryRoute final : public GradientRoute {
     }
 
  private:
-    static bool narrow(const Bucket& bucket) { return bucket.type != DataType::float32; }
-
     Device& device_;
     const int rank_;
     float* const gradients_;
@@ -61,37 +63,58 @@ class FixedOrderRoute final : public GradientRoute {
           rows_(most_nodes()),
           gathered_(device, ranks_ * rows_ * buckets.front().end) {
         device.fill_zero(gathered_.get(), gathered_.bytes());  // rows that a rank does not need
+        if (std::any_of(buckets.begin(), buckets.end(), narrow)) {
+            narrow_ = {device, gathered_.elems()};
+            device.fill_zero(narrow_.get(), narrow_.bytes());
+        }
     }
 
     void pack(const Bucket& bucket) override {
-        const auto bytes = static_cast<std::size_t>(bucket.bytes());
-        for (std::size_t node = 0; node < shards_.earlier.size(); ++node) {
-            device_.copy(row(bucket, rank_, node), shards_.earlier[node] + bucket.begin, bytes);
+        for (std::size_t node = 0; node <= shards_.earlier.size(); ++node) {
+            const float* const sum =
+                (node < shards_.earlier.size() ? shards_.earlier[node] : gradients_) + bucket.begin;
+            const std::int64_t to = row(bucket, rank_, node);
+            if (narrow(bucket)) {
+                device_.narrow(bucket.type, bucket.elems(), sum, narrow_.get() + to);
+            } else {
+                device_.copy(gathered_.get() + to, sum, static_cast<std::size_t>(bucket.bytes()));
+            }
         }
-        device_.copy(row(bucket, rank_, shards_.earlier.size()), gradients_ + bucket.begin, bytes);
     }
     Collective collective(const Bucket& bucket, int /*index*/) const override {
+        const std::int64_t begin = row(bucket, 0, 0);
         return {.kind = Collective::Kind::all_gather,
-                .data = row(bucket, 0, 0),
-                .count = rows_ * bucket.elems()};
+                .data = narrow(bucket) ? static_cast<void*>(narrow_.get() + begin)
+                                       : static_cast<void*>(gathered_.get() + begin),
+                .count = rows_ * bucket.elems(),
+                .type = bucket.type};
     }
     void unpack(const Bucket& bucket) override {
         const Bucket summed = bucket.summed_by(rank_);
+        const std::int64_t elems = summed.elems();
         float* const own = gradients_ + summed.begin;
         // The last of the own sums is already where the result is to be, so others are added to it.
         const auto add = [&](float*& left, float* right) {
             if (right == own) {
                 std::swap(left, right);
             }
-            device_.add(summed.elems(), right, left);
+            device_.add(elems, right, left);
+            if (narrow(bucket)) {
+                device_.round_to(bucket.type, elems, left, left);
+            }
         };
         waiting_.clear();
         for (int rank = 0; rank < ranks_; ++rank) {
             const std::vector<TreeNode>& nodes = shards_.nodes[static_cast<std::size_t>(rank)];
             for (std::size_t i = 0; i < nodes.size(); ++i) {
-                float* const at = rank == rank_ && i + 1 == nodes.size()
-                                      ? own
-                                      : row(bucket, rank, i) + summed.begin - bucket.begin;
+                float* at = own;
+                if (rank != rank_ || i + 1 < nodes.size()) {
+                    const std::int64_t from = row(bucket, rank, i) + summed.begin - bucket.begin;
+                    at = gathered_.get() + from;
+                    if (narrow(bucket)) {
+                        device_.widen(bucket.type, elems, narrow_.get() + from, at);
+                    }
+                }
                 push_node(waiting_, nodes[i], at, shards_.shards, add);
             }
         }
@@ -105,8 +128,9 @@ class FixedOrderRoute final : public GradientRoute {
         }
         return static_cast<std::int64_t>(most);
     }
-    float* row(const Bucket& bucket, int rank, std::size_t node) const {
-        return gathered_.get() + ranks_ * rows_ * bucket.begin +
+    // Where a node's sum is in gathered_ and narrow_.
+    std::int64_t row(const Bucket& bucket, int rank, std::size_t node) const {
+        return ranks_ * rows_ * bucket.begin +
                (rank * rows_ + static_cast<std::int64_t>(node)) * bucket.elems();
     }
 
@@ -114,8 +138,9 @@ class FixedOrderRoute final : public GradientRoute {
     const int rank_, ranks_;
     float* const gradients_;
     const ShardSums shards_;
-    const std::int64_t rows_;       // of a rank
-    DeviceBuffer<float> gathered_;  // of each bucket [ranks][rows][elems]
+    const std::int64_t rows_;             // of a rank
+    DeviceBuffer<float> gathered_;        // of each bucket [ranks][rows][elems]
+    DeviceBuffer<std::uint16_t> narrow_;  // the same, if any travel in 16 bits
     std::vector<std::pair<TreeNode, float*>> waiting_;
 };
 

@@ -42,9 +42,9 @@ struct ShardSums {
 // Route::fixed_order, for shards: each rank gathers the sums of all and adds them in the tree over
 // the shards. Its cost: the gradients of the other n - 1 ranks arrive at each, instead of
 // 2 (n-1)/n of one, and there is memory for n; all of them times the most nodes that a rank has,
-// which is 1 if the ranks have equal shares of a power of two. They travel in float32: what a rank
-// has already added up would be rounded at a place that depends on the number of ranks.
-// Route::factors: null, as it needs the net.
+// which is 1 if the ranks have equal shares of a power of two. If they travel in 16 bits, each sum
+// of two is rounded to these, as those of the rank's own shards have been. Route::factors: null, as
+// it needs the net.
 std::unique_ptr<GradientRoute> make_route(Route route, Communicator& comm, Device& device,
                                           float* gradients, const std::vector<Bucket>& buckets,
                                           const ShardSums& shards);

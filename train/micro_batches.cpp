@@ -8,13 +8,14 @@
 namespace gyre::train {
 
 MicroBatches::MicroBatches(Backend& backend, std::span<float> gradients, std::span<float> state,
-                           const Sharding& sharding, int accumulate)
+                           const Sharding& sharding, int accumulate, const Rounding& rounding)
     : backend_(backend),
       gradients_(gradients),
       state_(state),
       sharding_(sharding),
       tree_(sharding.shards > 0),
       passes_(tree_ ? static_cast<int>(sharding.own_shards().count) : accumulate),
+      rounding_(tree_ ? rounding : Rounding()),
       first_state_(backend, tree_ && passes_ > 1 ? std::ssize(state) : 0) {
     std::size_t most_waiting = !tree_ && passes_ > 1 ? 1 : 0;
     if (tree_) {
@@ -55,11 +56,22 @@ void MicroBatches::begin_step() {
     }
 }
 
+void MicroBatches::add(const float* sum, std::int64_t begin, std::int64_t end) {
+    float* const to = gradients_.data() + begin;
+    if (sum != nullptr) {
+        backend_.add(end - begin, sum + begin, to);
+    }
+    const std::int64_t rounded = std::min(end, rounding_.elems) - begin;
+    if (rounding_.type != DataType::float32 && rounded > 0) {
+        backend_.round_to(rounding_.type, rounded, to, to);
+    }
+}
+
 void MicroBatches::add_earlier(std::int64_t begin) {
     const Merge last = tree_ ? merges_.back() : Merge{partial_sums_.size(), partial_sums_.size()};
+    add(nullptr, begin, added_from_);
     for (std::size_t i = 0; i < last.merged; ++i) {
-        const DeviceBuffer<float>& sum = partial_sums_[last.waiting - 1 - i];
-        backend_.add(added_from_ - begin, sum.get() + begin, gradients_.data() + begin);
+        add(partial_sums_[last.waiting - 1 - i].get(), begin, added_from_);
     }
     added_from_ = begin;
 }
@@ -82,8 +94,9 @@ void MicroBatches::end_pass(const Pass& pass) {
     }
     const Merge& merge = merges_[static_cast<std::size_t>(pass.index)];
     std::size_t waiting = merge.waiting;
+    add(nullptr, 0, std::ssize(gradients_));
     for (std::size_t i = 0; i < merge.merged; ++i) {
-        backend_.add(std::ssize(gradients_), partial_sums_[--waiting].get(), gradients_.data());
+        add(partial_sums_[--waiting].get(), 0, std::ssize(gradients_));
     }
     backend_.copy(partial_sums_[waiting].get(), gradients_.data(), partial_sums_[waiting].bytes());
 }

@@ -25,10 +25,20 @@ class MicroBatches {
         std::int64_t global_images = 0;  // of this pass, over all ranks; 0: the rank's are meant
     };
 
+    // With shards: the gradients [0, elems) of each pass, and each sum of two, are rounded to this
+    // type, in which they travel, so that sums are the same on any number of ranks.
+    struct Rounding {
+        DataType type = DataType::float32;
+        std::int64_t elems = 0;
+    };
+
     // gradients, state: in the device's memory, and written by every pass. accumulate: the passes
     // of a rank if there are no shards. Both objects must outlive this one.
     MicroBatches(Backend& backend, std::span<float> gradients, std::span<float> state,
-                 const Sharding& sharding, int accumulate);
+                 const Sharding& sharding, int accumulate, const Rounding& rounding);
+    MicroBatches(Backend& backend, std::span<float> gradients, std::span<float> state,
+                 const Sharding& sharding, int accumulate)
+        : MicroBatches(backend, gradients, state, sharding, accumulate, Rounding()) {}
 
     int passes() const { return passes_; }
     // Pass `index` of a step that has this many images over all ranks.
@@ -44,11 +54,15 @@ class MicroBatches {
     std::vector<const float*> earlier_nodes() const;
 
  private:
+    // Adds the sum's [begin, end) to the gradients'; null: nothing. What comes of it is rounded.
+    void add(const float* sum, std::int64_t begin, std::int64_t end);
+
     Backend& backend_;
     const std::span<float> gradients_, state_;
     const Sharding sharding_;
     const bool tree_;
     const int passes_;
+    const Rounding rounding_;
     // Of a tree, for each pass: the sums that wait for their neighbours before it, and how many of
     // them, from the last one on, are added to its own.
     struct Merge {

@@ -94,7 +94,7 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
     micro_batches_ = std::make_unique<MicroBatches>(
         backend, std::span(net_->gradient_data(), static_cast<std::size_t>(net_->gradient_elems())),
         std::span(net_->state_data(), static_cast<std::size_t>(net_->state_elems())), sharding_,
-        run.batch.accumulate);
+        run.batch.accumulate, MicroBatches::Rounding{run.reduction.type, net_->stats_offset()});
     // Passes that a step adds up have no factors of the whole batch, a fused one gives none away,
     // and a GPU has none in 16 bits. Through the host's memory they travel if asked for.
     const bool can_gather =
@@ -182,9 +182,6 @@ void Session::check_shards() const {
     without(run_.batch.accumulate > 1, "`accumulate`",
             "leave it out: a rank already goes through its shards one after another, so more "
             "shards are smaller passes");
-    without(run_.reduction.type != DataType::float32, "`comm-dtype` of 16 bits",
-            "leave it at fp32: a rank's own sum would be rounded, at a place that depends on the "
-            "number of ranks");
     without(shares_ && optimizer_spec_.max_grad_norm.has_value(),
             "`max-grad-norm` with `shard-optimizer` on",
             "leave one of the three out: the norm would be added up by the ranks' shares, whose "

@@ -130,6 +130,36 @@ TEST_CASE("gradients of shards become the nodes of a tree over all ranks'", "[mi
     }
 }
 
+TEST_CASE("sums of shards that travel in 16 bits are rounded, each of them", "[micro_batches]") {
+    constexpr int kShards = 3, kRounded = 20;
+    const auto backend = make_cpu_backend(1);
+    const DeviceBuffer<float> gradients(*backend, kElems);
+    MicroBatches passes(*backend, {gradients.get(), kElems}, {},
+                        {.images = 6, .global_batch = 6, .shards = kShards}, 1,
+                        {DataType::bfloat16, kRounded});
+    passes.begin_step();
+    for (int i = 0; i < kShards; ++i) {
+        const Gradients own = gradients_of(i);
+        std::copy(own.begin(), own.end(), gradients.get());
+        const MicroBatches::Pass pass = passes.pass(6, i);
+        if (pass.last) {
+            passes.add_earlier(25);
+            passes.add_earlier(0);
+        }
+        passes.end_pass(pass);
+    }
+    const auto round = [](float value) {
+        return narrow::from_bfloat16(narrow::to_bfloat16(value));
+    };
+    const Gradients a = gradients_of(0), b = gradients_of(1), c = gradients_of(2);
+    for (std::size_t i = 0; i < kElems; ++i) {
+        INFO(i);
+        CHECK(gradients.get()[i] == (i < kRounded
+                                         ? round(round(round(a[i]) + round(b[i])) + round(c[i]))
+                                         : a[i] + b[i] + c[i]));
+    }
+}
+
 TEST_CASE("a running sum begins at +0", "[micro_batches]") {
     const auto backend = make_cpu_backend(1);
     const DeviceBuffer<float> gradient(*backend, 1);
