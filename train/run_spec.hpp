@@ -20,6 +20,8 @@
 
 namespace gyre::train {
 
+constexpr int kMostShards = 1 << 16;  // of a step's batch
+
 // The images of a step: how many, in which order, and what is done to them.
 struct BatchSpec {
     int batch_size = 64;                   // per rank and pass; with shards per shard

@@ -12,7 +12,7 @@ namespace {
 
 using std::string;
 
-constexpr int kMostParts = 1 << 16;  // of a step's batch; a pass or a shard has an image or more
+constexpr int kMostParts = kMostShards;  // a pass or a shard has an image or more
 
 std::vector<Setting> under(const char* heading, std::vector<Setting> rows) {
     for (Setting& row : rows) {

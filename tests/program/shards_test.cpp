@@ -186,6 +186,29 @@ TEST_CASE("shards give the same bits on 1 to 4 processes, whatever they reduce o
     }
 }
 
+TEST_CASE("gyre eval divides the set as the training did, on any number of ranks") {
+    const TempDir dir;
+    make_dataset(dir.path() / "set", 43, 100, 1, 28, 28, 10);
+    write_model((dir.path() / "model").string());
+    processes(dir, 3, "--shards 5 --epochs 1 --threads 1 ");
+    const std::string eval = "eval --threads 1 --data " + (dir.path() / "set").string() +
+                             " --weights " +
+                             (dir.path() / "ranks-3.run" / "last.safetensors").string();
+    const auto figures = [](const Outcome& outcome) {
+        INFO(outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        return outcome.output.substr(outcome.output.find("test loss "));
+    };
+    const std::string one = figures(run_gyre(0, eval));
+    CHECK(figures(run_gyre(0, eval + " --shards 5")) == one);
+    CHECK(figures(run_gyre(2, eval)) == one);
+    CHECK(figures(run_gyre(3, eval)) == one);
+    const Outcome refused = run_gyre(3, eval + " --shards 2");
+    INFO(refused.output);
+    CHECK(refused.exit_code == 2);
+    CHECK(count_of(refused.output, "--shards 2: each of the 3 ranks") == 1);
+}
+
 TEST_CASE("shards on emulated GPUs give the same bits on 1 and 2 ranks, whole passes too",
           "[losses][emulated]") {
     const TempDir dir;

@@ -100,7 +100,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
     std::unique_ptr<Backend> backend;
     std::unique_ptr<Net> net;
     std::unique_ptr<DeviceImages> images;
-    int batch = 0;
+    int batch = 0, shards = 0;
     std::string data_hash, weights_hash;
     std::vector<std::int32_t> labels;
     std::vector<std::string> names;
@@ -142,13 +142,20 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
                             "table; --per-class has a line for each",
                             classes, kMostConfused));
         }
-        batch = evaluation_batch(comm, data.test.count, options.evaluation.batch_size);
+        shards = options.shards.value_or(stored.shards() < comm.size() ? 0 : stored.shards());
+        if (shards != 0 && shards < comm.size()) {
+            throw usage_error(
+                fmt::format("--shards {}: each of the {} ranks must have at least "
+                            "one; begin as many ranks or fewer, or give 0",
+                            shards, comm.size()));
+        }
+        batch = evaluation_batch(comm, data.test.count, options.evaluation.batch_size, shards);
         net = std::make_unique<Net>(
             *backend, model, shape, data.classes,
             NetOptions{.train_batch = 0,
                        .eval_batch = batch,
                        .spec = {.dropout = false, .precision = options.net.precision},
-                       .eval_sizes = evaluation_sizes(comm, data.test.count, batch)});
+                       .eval_sizes = evaluation_sizes(comm, data.test.count, batch, shards)});
         for (const std::string& remark : net->import_parameters(weights.tensors, options.weights)) {
             tell(remark);
         }
@@ -162,7 +169,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
     };
     const bool by_class = options.per_class || options.confusion;
     const Evaluation result =
-        evaluate(comm, *backend, *net, *images, batch, 0, by_class ? look : Look{});
+        evaluate(comm, *backend, *net, *images, batch, shards, by_class ? look : Look{});
     if (by_class && !result.stop) {
         counts.add_up(comm);
     }

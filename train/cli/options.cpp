@@ -106,7 +106,10 @@ std::vector<Setting> eval_flags(EvalOptions& o) {
                {path("weights", o.weights, "FILE", "Weights to evaluate: a safetensors file")
                     .is_required(),
                 model_setting(o, "Model, if the weights file does not hold it [net]"),
-                precision_setting(o)}),
+                precision_setting(o),
+                number("shards", o.shards, {.least = 0, .most = kMostShards},
+                       "Parts whose losses are added up in one order, on any number of ranks from "
+                       "1 to that; 0: not [as the weights were trained]")}),
          rank_settings(o), device_settings(o),
          under(
              "Output",

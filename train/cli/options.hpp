@@ -17,6 +17,7 @@ namespace gyre::train {
 struct EvalOptions : RunSpec {
     EvalOptions() { net.model = {}; }  // the model that the weights file names
     std::string weights;
+    std::optional<int> shards = {};  // as the weights were trained, if the ranks are not more
     bool per_class = false, confusion = false;
 };
 

@@ -12,6 +12,8 @@
 #include "base/error.hpp"
 #include "base/printable.hpp"
 #include "data/resize.hpp"
+#include "train/checkpoint.hpp"
+#include "train/run_spec.hpp"
 
 namespace gyre::train {
 namespace {
@@ -91,6 +93,18 @@ std::optional<Resize> Stored::resize() const {
         refuse("gyre.resize", "what --resize takes, for the size in gyre.shape; give --resize");
     }
     return to;
+}
+
+int Stored::shards() const {
+    int shards = 0;
+    try {
+        const Values settings = parse_identity(text(kSettingsKey)).settings;
+        const auto found = settings.find("shards");
+        const std::string value = found == settings.end() ? std::string() : found->second;
+        std::from_chars(value.data(), value.data() + value.size(), shards);
+    } catch (const std::exception&) {  // a file of weights alone, or of another version
+    }
+    return std::clamp(shards, 0, kMostShards);
 }
 
 std::vector<std::string> Stored::class_names() const {

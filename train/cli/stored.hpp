@@ -25,6 +25,8 @@ class Stored {
     // How images are brought to the net's size; throws if the metadata say it wrongly.
     std::optional<Resize> resize() const;
     std::vector<std::string> class_names() const;
+    // The shards of the training; 0: none, or not known.
+    int shards() const;
 
     // Everything needed to make the net again; throws if the metadata lack it.
     struct Trained {
