@@ -19,7 +19,7 @@ struct TreeNode {
     bool operator==(const TreeNode&) const = default;
 };
 
-// Whether the sum of the two, in this order, is the next node above both in a tree over `terms`.
+// Whether the two, in this order, are the children of one node of a tree over `terms`.
 // A left neighbour is always complete: it has a power of two of terms.
 inline bool siblings(TreeNode left, TreeNode right, int terms) {
     const int width = left.last - left.first;

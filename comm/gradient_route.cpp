@@ -62,9 +62,12 @@ class FixedOrderRoute final : public GradientRoute {
           shards_(shards),
           rows_(most_nodes()),
           gathered_(device, ranks_ * rows_ * buckets.front().end) {
-        device.fill_zero(gathered_.get(), gathered_.bytes());  // rows that a rank does not need
         if (std::any_of(buckets.begin(), buckets.end(), narrow)) {
             narrow_ = {device, gathered_.elems()};
+        }
+        if (std::any_of(shards.nodes.begin(), shards.nodes.end(),
+                        [&](const auto& nodes) { return std::ssize(nodes) < rows_; })) {
+            device.fill_zero(gathered_.get(), gathered_.bytes());  // rows that travel unused
             device.fill_zero(narrow_.get(), narrow_.bytes());
         }
     }

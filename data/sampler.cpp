@@ -35,6 +35,11 @@ Range rank_share(std::int64_t total, int rank, int ranks) {
     return {rank * least + std::min<std::int64_t>(rank, more), least + (rank < more ? 1 : 0)};
 }
 
+TreeNode Sharding::shards_of(int of_rank) const {
+    const Range own = rank_share(shards, of_rank, ranks);
+    return {static_cast<int>(own.first), static_cast<int>(own.first + own.count)};
+}
+
 Range Sharding::global(std::int64_t step) const {
     const std::int64_t first = step * global_batch;
     return {first, std::min(global_batch, images - first)};
@@ -50,11 +55,9 @@ Range Sharding::share(std::int64_t step_images, int of_rank) const {
     if (shards == 0) {
         return rank_share(step_images, of_rank, ranks);
     }
-    const Range own = rank_share(shards, of_rank, ranks);
-    const auto shard = [&](std::int64_t index) {
-        return rank_share(step_images, static_cast<int>(index), shards);
-    };
-    const Range first = shard(own.first), last = shard(own.first + own.count - 1);
+    const TreeNode own = shards_of(of_rank);
+    const Range first = rank_share(step_images, own.first, shards);
+    const Range last = rank_share(step_images, own.last - 1, shards);
     return {first.first, last.first + last.count - first.first};
 }
 
@@ -63,8 +66,7 @@ Range Sharding::part(std::int64_t step_images, int part, int parts) const {
     if (shards == 0) {
         return rank_share(mine.count, part, parts);
     }
-    const Range shard =
-        rank_share(step_images, static_cast<int>(own_shards().first) + part, shards);
+    const Range shard = rank_share(step_images, own_shards().first + part, shards);
     return {shard.first - mine.first, shard.count};
 }
 

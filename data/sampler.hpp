@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/sum_tree.hpp"
+
 namespace gyre::data {
 
 // Returns the order in which an epoch (from 1) visits `count` images: EpochOrder at all positions.
@@ -34,7 +36,8 @@ struct Sharding {
     std::int64_t steps() const { return (images + global_batch - 1) / global_batch; }
     Range global(std::int64_t step) const;  // positions in the order, of all ranks
     Range local(std::int64_t step) const;   // of this rank
-    Range own_shards() const { return rank_share(shards, rank, ranks); }
+    TreeNode shards_of(int of_rank) const;  // which ones a rank has
+    TreeNode own_shards() const { return shards_of(rank); }
     std::int64_t most_local() const { return share(global_batch, 0).count; }
     // share(): this rank's images in a step. part(): those of its pass `part` of `parts`, relative
     // to its first; with shards, `parts` is the number of its own.

@@ -14,12 +14,12 @@ MicroBatches::MicroBatches(Backend& backend, std::span<float> gradients, std::sp
       state_(state),
       sharding_(sharding),
       tree_(sharding.shards > 0),
-      passes_(tree_ ? static_cast<int>(sharding.own_shards().count) : accumulate),
+      passes_(tree_ ? sharding.own_shards().last - sharding.own_shards().first : accumulate),
       rounding_(tree_ ? rounding : Rounding()),
       first_state_(backend, tree_ && passes_ > 1 ? std::ssize(state) : 0) {
     std::size_t most_waiting = !tree_ && passes_ > 1 ? 1 : 0;
     if (tree_) {
-        const auto first = static_cast<int>(sharding.own_shards().first);
+        const int first = sharding.own_shards().first;
         std::vector<std::pair<TreeNode, int>> waiting;
         for (int shard = first; shard < first + passes_; ++shard) {
             Merge& merge = merges_.emplace_back(Merge{.waiting = waiting.size()});

@@ -63,8 +63,8 @@ class MicroBatches {
     const bool tree_;
     const int passes_;
     const Rounding rounding_;
-    // Of a tree, for each pass: the sums that wait for their neighbours before it, and how many of
-    // them, from the last one on, are added to its own.
+    // What a pass does in the tree: how many sums wait for their neighbours before it, and how many
+    // of them, from the last one on, it adds to its own.
     struct Merge {
         std::size_t waiting = 0, merged = 0;
     };

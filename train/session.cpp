@@ -193,9 +193,8 @@ void Session::check_shards() const {
 ShardSums Session::shard_sums() const {
     ShardSums sums{.shards = sharding_.shards, .earlier = micro_batches_->earlier_nodes()};
     for (int rank = 0; rank < comm_.size(); ++rank) {
-        const Range own = rank_share(sums.shards, rank, comm_.size());
-        const auto first = static_cast<int>(own.first), last = first + static_cast<int>(own.count);
-        sums.nodes.push_back(tree_nodes(first, last, sums.shards));
+        const TreeNode own = sharding_.shards_of(rank);
+        sums.nodes.push_back(tree_nodes(own.first, own.last, sums.shards));
     }
     return sums;
 }

@@ -34,7 +34,9 @@ void CpuBackend::download(void* host, const void* device, std::size_t bytes) {
     }
 }
 void CpuBackend::fill_zero(void* device, std::size_t bytes) {
-    std::memset(device, 0, bytes);
+    if (bytes > 0) {
+        std::memset(device, 0, bytes);
+    }
 }
 
 void CpuBackend::import_activation(const Shape& shape, int n, const float* host, float* x) {

@@ -1,7 +1,6 @@
 // The tree of sums: its shape against its definition, and that it does not depend on who has what.
 #include "base/sum_tree.hpp"
 
-#include <numeric>
 #include <string>
 
 #include "tests/support/catch.hpp"

@@ -23,18 +23,23 @@ struct Bits {
     bool operator==(const Bits&) const = default;
 };
 
+// A checkpoint without its metadata, which contain the flags.
+std::string weights_of(const std::filesystem::path& run) {
+    std::string bytes;
+    for (const HostTensor& tensor : read_safetensors((run / "last.safetensors").string()).tensors) {
+        bytes += tensor.name;
+        bytes.append(reinterpret_cast<const char*>(tensor.values.data()),
+                     tensor.values.size() * sizeof(float));
+    }
+    return bytes;
+}
+
 // As a threads' job. 53 images: the last batch of an epoch is uneven, and has empty shards.
 Bits trained(const Training& training, int ranks, const std::string& flags) {
     const std::string weights = training.file("weights");
     const auto result =
         training.run(ranks, "--epochs 2 --seed 7 --overwrite --save " + weights + " " + flags);
-    // A checkpoint without its metadata, which contain the flags.
-    Bits bits{result.losses, {}, {}};
-    for (const HostTensor& tensor : read_safetensors(weights + "/last.safetensors").tensors) {
-        bits.weights += tensor.name;
-        bits.weights.append(reinterpret_cast<const char*>(tensor.values.data()),
-                            tensor.values.size() * sizeof(float));
-    }
+    Bits bits{result.losses, {}, weights_of(weights)};
     for (const auto& epoch : result.epochs) {
         bits.test_losses.push_back(epoch.at("test_loss"));
     }
@@ -112,13 +117,7 @@ TEST_CASE("a training by shards resumes on any number of ranks to the same bits"
         const std::string all = "--seed 7 --overwrite " + flags + " --save " + run.string();
         training.run(begun, all + " --epochs 1");
         training.run(resumed, all + " --epochs 2 --resume " + run.string());
-        Bits bits;
-        for (const HostTensor& tensor : read_safetensors(run / "last.safetensors").tensors) {
-            bits.weights += tensor.name;
-            bits.weights.append(reinterpret_cast<const char*>(tensor.values.data()),
-                                tensor.values.size() * sizeof(float));
-        }
-        CHECK(bits.weights == whole.weights);
+        CHECK(weights_of(run) == whole.weights);
     }
 }
 

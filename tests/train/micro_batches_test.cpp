@@ -45,22 +45,23 @@ Gradients running_sum(int passes) {
     return values;
 }
 
-// Of the tree over `shards`, neighbours first.
-Gradients tree_sum(const TreeNode& node, int shards) {
-    std::vector<std::pair<TreeNode, Gradients>> waiting;
-    for (int shard = node.first; shard < node.last; ++shard) {
-        push_node(waiting, {shard, shard + 1}, gradients_of(shard), shards,
-                  [](Gradients& left, const Gradients& right) { left = sum(left, right); });
+// The sum of a node of the tree, by definition: its left child has the greatest power of two of its
+// shards that is less than all.
+Gradients tree_sum(const TreeNode& node) {
+    const int count = node.last - node.first;
+    if (count == 1) {
+        return gradients_of(node.first);
     }
-    REQUIRE(waiting.size() == 1);
-    return waiting[0].second;
+    const int width = static_cast<int>(std::bit_floor(static_cast<unsigned>(count - 1)));
+    return sum(tree_sum({node.first, node.first + width}),
+               tree_sum({node.first + width, node.last}));
 }
 
 // A step's result on the rank, whose passes have the gradients and the state of their numbers in
 // the global batch.
 struct Step {
     Step(const Sharding& sharding, int accumulate) {
-        const auto first = static_cast<int>(sharding.own_shards().first);
+        const int first = sharding.own_shards().first;
         const auto backend = make_cpu_backend(1);
         const DeviceBuffer<float> gradients(*backend, kElems), state(*backend, 1);
         MicroBatches passes(*backend, {gradients.get(), kElems}, {state.get(), 1}, sharding,
@@ -101,7 +102,7 @@ TEST_CASE("gradients of passes become a running sum", "[micro_batches]") {
         CHECK(step.found == running_sum(passes));
         CHECK(step.state_left == static_cast<float>(passes - 1));
     }
-    CHECK(running_sum(4) != tree_sum({0, 4}, 4));
+    CHECK(running_sum(4) != tree_sum({0, 4}));
 }
 
 TEST_CASE("gradients of shards become the nodes of a tree over all ranks'", "[micro_batches]") {
@@ -115,16 +116,15 @@ TEST_CASE("gradients of shards become the nodes of a tree over all ranks'", "[mi
                                         .ranks = ranks,
                                         .shards = shards};
                 const Step step(sharding, 1);
-                const auto first = static_cast<int>(sharding.own_shards().first);
-                const auto count = static_cast<int>(sharding.own_shards().count);
-                const std::vector<TreeNode> nodes = tree_nodes(first, first + count, shards);
+                const TreeNode own = sharding.own_shards();
+                const std::vector<TreeNode> nodes = tree_nodes(own.first, own.last, shards);
                 REQUIRE(step.nodes.size() + 1 == nodes.size());
                 for (std::size_t i = 0; i + 1 < nodes.size(); ++i) {
-                    CHECK(step.nodes[i] == tree_sum(nodes[i], shards));
+                    CHECK(step.nodes[i] == tree_sum(nodes[i]));
                 }
-                CHECK(step.found == tree_sum(nodes.back(), shards));
+                CHECK(step.found == tree_sum(nodes.back()));
                 // The state is that of the rank's first shard.
-                CHECK(step.state_left == static_cast<float>(first));
+                CHECK(step.state_left == static_cast<float>(own.first));
             }
         }
     }

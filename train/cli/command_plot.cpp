@@ -88,13 +88,14 @@ std::vector<Row> read_rows(const std::string& path) {
             } else if (line.starts_with("event,")) {
                 columns = cells(line);
             } else if (line.starts_with("{") || !columns.empty()) {
-                rows.push_back(columns.empty() ? from_json(line) : from_csv(columns, line));
+                const Row row = columns.empty() ? from_json(line) : from_csv(columns, line);
+                if (const auto epoch = row.find("epoch");
+                    epoch != row.end() && !(epoch->second >= 1 && epoch->second <= kMostEpochs)) {
+                    throw std::out_of_range(line);
+                }
+                rows.push_back(row);
             } else {
                 throw std::invalid_argument(line);
-            }
-            if (!rows.empty() && rows.back().contains("epoch") &&
-                !(rows.back()["epoch"] >= 1 && rows.back()["epoch"] <= kMostEpochs)) {
-                throw std::out_of_range(line);
             }
         } catch (const std::exception&) {
             throw input_error(fmt::format(
