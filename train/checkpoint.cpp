@@ -16,8 +16,11 @@ namespace {
 
 constexpr const char* kOptimizer = "optimizer.";
 constexpr const char* kCursor = "gyre.cursor";
-constexpr const char* kHash = "gyre.hash";
 constexpr int kSchema = 2;  // of kSettingsKey
+
+bool is_state(const HostTensor& tensor) {
+    return tensor.name.starts_with(kOptimizer);
+}
 
 nlohmann::ordered_json to_json(const Cursor& p) {
     return {{"epoch", p.epoch},          {"step", p.step},       {"loss_sum", p.loss_sum},
@@ -73,7 +76,7 @@ Identity to_identity_of_texts(const Values& texts) {
 
 // Without what writing adds.
 std::string content_hash(const TensorFile& file) {
-    return hash_tensors(file, {kHash, "format"});
+    return hash_tensors(file, {kHashKey, "format"});
 }
 
 // Writes the file. A folder that was removed during the training is made again: the weights would
@@ -124,7 +127,7 @@ TensorFile checkpoint_file(Checkpoint checkpoint) {
     }
     file.metadata[kCursor] = to_json(checkpoint.cursor).dump();
     file.metadata[kSettingsKey] = to_json(checkpoint.identity).dump();
-    file.metadata[kHash] = content_hash(file);
+    file.metadata[kHashKey] = content_hash(file);
     return file;
 }
 
@@ -135,7 +138,7 @@ TensorFile read_undamaged(const std::filesystem::path& path) {
                                       best_checkpoint(path).string()));
     }
     TensorFile file = read_safetensors(path);
-    const auto hash = file.metadata.find(kHash);
+    const auto hash = file.metadata.find(kHashKey);
     if (hash != file.metadata.end() && hash->second != content_hash(file)) {
         throw input_error(
             fmt::format("{}: the file is damaged: its content is not what was written (by the hash "
@@ -160,9 +163,8 @@ Checkpoint read_checkpoint(const std::filesystem::path& given) {
     Checkpoint checkpoint;
     checkpoint.weights = read_undamaged(path);
     std::vector<HostTensor>& tensors = checkpoint.weights.tensors;
-    const auto optimizer = std::stable_partition(
-        tensors.begin(), tensors.end(),
-        [](const HostTensor& tensor) { return !tensor.name.starts_with(kOptimizer); });
+    const auto optimizer = std::stable_partition(tensors.begin(), tensors.end(),
+                                                 [](const HostTensor& t) { return !is_state(t); });
     for (auto tensor = optimizer; tensor != tensors.end(); ++tensor) {
         tensor->name.erase(0, std::string(kOptimizer).size());
         checkpoint.optimizer.push_back(std::move(*tensor));
@@ -175,7 +177,7 @@ Checkpoint read_checkpoint(const std::filesystem::path& given) {
                         "a new training from them with `init`",
                         path.string()));
     }
-    if (metadata.count(kHash) == 0) {
+    if (metadata.count(kHashKey) == 0) {
         throw input_error(
             fmt::format("{}: the file is damaged: the hash of its content is missing; take another "
                         "checkpoint of this training, or begin a new one from its weights with "
@@ -194,9 +196,12 @@ Checkpoint read_checkpoint(const std::filesystem::path& given) {
 
 TensorFile read_weights(const std::filesystem::path& path) {
     TensorFile file = read_undamaged(path);
-    std::erase_if(file.tensors,
-                  [](const HostTensor& tensor) { return tensor.name.starts_with(kOptimizer); });
+    std::erase_if(file.tensors, is_state);
     return file;
+}
+
+bool has_optimizer_state(const TensorFile& file) {
+    return std::any_of(file.tensors.begin(), file.tensors.end(), is_state);
 }
 
 void require_same(const Identity& saved, const Identity& now, const std::string& path) {

@@ -44,6 +44,7 @@ inline const Values kFacts = {{"communicator", "the communicator"},
 
 // The key of a checkpoint's identity in its metadata.
 constexpr const char* kSettingsKey = "gyre.settings";
+constexpr const char* kHashKey = "gyre.hash";  // of its content
 // Reads what is there, JSON of any schema so far. Throws std::exception.
 Identity parse_identity(const std::string& json);
 
@@ -70,6 +71,7 @@ Checkpoint read_checkpoint(const std::filesystem::path& path);
 TensorFile read_undamaged(const std::filesystem::path& path);
 // The same without an optimiser's state.
 TensorFile read_weights(const std::filesystem::path& path);
+bool has_optimizer_state(const TensorFile& file);
 
 // Throws Error(bad_input), naming what differs, unless both are the same.
 void require_same(const Identity& saved, const Identity& now, const std::string& path);

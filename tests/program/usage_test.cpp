@@ -68,7 +68,7 @@ TEST_CASE("a forgotten or mistyped subcommand is said") {
     refuse("trian --epochs 3", {"'trian' is not a subcommand", "did you mean train?"});
     refuse("mnist",
            {"'mnist' is not a subcommand (train, eval, plan, info, predict, export, import, "
-            "plot, launch)"});
+            "diff, plot, launch)"});
     refuse("", {"subcommand", "see `gyre --help`"});
 }
 

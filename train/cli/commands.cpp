@@ -52,6 +52,12 @@ std::vector<Command> commands(Options& o) {
                      "  gyre import resnet18.onnx -o resnet18",
          .flags = import_flags(o.imported),
          .run = [&o](Communicator&) { return run_import(o.imported); }},
+        {.name = "diff",
+         .about = "Compare two files of weights to the last bit",
+         .examples = "Example:\n"
+                     "  gyre diff one/last.safetensors two/last.safetensors",
+         .flags = diff_flags(o.diff),
+         .run = [&o](Communicator&) { return run_diff(o.diff); }},
         {.name = "plot",
          .about = "Draw loss and accuracy of trainings",
          .examples = "Example:\n"

@@ -22,6 +22,8 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options);
 ExitCode run_export(const ExportOptions& options);
 ExitCode run_import(const ImportOptions& options);
 ExitCode run_info(const InfoOptions& options);
+constexpr ExitCode kFilesDiffer{6};  // of gyre diff alone
+ExitCode run_diff(const DiffOptions& options);
 ExitCode run_plot(const PlotOptions& options);
 // Starts ranks on this host, each with these words; returns the exit code of the first that failed.
 int run_launch(const LaunchCommandOptions& options, const std::vector<std::string>& command);
@@ -35,6 +37,7 @@ struct Options {
     PredictOptions predict;
     ExportOptions exported;
     ImportOptions imported;
+    DiffOptions diff;
     PlotOptions plot;
     LaunchCommandOptions launch;
 };

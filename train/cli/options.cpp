@@ -198,6 +198,12 @@ std::vector<Setting> import_flags(ImportOptions& o) {
             resize};
 }
 
+std::vector<Setting> diff_flags(DiffOptions& o) {
+    const char* const help = "A .safetensors file or, for its last.safetensors, a folder of --save";
+    return {path("first", o.first, "PATH", help).is_required().without_flag(),
+            path("second", o.second, "PATH", help).is_required().without_flag()};
+}
+
 std::vector<Setting> plot_flags(PlotOptions& o) {
     return {
         paths("run", o.runs, "FILE", "Files of gyre train --metrics").is_required().without_flag(),

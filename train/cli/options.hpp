@@ -56,6 +56,10 @@ struct ImportOptions {
     std::optional<Resize> resize;
 };
 
+struct DiffOptions {
+    std::string first, second;  // files, or folders of --save
+};
+
 struct PlotOptions {
     std::vector<std::string> runs;  // files of metrics
     std::string output;
@@ -74,6 +78,7 @@ std::vector<Setting> info_flags(InfoOptions& options);
 std::vector<Setting> predict_flags(PredictOptions& options);
 std::vector<Setting> export_flags(ExportOptions& options);
 std::vector<Setting> import_flags(ImportOptions& options);
+std::vector<Setting> diff_flags(DiffOptions& options);
 std::vector<Setting> plot_flags(PlotOptions& options);
 std::vector<Setting> launch_flags(LaunchCommandOptions& options);
 
