@@ -15,6 +15,7 @@ enum class ExitCode : int {
     bad_input = 3,      // data set, model file or weights
     communication = 4,  // launch, set-up or communication between ranks
     diverged = 5,       // the loss became NaN or infinite
+    differs = 6,        // what was compared is not the same to the last bit
     interrupted = 130   // Ctrl-C or SIGTERM, after a clean stop
 };
 

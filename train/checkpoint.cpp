@@ -119,14 +119,24 @@ std::filesystem::path best_checkpoint(const std::filesystem::path& folder) {
     return folder / "best.safetensors";
 }
 
+std::string identity_text(const Identity& identity) {
+    return to_json(identity).dump();
+}
+
+std::vector<HostTensor> checkpoint_tensors(std::vector<HostTensor> parameters,
+                                           std::vector<HostTensor> optimizer) {
+    for (HostTensor& tensor : optimizer) {
+        tensor.name = kOptimizer + tensor.name;
+        parameters.push_back(std::move(tensor));
+    }
+    return parameters;
+}
+
 TensorFile checkpoint_file(Checkpoint checkpoint) {
     TensorFile file = std::move(checkpoint.weights);
-    for (HostTensor& tensor : checkpoint.optimizer) {
-        tensor.name = kOptimizer + tensor.name;
-        file.tensors.push_back(std::move(tensor));
-    }
+    file.tensors = checkpoint_tensors(std::move(file.tensors), std::move(checkpoint.optimizer));
     file.metadata[kCursor] = to_json(checkpoint.cursor).dump();
-    file.metadata[kSettingsKey] = to_json(checkpoint.identity).dump();
+    file.metadata[kSettingsKey] = identity_text(checkpoint.identity);
     file.metadata[kHashKey] = content_hash(file);
     return file;
 }
@@ -204,7 +214,8 @@ bool has_optimizer_state(const TensorFile& file) {
     return std::any_of(file.tensors.begin(), file.tensors.end(), is_state);
 }
 
-void require_same(const Identity& saved, const Identity& now, const std::string& path) {
+void require_same(const Identity& saved, const Identity& now, const std::string& place,
+                  const std::string& otherwise) {
     std::string differences;
     const auto compare = [&](const std::string& what, const std::string& then,
                              const std::string& here) {
@@ -251,9 +262,8 @@ void require_same(const Identity& saved, const Identity& now, const std::string&
     }
     if (!differences.empty()) {
         throw input_error(
-            fmt::format("`resume` {}: this would not be the same training: {}. Give what it had, "
-                        "or begin a new training from its weights with `init`",
-                        path, differences));
+            fmt::format("{}: this would not be the same training: {}. Give what it had, {}", place,
+                        differences, otherwise));
     }
 }
 

@@ -47,6 +47,7 @@ constexpr const char* kSettingsKey = "gyre.settings";
 constexpr const char* kHashKey = "gyre.hash";  // of its content
 // Reads what is there, JSON of any schema so far. Throws std::exception.
 Identity parse_identity(const std::string& json);
+std::string identity_text(const Identity& identity);
 
 struct Checkpoint {
     TensorFile weights;                 // with the metadata of those who read only weights
@@ -55,6 +56,9 @@ struct Checkpoint {
     Identity identity;
 };
 
+// The tensors of a checkpoint: the parameters, and the optimiser's state under its names there.
+std::vector<HostTensor> checkpoint_tensors(std::vector<HostTensor> parameters,
+                                           std::vector<HostTensor> optimizer);
 // As it is written; a hash of all of it is in the metadata.
 TensorFile checkpoint_file(Checkpoint checkpoint);
 
@@ -73,8 +77,10 @@ TensorFile read_undamaged(const std::filesystem::path& path);
 TensorFile read_weights(const std::filesystem::path& path);
 bool has_optimizer_state(const TensorFile& file);
 
-// Throws Error(bad_input), naming what differs, unless both are the same.
-void require_same(const Identity& saved, const Identity& now, const std::string& path);
+// Throws Error(bad_input), naming what differs, unless both are the same. place: begins the
+// message; otherwise: ends it, after "give what it had".
+void require_same(const Identity& saved, const Identity& now, const std::string& place,
+                  const std::string& otherwise);
 
 // Writes checkpoints during the training, in a thread of its own, one after another.
 class CheckpointWriter {

@@ -147,7 +147,8 @@ Cursor CheckpointFiles::resume(Session& session) {
             return;
         }
         checkpoint = read_checkpoint(spec_.resume);
-        require_same(checkpoint.identity, identity_, spec_.resume);
+        require_same(checkpoint.identity, identity_, "`resume` " + spec_.resume,
+                     "or begin a new training from its weights with `init`");
         session.net().import_parameters(checkpoint.weights.tensors, spec_.resume);
     });
     share_state(session, checkpoint.optimizer, spec_.resume);

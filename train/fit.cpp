@@ -74,6 +74,9 @@ class Fit {
                seconds_since(training_.begin) >= *stop_.max_seconds;
     }
     Ending why() const {
+        if (ended_) {
+            return Ending::complete;
+        }
         if (!stopped_) {
             return target_reached()    ? Ending::target
                    : out_of_patience() ? Ending::patience
@@ -110,6 +113,7 @@ class Fit {
         for (FitObserver* observer : observers_) {
             observer->on_epoch(training_, epoch);
         }
+        look_for_end();
         training_.save_requested = false;
     }
 
@@ -147,7 +151,15 @@ class Fit {
         for (FitObserver* observer : observers_) {
             observer->on_pause(training_);
         }
+        look_for_end();
         training_.save_requested = false;
+    }
+
+    void look_for_end() {
+        for (FitObserver* observer : observers_) {
+            ended_ = observer->ends() || ended_;
+        }
+        stopped_ = stopped_ || ended_;
     }
 
     void finish_steps(EpochFacts& epoch) {
@@ -218,7 +230,8 @@ class Fit {
     Session& session_;
     const StopSpec& stop_;
     Cursor& cursor_;
-    bool stopped_ = false;
+    bool stopped_ = false;  // within an epoch, or ended_
+    bool ended_ = false;    // as an observer wanted
 };
 
 }  // namespace

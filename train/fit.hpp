@@ -89,6 +89,8 @@ class FitObserver {
     // Called after an epoch's steps and evaluation. The cursor is at the next epoch or, if the
     // training was stopped, at the step where this epoch resumes.
     virtual void on_epoch(const Training&, const EpochFacts&) {}
+    // Returns, after an on_pause() or on_epoch(), whether the training is to end there, complete.
+    virtual bool ends() { return false; }
     virtual void on_end(const Training&, Ending) {}
 };
 

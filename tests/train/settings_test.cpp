@@ -38,7 +38,7 @@ void change(const Setting& row) {
 
 bool same_on_resume(const RunSpec& saved, const RunSpec& now) {
     try {
-        require_same({values_to_resume(saved), {}}, {values_to_resume(now), {}}, "here");
+        require_same({values_to_resume(saved), {}}, {values_to_resume(now), {}}, "here", "or not");
     } catch (const Error&) {
         return false;
     }

@@ -80,7 +80,7 @@ ExitCode run_diff(const DiffOptions& options) {
     }
     fmt::print("{} tensor{} of {} and {} differ{}.\n", lines.size(), lines.size() == 1 ? "" : "s",
                paths[0].string(), paths[1].string(), lines.size() == 1 ? "s" : "");
-    return kFilesDiffer;
+    return ExitCode::differs;
 }
 
 }  // namespace gyre::train

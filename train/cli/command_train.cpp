@@ -41,6 +41,10 @@ void start_weights(Net& net, const RunSpec& options) {
 }  // namespace
 
 ExitCode run_train(Communicator& comm, const RunSpec& options) {
+    return run_train(comm, options, nullptr);
+}
+
+ExitCode run_train(Communicator& comm, const RunSpec& options, Verification* verification) {
     const Clock::time_point begin = Clock::now();
     const bool is_root = comm.is_root();
     WeightFacts facts;
@@ -66,6 +70,12 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
         }
     });
     identity = identity_of(options, facts.model, data, *backend, comm);
+    if (verification != nullptr) {
+        agree(comm, [&] {
+            require_same(verification->receipt().identity, identity, verification->place(),
+                         "on which its bits depend");
+        });
+    }
     std::vector<std::int64_t> eval_images;
     if (options.evaluation.enabled) {
         eval_images.push_back(data.test.count);
@@ -130,6 +140,13 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
     }
     if (options.reports.check_sync > 0) {
         observers.insert(observers.begin(), &sync_check);
+    }
+    ReceiptWriter receipt(options, identity, is_root);
+    if (files.saves) {
+        observers.insert(observers.end() - 1, &receipt);
+    }
+    if (verification != nullptr) {
+        observers.insert(observers.begin(), verification);
     }
     install_interrupt_handlers();
     const Ending ending = fit(training, observers);

@@ -13,6 +13,15 @@ std::vector<Command> commands(Options& o) {
          .launch = &o.train.launch,
          .collective = true,
          .run = [&o](Communicator& comm) { return run_train(comm, o.train); }},
+        {.name = "verify",
+         .about = "Train again what was trained, and compare to the last bit",
+         .examples = "Examples:\n"
+                     "  gyre verify run\n"
+                     "  mpirun -np 2 gyre verify run --from run/step-000001876.safetensors",
+         .flags = verify_flags(o.verify),
+         .launch = &o.verify.launch,
+         .collective = true,
+         .run = [&o](Communicator& comm) { return run_verify(comm, o.verify); }},
         {.name = "eval",
          .about = "Loss and accuracy of saved weights",
          .examples = "Examples:\n"

@@ -7,6 +7,7 @@
 
 #include "comm/communicator.hpp"
 #include "train/cli/options.hpp"
+#include "train/receipt.hpp"
 #include "train/rooms.hpp"
 
 namespace gyre::train {
@@ -14,6 +15,9 @@ namespace gyre::train {
 // Each returns an exit code or throws Error. These are collective, with options that all ranks
 // share except for those that concern one rank only.
 ExitCode run_train(Communicator& comm, const RunSpec& options);
+// verification: its training is compared with; null: none.
+ExitCode run_train(Communicator& comm, const RunSpec& options, Verification* verification);
+ExitCode run_verify(Communicator& comm, const VerifyOptions& options);
 ExitCode run_eval(Communicator& comm, const EvalOptions& options);
 // The ranks measure together, rank 0 reports.
 ExitCode run_plan(Communicator& comm, const PlanOptions& options);
@@ -22,7 +26,6 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options);
 ExitCode run_export(const ExportOptions& options);
 ExitCode run_import(const ImportOptions& options);
 ExitCode run_info(const InfoOptions& options);
-constexpr ExitCode kFilesDiffer{6};  // of gyre diff alone
 ExitCode run_diff(const DiffOptions& options);
 ExitCode run_plot(const PlotOptions& options);
 // Starts ranks on this host, each with these words; returns the exit code of the first that failed.
@@ -31,6 +34,7 @@ int run_launch(const LaunchCommandOptions& options, const std::vector<std::strin
 // Where each subcommand's flags write.
 struct Options {
     RunSpec train;
+    VerifyOptions verify;
     EvalOptions eval;
     PlanOptions plan;
     InfoOptions info;

@@ -99,6 +99,22 @@ std::vector<Setting> train_flags(RunSpec& o) {
     return rows;
 }
 
+std::vector<Setting> verify_flags(VerifyOptions& o) {
+    return joined(
+        {{path("run", o.run, "DIR", "The folder of gyre train --save, with its receipt.jsonl")
+              .is_required()
+              .without_flag(),
+          path("from", o.from, "FILE",
+               "Begin at this checkpoint of the training instead of its start")
+              .of_rank_0()},
+         under("Data", {path("data", o.data.path, "NAME|DIR",
+                             "The data set, if it is elsewhere now [as the training had it]")
+                            .of_each_rank()}),
+         rank_settings(o),
+         under("GPU", {device_setting(o, "auto (as the training had it), cpu, cuda, or emulated")}),
+         diagnosis_settings(o)});
+}
+
 std::vector<Setting> eval_flags(EvalOptions& o) {
     return joined(
         {data_settings(o),

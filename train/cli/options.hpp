@@ -21,6 +21,11 @@ struct EvalOptions : RunSpec {
     bool per_class = false, confusion = false;
 };
 
+struct VerifyOptions : RunSpec {
+    VerifyOptions() { data.path = {}; }  // that of the training
+    std::string run, from;               // folder of --save; checkpoint to begin from, or empty
+};
+
 struct PredictOptions : RunSpec {
     std::string weights;
     std::vector<std::string> images;  // files
@@ -72,6 +77,7 @@ struct LaunchCommandOptions {
 
 // With the rows that only a command line has, such as --config.
 std::vector<Setting> train_flags(RunSpec& options);
+std::vector<Setting> verify_flags(VerifyOptions& options);
 std::vector<Setting> eval_flags(EvalOptions& options);
 std::vector<Setting> plan_flags(PlanOptions& options);
 std::vector<Setting> info_flags(InfoOptions& options);

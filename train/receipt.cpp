@@ -1,0 +1,235 @@
+#include "train/receipt.hpp"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <cerrno>
+#include <cstring>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <utility>
+
+#include "base/json_integer.hpp"
+#include "base/printable.hpp"
+#include "model/difference.hpp"
+#include "model/whole_file.hpp"
+#include "train/hash.hpp"
+#include "train/settings.hpp"
+
+namespace gyre::train {
+namespace {
+
+constexpr int kFormat = 1;
+constexpr const char* kStart = "start";
+
+// What is hashed, as a checkpoint has it. Collective if the optimiser's state is shared out; others
+// than rank 0 then have their share of the work and no use for the result.
+std::vector<HostTensor> state_of(Session& session) {
+    if (!session.communicator().is_root() && !session.optimizer().shared_out()) {
+        return {};
+    }
+    return checkpoint_tensors(session.net().export_parameters(),
+                              session.optimizer().export_state());
+}
+
+std::string hash_of(const std::vector<HostTensor>& state) {
+    return hash_tensors({.tensors = state, .metadata = {}});
+}
+
+}  // namespace
+
+std::filesystem::path receipt_file(const std::filesystem::path& folder) {
+    return folder / "receipt.jsonl";
+}
+
+Receipt parse_receipt(const std::string& text, const std::string& place) {
+    Receipt receipt;
+    std::istringstream in(text);
+    int number = 0;
+    bool started = false;
+    for (std::string line; std::getline(in, line) && !in.eof();) {
+        ++number;
+        try {
+            const auto json = nlohmann::json::parse(line);
+            if (json.at("event") == kStart) {
+                if (json.at("receipt") != kFormat) {
+                    throw input_error(
+                        fmt::format("format {}, which this version of gyre does not "
+                                    "know",
+                                    json.at("receipt").dump()));
+                }
+                json.at("version").get_to(receipt.version);
+                json.at("settings").get_to(receipt.settings);
+                receipt.identity = parse_identity(json.at("identity").dump());
+                started = true;
+            } else if (started) {
+                const auto step = json_integer<std::int64_t>(json.at("step"));
+                receipt.hashes[step] = json.at("hash").get<std::string>();
+            } else {
+                throw input_error("a line before that of the start");
+            }
+        } catch (const std::exception& problem) {
+            throw input_error(fmt::format("{}, line {}: that is not a line of a receipt: {}", place,
+                                          number, printable(problem.what())));
+        }
+    }
+    if (!started) {
+        throw input_error(
+            fmt::format("{}: the receipt has no line; name the folder of a training "
+                        "that was saved with `save`",
+                        place));
+    }
+    return receipt;
+}
+
+std::string state_hash(Session& session) {
+    return hash_of(state_of(session));
+}
+
+void ReceiptWriter::on_start(const Training& training) {
+    agree(training.session.communicator(), [&] {
+        if (!is_root_) {
+            return;
+        }
+        const std::filesystem::path path = receipt_file(run_.checkpoints.save);
+        std::string kept;
+        if (training.resumed) {  // without what this training does again
+            std::ifstream in(path);
+            for (std::string line; std::getline(in, line) && !in.eof();) {
+                const auto json = nlohmann::json::parse(line, nullptr, false);
+                const bool later = json.is_object() && json.contains("step") &&
+                                   json["step"].is_number() && json["step"] > training.steps();
+                kept += later ? "" : line + '\n';
+            }
+        }
+        model::write_whole_file({path}, {kept}, "the receipt");
+        file_.open(path, std::ios::app);
+        nlohmann::ordered_json settings = nlohmann::ordered_json::object();
+        for (const SettingValue& setting : values_of(run_)) {
+            if (setting.given) {
+                settings[setting.name] = setting.value;
+            }
+        }
+        const nlohmann::ordered_json start = {
+            {"event", kStart},
+            {"receipt", kFormat},
+            {"version", GYRE_VERSION},
+            {"settings", settings},
+            {"identity", nlohmann::ordered_json::parse(identity_text(identity_))},
+            {"ranks", training.session.communicator().size()},
+            {"device", training.session.backend().description()},
+            {"communicator", training.session.communicator().description()},
+            {"from_step", training.steps()}};
+        write(start.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
+    });
+}
+
+bool ReceiptWriter::pauses_after(std::int64_t steps) {
+    const SaveEvery& every = run_.checkpoints.every;
+    due_ = due_ || (every.steps && steps % every.count == 0);
+    return due_;
+}
+
+void ReceiptWriter::on_pause(const Training& training) {
+    if (due_ || training.save_requested) {
+        add(training);
+    }
+    due_ = false;
+}
+
+void ReceiptWriter::on_epoch(const Training& training, const EpochFacts&) {
+    add(training);
+}
+
+void ReceiptWriter::add(const Training& training) {
+    const std::string hash = state_hash(training.session);
+    agree(training.session.communicator(), [&] {
+        if (is_root_) {
+            write(nlohmann::ordered_json{
+                {"event", "state"}, {"step", training.steps()}, {"hash", hash}}
+                      .dump());
+        }
+    });
+}
+
+void ReceiptWriter::write(const std::string& line) {
+    file_ << line << std::endl;
+    if (!file_) {
+        throw input_error(fmt::format(
+            "{}: writing failed: {}; is the disk full? Make room there, and resume the training "
+            "from its last checkpoint",
+            receipt_file(run_.checkpoints.save).string(), std::strerror(errno)));
+    }
+}
+
+void Verification::on_start(const Training& training) {
+    same_until_ = training.steps();
+    if (receipt_.hashes.upper_bound(same_until_) == receipt_.hashes.end()) {
+        throw AgreedError(ExitCode::bad_input,
+                          fmt::format("{}: no hash after step {}; verify from an earlier "
+                                      "checkpoint, or from the start",
+                                      place(), same_until_));
+    }
+}
+
+bool Verification::pauses_after(std::int64_t steps) {
+    return receipt_.hashes.contains(steps);
+}
+
+bool Verification::ends() {
+    return same_until_ >= receipt_.hashes.rbegin()->first;
+}
+
+void Verification::compare(const Training& training) {
+    const std::int64_t step = training.steps();
+    const auto expected = receipt_.hashes.find(step);
+    if (expected == receipt_.hashes.end() || step == same_until_) {
+        return;
+    }
+    Communicator& comm = training.session.communicator();
+    const std::vector<HostTensor> state = state_of(training.session);
+    std::string problem;
+    agree(comm, [&] {
+        if (comm.is_root() && hash_of(state) != expected->second) {
+            problem = difference(training, state);
+            problem = fmt::format(
+                "{}: not the same training: it parts after step {} and at step "
+                "{} at the latest{}",
+                place(), same_until_, step, problem);
+        }
+    });
+    problem = broadcast_string(comm, problem, 0);
+    if (!problem.empty()) {
+        throw AgreedError(ExitCode::differs, problem);
+    }
+    same_until_ = step;
+    ++compared_;
+}
+
+std::string Verification::difference(const Training& training,
+                                     const std::vector<HostTensor>& state) const {
+    std::vector<std::filesystem::path> files = numbered_checkpoints(folder_);
+    files.push_back(last_checkpoint(folder_));
+    for (const std::filesystem::path& file : files) {
+        std::error_code error;
+        if (!std::filesystem::exists(file, error)) {
+            continue;
+        }
+        Checkpoint saved = read_checkpoint(file);
+        if (saved.cursor.epoch != training.cursor.epoch ||
+            saved.cursor.step != training.cursor.step) {
+            continue;
+        }
+        const std::vector<std::string> lines = tensor_differences(
+            checkpoint_tensors(std::move(saved.weights.tensors), std::move(saved.optimizer)),
+            state);
+        return lines.empty() ? fmt::format("; {} is as it is now", file.string())
+                             : fmt::format("; of {}, {} tensors differ: {}", file.string(),
+                                           lines.size(), printable(lines.front()));
+    }
+    return fmt::format(
+        "; no checkpoint of that step is there to compare with: train with "
+        "`save-every` and `keep`");
+}
+
+}  // namespace gyre::train
