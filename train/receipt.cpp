@@ -211,11 +211,12 @@ std::string Verification::difference(const Training& training,
     std::vector<std::filesystem::path> files = numbered_checkpoints(folder_);
     files.push_back(last_checkpoint(folder_));
     for (const std::filesystem::path& file : files) {
-        std::error_code error;
-        if (!std::filesystem::exists(file, error)) {
-            continue;
+        Checkpoint saved;
+        try {
+            saved = read_checkpoint(file);
+        } catch (const Error&) {
+            continue;  // it is not there, or damaged, and tells nothing
         }
-        Checkpoint saved = read_checkpoint(file);
         if (saved.cursor.epoch != training.cursor.epoch ||
             saved.cursor.step != training.cursor.step) {
             continue;
