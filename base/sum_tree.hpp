@@ -19,8 +19,8 @@ struct TreeNode {
     bool operator==(const TreeNode&) const = default;
 };
 
-// Whether the two, in this order, are the children of one node of a tree over `terms`.
-// A left neighbour is always complete: it has a power of two of terms.
+// Returns whether the two nodes, in this order, are the children of one node of a tree over
+// `terms`. A left neighbour is always complete: it has a power of two of terms.
 inline bool siblings(TreeNode left, TreeNode right, int terms) {
     const int width = left.last - left.first;
     return left.last == right.first && (width & (width - 1)) == 0 &&

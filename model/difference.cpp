@@ -34,7 +34,7 @@ std::vector<std::int64_t> position(const std::vector<std::int64_t>& shape, std::
     return at;
 }
 
-// What differs in two tensors of one shape; empty: nothing.
+// Describes the values that differ between two tensors of one shape; empty if none does.
 std::string value_differences(const HostTensor& a, const HostTensor& b) {
     std::size_t count = 0, first = 0;
     std::int64_t most = 0;

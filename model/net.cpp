@@ -169,15 +169,22 @@ void Net::initialise(std::uint64_t seed) {
     }
 }
 
-std::vector<HostTensor> Net::export_parameters() const {
-    std::vector<HostTensor> tensors;
+void Net::visit_parameters(const TensorVisitor& visit) const {
+    std::vector<float> copy;
     for (const Placed& placed : all_tensors()) {
-        HostTensor tensor{placed.tensor.name, placed.tensor.shape,
-                          std::vector<float>(static_cast<std::size_t>(placed.tensor.elems))};
-        backend_.download(tensor.values.data(), placed.data, tensor.values.size() * sizeof(float));
-        tensors.push_back(std::move(tensor));
+        const auto elems = static_cast<std::size_t>(placed.tensor.elems);
+        const float* values = placed.data;
+        if (!backend_.host_memory()) {
+            copy.resize(elems);
+            backend_.download(copy.data(), placed.data, elems * sizeof(float));
+            values = copy.data();
+        }
+        visit(placed.tensor.name, placed.tensor.shape, {values, elems});
     }
-    return tensors;
+}
+
+std::vector<HostTensor> Net::export_parameters() const {
+    return copies([&](const TensorVisitor& visit) { visit_parameters(visit); });
 }
 
 std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& tensors,

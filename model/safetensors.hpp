@@ -5,8 +5,11 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <span>
 #include <string>
 #include <vector>
+
+#include "base/function_ref.hpp"
 
 namespace gyre::model {
 
@@ -16,6 +19,13 @@ struct HostTensor {
     std::vector<float> values;  // row-major
     std::string dtype = "F32";  // in the file; `values` are converted
 };
+
+// Is shown a tensor whose values stay where they are, and may be gone after the call.
+using TensorVisitor =
+    FunctionRef<void(const std::string& name, const std::vector<std::int64_t>& shape,
+                     std::span<const float> values)>;
+// Copies what a function shows a visitor.
+std::vector<HostTensor> copies(FunctionRef<void(const TensorVisitor&)> show);
 
 struct TensorFile {
     std::vector<HostTensor> tensors;

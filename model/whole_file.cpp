@@ -131,23 +131,23 @@ void write_whole_file(const std::vector<std::filesystem::path>& names,
     synchronize_folder(std::filesystem::absolute(path).parent_path());
 }
 
-std::optional<std::string> read_text(const std::filesystem::path& path, std::string& why) {
-    constexpr std::size_t kMost = std::size_t{1} << 20;
+std::optional<std::string> read_text(const std::filesystem::path& path, std::string& why,
+                                     std::size_t most_mib) {
+    const std::size_t most = most_mib << 20;
     const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    std::string text(kMost + 1, '\0');
-    std::size_t bytes = 0;
-    ssize_t part = file.open() ? 1 : -1;
-    while (part > 0 && bytes < text.size()) {
+    std::string text;
+    std::vector<char> part(1 << 16);
+    ssize_t bytes = file.open() ? 1 : -1;
+    while (bytes > 0 && text.size() <= most) {
         do {
-            part = read(file.fd(), text.data() + bytes, text.size() - bytes);
-        } while (part < 0 && errno == EINTR);
-        bytes += part > 0 ? static_cast<std::size_t>(part) : 0;
+            bytes = read(file.fd(), part.data(), part.size());
+        } while (bytes < 0 && errno == EINTR);
+        text.append(part.data(), bytes > 0 ? static_cast<std::size_t>(bytes) : 0);
     }
-    why = part < 0 ? std::strerror(errno) : "it has more than 1 MiB";
-    if (part < 0 || bytes > kMost) {
+    why = bytes < 0 ? std::strerror(errno) : fmt::format("it has more than {} MiB", most_mib);
+    if (bytes < 0 || text.size() > most) {
         return std::nullopt;
     }
-    text.resize(bytes);
     return text;
 }
 

@@ -17,8 +17,9 @@ namespace gyre::model {
 void write_whole_file(const std::vector<std::filesystem::path>& names,
                       const std::vector<std::string_view>& pieces, const char* what);
 
-// The text of a file or pipe that a person writes, such as a model or a configuration. Nothing
-// if it cannot be read or has more than 1 MiB, as /dev/zero has; `why` then says so.
-std::optional<std::string> read_text(const std::filesystem::path& path, std::string& why);
+// The text of a file or pipe, such as a model or a configuration that a person writes. Nothing
+// if it cannot be read or has more than most_mib MiB, as /dev/zero has; `why` then says so.
+std::optional<std::string> read_text(const std::filesystem::path& path, std::string& why,
+                                     std::size_t most_mib = 1);
 
 }  // namespace gyre::model

@@ -119,22 +119,30 @@ std::filesystem::path best_checkpoint(const std::filesystem::path& folder) {
     return folder / "best.safetensors";
 }
 
+std::set<std::string> names_of(const Values& a, const Values& b) {
+    std::set<std::string> names;
+    for (const Values* const values : {&a, &b}) {
+        for (const auto& [name, value] : *values) {
+            names.insert(name);
+        }
+    }
+    return names;
+}
+
 std::string identity_text(const Identity& identity) {
     return to_json(identity).dump();
 }
 
-std::vector<HostTensor> checkpoint_tensors(std::vector<HostTensor> parameters,
-                                           std::vector<HostTensor> optimizer) {
-    for (HostTensor& tensor : optimizer) {
-        tensor.name = kOptimizer + tensor.name;
-        parameters.push_back(std::move(tensor));
-    }
-    return parameters;
+std::string state_name(const std::string& name) {
+    return kOptimizer + name;
 }
 
 TensorFile checkpoint_file(Checkpoint checkpoint) {
     TensorFile file = std::move(checkpoint.weights);
-    file.tensors = checkpoint_tensors(std::move(file.tensors), std::move(checkpoint.optimizer));
+    for (HostTensor& tensor : checkpoint.optimizer) {
+        tensor.name = state_name(tensor.name);
+        file.tensors.push_back(std::move(tensor));
+    }
     file.metadata[kCursor] = to_json(checkpoint.cursor).dump();
     file.metadata[kSettingsKey] = identity_text(checkpoint.identity);
     file.metadata[kHashKey] = content_hash(file);
@@ -158,17 +166,19 @@ TensorFile read_undamaged(const std::filesystem::path& path) {
     return file;
 }
 
-Checkpoint read_checkpoint(const std::filesystem::path& given) {
-    std::filesystem::path path = given;
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& path) {
     std::error_code error;
-    if (std::filesystem::is_directory(path, error)) {
-        path = last_checkpoint(path);
-        if (!std::filesystem::exists(path, error)) {
-            throw input_error(
-                fmt::format("{}: the folder has no {}: no training was saved there; leave `resume` "
-                            "out to begin one",
-                            given.string(), path.filename().string()));
-        }
+    return std::filesystem::is_directory(path, error) ? last_checkpoint(path) : path;
+}
+
+Checkpoint read_checkpoint(const std::filesystem::path& given) {
+    const std::filesystem::path path = resolve_checkpoint(given);
+    std::error_code error;
+    if (path != given && !std::filesystem::exists(path, error)) {
+        throw input_error(
+            fmt::format("{}: the folder has no {}: no training was saved there; leave `resume` out "
+                        "to begin one",
+                        given.string(), path.filename().string()));
     }
     Checkpoint checkpoint;
     checkpoint.weights = read_undamaged(path);
@@ -206,8 +216,12 @@ Checkpoint read_checkpoint(const std::filesystem::path& given) {
 
 TensorFile read_weights(const std::filesystem::path& path) {
     TensorFile file = read_undamaged(path);
-    std::erase_if(file.tensors, is_state);
+    drop_optimizer_state(file);
     return file;
+}
+
+void drop_optimizer_state(TensorFile& file) {
+    std::erase_if(file.tensors, is_state);
 }
 
 bool has_optimizer_state(const TensorFile& file) {
@@ -234,9 +248,7 @@ void require_same(const Identity& saved, const Identity& now, const std::string&
     };
     RunSpec defaults;
     const std::vector<Setting> rows = settings(defaults);
-    Values names = saved.settings;
-    names.insert(now.settings.begin(), now.settings.end());
-    for (const auto& [name, any] : names) {
+    for (const std::string& name : names_of(saved.settings, now.settings)) {
         const Setting* const row = find(rows, name);
         if (row != nullptr && !row->must_match_on_resume()) {
             continue;  // an earlier version saved more
@@ -247,10 +259,8 @@ void require_same(const Identity& saved, const Identity& now, const std::string&
         };
         compare(fmt::format("`{}`", name), value(saved.settings), value(now.settings));
     }
-    names = saved.facts;
-    names.insert(now.facts.begin(), now.facts.end());
     const bool two_ranks = value_in(saved.facts, "ranks") == "2";
-    for (const auto& [key, any] : names) {
+    for (const std::string& key : names_of(saved.facts, now.facts)) {
         std::string name = kFacts.contains(key) ? kFacts.at(key) : key;
         if (key == "communicator") {
             if (two_ranks) {

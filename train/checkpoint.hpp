@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <future>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,8 @@ constexpr const char* kHashKey = "gyre.hash";  // of its content
 // Reads what is there, JSON of any schema so far. Throws std::exception.
 Identity parse_identity(const std::string& json);
 std::string identity_text(const Identity& identity);
+// Returns the names that are in either.
+std::set<std::string> names_of(const Values& a, const Values& b);
 
 struct Checkpoint {
     TensorFile weights;                 // with the metadata of those who read only weights
@@ -56,15 +59,16 @@ struct Checkpoint {
     Identity identity;
 };
 
-// The tensors of a checkpoint: the parameters, and the optimiser's state under its names there.
-std::vector<HostTensor> checkpoint_tensors(std::vector<HostTensor> parameters,
-                                           std::vector<HostTensor> optimizer);
+// The name in a checkpoint of a tensor of the optimiser's state.
+std::string state_name(const std::string& name);
 // As it is written; a hash of all of it is in the metadata.
 TensorFile checkpoint_file(Checkpoint checkpoint);
 
 // The file of a folder from which its training resumes.
 std::filesystem::path last_checkpoint(const std::filesystem::path& folder);
 std::filesystem::path best_checkpoint(const std::filesystem::path& folder);
+// The file itself, or the last checkpoint of a folder.
+std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 // The files of --keep in a folder, by their steps.
 std::vector<std::filesystem::path> numbered_checkpoints(const std::filesystem::path& folder);
 
@@ -76,9 +80,10 @@ TensorFile read_undamaged(const std::filesystem::path& path);
 // The same without an optimiser's state.
 TensorFile read_weights(const std::filesystem::path& path);
 bool has_optimizer_state(const TensorFile& file);
+void drop_optimizer_state(TensorFile& file);
 
-// Throws Error(bad_input), naming what differs, unless both are the same. place: begins the
-// message; otherwise: ends it, after "give what it had".
+// Throws Error(bad_input), naming what differs, unless both are the same. The message begins with
+// the place and ends with `otherwise`, after "Give what it had, ".
 void require_same(const Identity& saved, const Identity& now, const std::string& place,
                   const std::string& otherwise);
 

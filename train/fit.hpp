@@ -43,8 +43,9 @@ struct Training {
     std::optional<Evaluation> outcome = {};
 
     // The number of steps done, over all epochs.
-    std::int64_t steps() const {
-        return (cursor.epoch - 1) * session.sharding().steps() + cursor.step;
+    std::int64_t steps() const { return steps_before(cursor); }
+    std::int64_t steps_before(const Cursor& at) const {
+        return (at.epoch - 1) * session.sharding().steps() + at.step;
     }
     // The mean over the epoch's images so far, each before its step's update.
     double mean_loss() const { return cursor.loss_sum / static_cast<double>(cursor.images); }

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <map>
-
 #include "data/hash.hpp"
 
 namespace gyre::train {
@@ -30,10 +28,9 @@ std::string hash_dataset(const Dataset& dataset) {
 }
 
 std::string hash_tensors(const TensorFile& file, const std::set<std::string>& without) {
-    std::map<std::string, std::uint64_t> tensors;
+    TensorsHash tensors;
     for (const HostTensor& tensor : file.tensors) {
-        tensors[tensor.name] =
-            hash_bytes(tensor.values.data(), tensor.values.size() * sizeof(float));
+        tensors.add(tensor.name, tensor.values);
     }
     std::string text;
     for (const auto& [key, value] : file.metadata) {
@@ -41,7 +38,16 @@ std::string hash_tensors(const TensorFile& file, const std::set<std::string>& wi
             text += fmt::format("{}={} ", key, value);
         }
     }
-    for (const auto& [name, hash] : tensors) {
+    return tensors.text(text);
+}
+
+void TensorsHash::add(const std::string& name, std::span<const float> values) {
+    hashes_[name] = hash_bytes(values.data(), values.size_bytes());
+}
+
+std::string TensorsHash::text(const std::string& metadata) const {
+    std::string text = metadata;
+    for (const auto& [name, hash] : hashes_) {
         text += fmt::format("{} {:x} ", name, hash);
     }
     return hash_text(text);

@@ -57,10 +57,12 @@ void MicroBatches::begin_step() {
 }
 
 void MicroBatches::add(const float* sum, std::int64_t begin, std::int64_t end) {
+    backend_.add(end - begin, sum + begin, gradients_.data() + begin);
+    round(begin, end);
+}
+
+void MicroBatches::round(std::int64_t begin, std::int64_t end) {
     float* const to = gradients_.data() + begin;
-    if (sum != nullptr) {
-        backend_.add(end - begin, sum + begin, to);
-    }
     const std::int64_t rounded = std::min(end, rounding_.elems) - begin;
     if (rounding_.type != DataType::float32 && rounded > 0) {
         backend_.round_to(rounding_.type, rounded, to, to);
@@ -69,7 +71,7 @@ void MicroBatches::add(const float* sum, std::int64_t begin, std::int64_t end) {
 
 void MicroBatches::add_earlier(std::int64_t begin) {
     const Merge last = tree_ ? merges_.back() : Merge{partial_sums_.size(), partial_sums_.size()};
-    add(nullptr, begin, added_from_);
+    round(begin, added_from_);
     for (std::size_t i = 0; i < last.merged; ++i) {
         add(partial_sums_[last.waiting - 1 - i].get(), begin, added_from_);
     }
@@ -94,7 +96,7 @@ void MicroBatches::end_pass(const Pass& pass) {
     }
     const Merge& merge = merges_[static_cast<std::size_t>(pass.index)];
     std::size_t waiting = merge.waiting;
-    add(nullptr, 0, std::ssize(gradients_));
+    round(0, std::ssize(gradients_));
     for (std::size_t i = 0; i < merge.merged; ++i) {
         add(partial_sums_[--waiting].get(), 0, std::ssize(gradients_));
     }

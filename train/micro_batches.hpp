@@ -54,7 +54,9 @@ class MicroBatches {
     std::vector<const float*> earlier_nodes() const;
 
  private:
-    // Adds the sum's [begin, end) to the gradients'; null: nothing. What comes of it is rounded.
+    // Rounds the gradients [begin, end), as far as they travel rounded.
+    void round(std::int64_t begin, std::int64_t end);
+    // Adds the sum's [begin, end) to the gradients', and rounds what comes of it.
     void add(const float* sum, std::int64_t begin, std::int64_t end);
 
     Backend& backend_;
@@ -63,8 +65,8 @@ class MicroBatches {
     const bool tree_;
     const int passes_;
     const Rounding rounding_;
-    // What a pass does in the tree: how many sums wait for their neighbours before it, and how many
-    // of them, from the last one on, it adds to its own.
+    // A pass's part in the tree: the number of sums that wait for their neighbours before it, and
+    // how many of them, from the last one on, it adds to its own.
     struct Merge {
         std::size_t waiting = 0, merged = 0;
     };

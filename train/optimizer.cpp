@@ -175,8 +175,7 @@ void Optimizer::begin_step(std::int32_t* not_finite, int index) {
 }
 
 const UpdateArgs* Optimizer::in_pass() {
-    const bool all = ranges_.size() == 1 && ranges_.front().elems() == net_.flat_elems();
-    return waits() || !all ? nullptr : &update_;
+    return waits() || !has_all() ? nullptr : &update_;
 }
 
 void Optimizer::updated(std::int64_t begin, std::int64_t end) {
@@ -304,37 +303,45 @@ std::vector<float> Optimizer::download(const float* state) const {
 }
 
 std::vector<HostTensor> Optimizer::export_state() const {
+    return copies([&](const TensorVisitor& visit) { visit_state(visit); });
+}
+
+void Optimizer::visit_state(const TensorVisitor& visit) const {
+    const auto scalar = [&](const char* name, auto number) {
+        const auto value = static_cast<float>(number);
+        visit(name, {}, {&value, 1});
+    };
     const auto step = static_cast<float>(steps_);
-    const auto rest = static_cast<float>(steps_ - static_cast<std::int64_t>(step));
-    std::vector<HostTensor> tensors = {{"step", {}, {step}}, {kStepRest, {}, {rest}}};
+    scalar("step", step);
+    scalar(kStepRest, steps_ - static_cast<std::int64_t>(step));
     if (spec_.loss_scaling) {
         LossScale now;
         backend_.download(&now, scaling_.get(), sizeof now);
-        tensors.push_back({"scaler.scale", {}, {now.scale}});
-        tensors.push_back({"scaler._growth_tracker", {}, {static_cast<float>(now.growth_tracker)}});
-        tensors.push_back({"scaler.skipped", {}, {static_cast<float>(now.skipped)}});
+        scalar("scaler.scale", now.scale);
+        scalar("scaler._growth_tracker", now.growth_tracker);
+        scalar("scaler.skipped", now.skipped);
     }
     if (spec_.schedule.kind == ScheduleKind::plateau) {
-        const auto scalar = [&](const char* name, auto value) {
-            tensors.push_back({name, {}, {static_cast<float>(value)}});
-        };
         scalar("scheduler.best", plateau_.best);
         scalar("scheduler.num_bad_epochs", plateau_.num_bad_epochs);
         scalar("scheduler.falls", plateau_.falls);
     }
-    std::vector<std::pair<const char*, std::vector<float>>> all;
-    for (const auto& [name, state] : kept()) {
-        all.emplace_back(name, download(state));
-    }
-    for (const Parameter& parameter : net_.parameters()) {
-        for (const auto& [name, flat] : all) {
-            const auto begin = flat.begin() + parameter.offset_elems;
-            tensors.push_back({fmt::format("{}.{}", parameter.name, name),
-                               parameter.shape,
-                               {begin, begin + parameter.elems}});
+    const std::vector<std::pair<const char*, float*>> all = kept();
+    std::vector<const float*> flat;  // over all parameters
+    std::vector<std::vector<float>> downloaded;
+    for (const auto& [name, state] : all) {
+        if (has_all() && backend_.host_memory()) {
+            flat.push_back(state);
+        } else {
+            flat.push_back(downloaded.emplace_back(download(state)).data());
         }
     }
-    return tensors;
+    for (const Parameter& parameter : net_.parameters()) {
+        for (std::size_t k = 0; k < all.size(); ++k) {
+            visit(fmt::format("{}.{}", parameter.name, all[k].first), parameter.shape,
+                  {flat[k] + parameter.offset_elems, static_cast<std::size_t>(parameter.elems)});
+        }
+    }
 }
 
 void Optimizer::import_state(const std::vector<HostTensor>& tensors, const std::string& source) {

@@ -58,8 +58,9 @@ class Optimizer {
     // PyTorch's names, such as NAME.exp_avg, and NAME.ema; of a scaled loss, scalars by the names
     // of GradScaler's state, `scaler.scale` and `scaler._growth_tracker`, and `scaler.skipped`; of
     // schedule plateau `scheduler.best`, `.num_bad_epochs`, `.falls`. Collective where updates are
-    // shared out: all ranks get all.
+    // shared out: all ranks get all. visit_state() does not copy what the host can read in place.
     std::vector<HostTensor> export_state() const;
+    void visit_state(const TensorVisitor& visit) const;
     // Calls body() with the moving average of the parameters in the net, frozen ones as they are,
     // if there is one; else with the net as it is. After next_steps(), and between steps.
     // Collective where updates are shared out.
@@ -85,6 +86,10 @@ class Optimizer {
     };
     int rank() const { return shared_out() ? reducer_->communicator().rank() : 0; }
     int ranks() const { return shared_out() ? reducer_->communicator().size() : 1; }
+    // Whether the states are those of all parameters, in their order.
+    bool has_all() const {
+        return ranges_.size() == 1 && ranges_.front().elems() == net_.flat_elems();
+    }
     // Scales what has arrived, and decides whether it leads to an update.
     void finish_gradients();
     // All that is kept for each parameter, by its name in exported states.

@@ -22,18 +22,21 @@ namespace {
 constexpr int kFormat = 1;
 constexpr const char* kStart = "start";
 
-// What is hashed, as a checkpoint has it. Collective if the optimiser's state is shared out; others
-// than rank 0 then have their share of the work and no use for the result.
-std::vector<HostTensor> state_of(Session& session) {
-    if (!session.communicator().is_root() && !session.optimizer().shared_out()) {
-        return {};
+// Shows what a checkpoint of this moment would have. Collective if the optimiser's state is shared
+// out; others than rank 0 have nothing to do otherwise.
+void visit_tensors(Session& session, const TensorVisitor& visit) {
+    if (session.communicator().is_root() || session.optimizer().shared_out()) {
+        session.net().visit_parameters(visit);
+        session.optimizer().visit_state(
+            [&](const std::string& name, const std::vector<std::int64_t>& shape,
+                std::span<const float> values) { visit(state_name(name), shape, values); });
     }
-    return checkpoint_tensors(session.net().export_parameters(),
-                              session.optimizer().export_state());
 }
 
-std::string hash_of(const std::vector<HostTensor>& state) {
-    return hash_tensors({.tensors = state, .metadata = {}});
+// Returns whether the steps of an epoch are done but not its evaluation, which may change the state
+// (a learning rate that follows the loss). No hash is taken then, but at the epoch's end.
+bool before_evaluation(const Training& training) {
+    return training.cursor.step == training.session.sharding().steps();
 }
 
 }  // namespace
@@ -83,7 +86,10 @@ Receipt parse_receipt(const std::string& text, const std::string& place) {
 }
 
 std::string state_hash(Session& session) {
-    return hash_of(state_of(session));
+    TensorsHash hash;
+    visit_tensors(session, [&](const std::string& name, const std::vector<std::int64_t>&,
+                               std::span<const float> values) { hash.add(name, values); });
+    return hash.text();
 }
 
 void ReceiptWriter::on_start(const Training& training) {
@@ -142,6 +148,9 @@ void ReceiptWriter::on_epoch(const Training& training, const EpochFacts&) {
 }
 
 void ReceiptWriter::add(const Training& training) {
+    if (before_evaluation(training)) {
+        return;
+    }
     const std::string hash = state_hash(training.session);
     agree(training.session.communicator(), [&] {
         if (is_root_) {
@@ -183,24 +192,20 @@ bool Verification::ends() {
 void Verification::compare(const Training& training) {
     const std::int64_t step = training.steps();
     const auto expected = receipt_.hashes.find(step);
-    if (expected == receipt_.hashes.end() || step == same_until_) {
+    if (expected == receipt_.hashes.end() || step == same_until_ || before_evaluation(training)) {
         return;
     }
     Communicator& comm = training.session.communicator();
-    const std::vector<HostTensor> state = state_of(training.session);
-    std::string problem;
-    agree(comm, [&] {
-        if (comm.is_root() && hash_of(state) != expected->second) {
-            problem = difference(training, state);
-            problem = fmt::format(
-                "{}: not the same training: it parts after step {} and at step "
-                "{} at the latest{}",
-                place(), same_until_, step, problem);
-        }
-    });
-    problem = broadcast_string(comm, problem, 0);
-    if (!problem.empty()) {
-        throw AgreedError(ExitCode::differs, problem);
+    if (broadcast_string(comm, state_hash(training.session), 0) != expected->second) {
+        const std::vector<HostTensor> state =
+            copies([&](const TensorVisitor& visit) { visit_tensors(training.session, visit); });
+        const std::string where =
+            broadcast_string(comm, comm.is_root() ? difference(training, state) : "", 0);
+        throw AgreedError(
+            ExitCode::differs,
+            fmt::format("{}: not the same training: it parts after step {} and at step {} at the "
+                        "latest{}",
+                        place(), same_until_, step, where));
     }
     same_until_ = step;
     ++compared_;
@@ -217,13 +222,11 @@ std::string Verification::difference(const Training& training,
         } catch (const Error&) {
             continue;  // it is not there, or damaged, and tells nothing
         }
-        if (saved.cursor.epoch != training.cursor.epoch ||
-            saved.cursor.step != training.cursor.step) {
+        if (training.steps_before(saved.cursor) != training.steps()) {
             continue;
         }
-        const std::vector<std::string> lines = tensor_differences(
-            checkpoint_tensors(std::move(saved.weights.tensors), std::move(saved.optimizer)),
-            state);
+        const std::vector<std::string> lines =
+            tensor_differences(checkpoint_file(std::move(saved)).tensors, state);
         return lines.empty() ? fmt::format("; {} is as it is now", file.string())
                              : fmt::format("; of {}, {} tensors differ: {}", file.string(),
                                            lines.size(), printable(lines.front()));

@@ -1,6 +1,6 @@
-// The receipt of a training: the file receipt.jsonl beside its checkpoints, which says what was
-// trained, and by hashes what had come of it at each checkpoint and each epoch's end. Whoever
-// trains the same again can compare. docs/receipts.md describes the lines.
+// The receipt of a training: the file receipt.jsonl beside its checkpoints, which records what was
+// trained and a hash of the state at each checkpoint and each epoch's end, so that anybody who
+// trains the same again can compare. docs/receipts.md describes its lines.
 #pragma once
 
 #include <cstdint>
@@ -18,21 +18,21 @@ namespace gyre::train {
 
 struct Receipt {
     std::string version;                         // of gyre
-    Values settings;                             // that are not the defaults
-    Identity identity;                           // what the ranks had, and what follows
+    Values settings;                             // those that are not the defaults
+    Identity identity;                           // as in its checkpoints
     std::map<std::int64_t, std::string> hashes;  // by the number of steps done
 };
 
 std::filesystem::path receipt_file(const std::filesystem::path& folder);
-// text: of a receipt. A line that was cut off as it was written does not count. Throws
-// Error(bad_input) that begins with the place and names the line.
+// Returns what the text of a receipt says; a last line that was cut off as it was written does not
+// count. Throws Error(bad_input) that begins with the place and names the line.
 Receipt parse_receipt(const std::string& text, const std::string& place);
 
-// Collective. A hash of the names and values of the parameters and the optimiser's state, which
-// does not depend on who has what of them; on rank 0.
+// Collective. Returns, on rank 0, a hash of the names and values of the parameters and of the
+// optimiser's state, which does not depend on how the ranks share them.
 std::string state_hash(Session& session);
 
-// Writes the receipt. Only rank 0 has the file; all is collective.
+// Writes the receipt. Only rank 0 has the file, but all functions are collective.
 class ReceiptWriter final : public FitObserver {
  public:
     // The objects must outlive this one; identity may be completed until the training starts.
@@ -58,14 +58,15 @@ class ReceiptWriter final : public FitObserver {
 // Compares a training with a receipt, and ends it after the receipt's last hash.
 class Verification final : public FitObserver {
  public:
-    // receipt: the same on all ranks. folder: of its training, whose checkpoints tell more of a
-    // difference.
+    // receipt: the same on all ranks. folder: where its training saved, for its checkpoints tell
+    // more of a difference.
     Verification(Receipt receipt, std::filesystem::path folder)
         : receipt_(std::move(receipt)), folder_(std::move(folder)) {}
 
     const Receipt& receipt() const { return receipt_; }
     std::string place() const { return receipt_file(folder_).string(); }
-    // The steps up to which the training was the same, and the hashes compared.
+    // The number of steps up to which the trainings are known to be the same, and that of the
+    // hashes compared.
     std::int64_t same_until() const { return same_until_; }
     int compared() const { return compared_; }
 
@@ -78,8 +79,7 @@ class Verification final : public FitObserver {
  private:
     // Throws AgreedError(differs).
     void compare(const Training& training);
-    // Where the state differs from the training's checkpoint after these steps; empty: there is
-    // none. On rank 0.
+    // Describes, on rank 0, where the state differs from the training's checkpoint of this step.
     std::string difference(const Training& training, const std::vector<HostTensor>& state) const;
 
     const Receipt receipt_;

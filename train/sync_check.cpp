@@ -10,21 +10,23 @@
 namespace gyre::train {
 
 void require_same_parameters(Communicator& comm, const Net& net, const std::string& when) {
-    const std::vector<HostTensor> tensors = net.export_parameters();
+    std::vector<std::string> names;
     std::vector<std::uint64_t> own;
-    for (const HostTensor& tensor : tensors) {
-        own.push_back(hash_bytes(tensor.values.data(), tensor.values.size() * sizeof(float)));
-    }
+    net.visit_parameters([&](const std::string& name, const std::vector<std::int64_t>&,
+                             std::span<const float> values) {
+        names.push_back(name);
+        own.push_back(hash_bytes(values.data(), values.size_bytes()));
+    });
     std::vector<std::uint64_t> roots = own;
     comm.broadcast(roots.data(), roots.size() * sizeof(std::uint64_t), 0);
     // [tensor][rank]: 1 if the rank differs.
     const auto ranks = static_cast<std::size_t>(comm.size());
-    std::vector<double> differs(tensors.size() * ranks);
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
+    std::vector<double> differs(names.size() * ranks);
+    for (std::size_t i = 0; i < names.size(); ++i) {
         differs[i * ranks + static_cast<std::size_t>(comm.rank())] = own[i] != roots[i];
     }
     comm.allreduce_sum(differs);
-    for (std::size_t i = 0; i < tensors.size(); ++i) {
+    for (std::size_t i = 0; i < names.size(); ++i) {
         std::string where;
         for (std::size_t r = 0; r < ranks; ++r) {
             if (differs[i * ranks + r] != 0.0) {
@@ -38,7 +40,7 @@ void require_same_parameters(Communicator& comm, const Net& net, const std::stri
                             "drifted apart, so nothing they learn from here on is right: look for "
                             "faulty memory or a changed binary there, and start again from saved "
                             "weights",
-                            when, tensors[i].name, where));
+                            when, names[i], where));
         }
     }
 }

@@ -25,8 +25,8 @@ constexpr std::chrono::microseconds kSpin{400}, kSpinOnSharedProcessors{10};
 // additions, but ranks wait for each other once instead of twice.
 constexpr std::int64_t kWholeBytes = 64 << 10;
 
-// Whether each rank can have a processor of its own. Collective, as a launcher may have bound each
-// to a part of them.
+// Returns whether each rank can have a processor of its own. It is collective, as a launcher may
+// have bound each rank to some of them.
 bool own_processors(Communicator& comm) {
     cpu_set_t set;
     std::vector<double> allowed(CPU_SETSIZE);
@@ -180,7 +180,7 @@ bool SharedCommunicator::advance() {
     return any;
 }
 
-// Of a piece's bytes in a slot, those that a rank adds up.
+// The bytes of a piece in a slot that a rank adds up.
 ByteRange SharedCommunicator::slice(const Piece& piece, int rank) const {
     constexpr std::int64_t kLineElems = 32;  // no two ranks write to one cache line
     const auto begin = [&](int of) {

@@ -18,6 +18,7 @@
 
 #include "base/clock.hpp"
 #include "base/descriptor.hpp"
+#include "base/spin.hpp"
 #include "comm/launch/secret.hpp"
 
 namespace gyre::comm {
@@ -25,15 +26,6 @@ namespace {
 
 constexpr std::size_t kTokenBytes = 32;
 constexpr std::size_t kPageBytes = 4096;
-
-// A processor's hint that this is a loop that waits.
-void relax() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 std::size_t header_bytes(int ranks) {
     const std::size_t bytes = 64 * (1 + static_cast<std::size_t>(ranks));
@@ -143,7 +135,7 @@ void SharedMemory::wait_for_news(std::uint32_t seen, std::chrono::microseconds s
             if (news() != seen) {
                 return;
             }
-            relax();
+            spin_pause();
         }
     } while (Clock::now() - begin < spin);
     const timespec most{.tv_sec = 0, .tv_nsec = 100'000'000};

@@ -2,20 +2,14 @@
 
 #include <algorithm>
 
+#include "base/spin.hpp"
+
 namespace gyre::cpu {
 namespace {
 
 // The maximum is about the cost of falling asleep and being woken. If spinning recently failed,
 // other threads are using the processors and spinning only takes time from them.
 constexpr std::chrono::nanoseconds kLeastSpin{3000}, kMostSpin{50000};
-
-void pause() {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    asm volatile("yield");
-#endif
-}
 
 // Returns whether the condition came true within `spin`; lengthens `spin` if so, else shortens it.
 template <typename Condition>
@@ -27,7 +21,7 @@ bool spin_until(Condition&& condition, std::chrono::nanoseconds& spin) {
                 spin = std::min(2 * spin, kMostSpin);
                 return true;
             }
-            pause();
+            spin_pause();
         }
     } while (std::chrono::steady_clock::now() < end);
     spin = std::max(spin / 4, kLeastSpin);

@@ -120,7 +120,9 @@ void Stream::copy(void* to, const void* from, std::size_t bytes) {
     GYRE_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, state_->stream));
 }
 void Stream::fill_zero(void* device, std::size_t bytes) {
-    GYRE_CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, state_->stream));
+    if (bytes > 0) {  // what has no bytes has no address either
+        GYRE_CUDA_CHECK(cudaMemsetAsync(device, 0, bytes, state_->stream));
+    }
 }
 void Stream::record(Event& event) {
     GYRE_CUDA_CHECK(cudaEventRecord(event.state_->event, state_->stream));

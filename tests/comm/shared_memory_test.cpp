@@ -16,7 +16,7 @@ using namespace gyre::test;
 
 namespace {
 
-// What is different about the last of three ranks.
+// How the last of three ranks differs from the others.
 struct Oddity {
     const char* name;
     bool wants = true, on_this_host = true;
@@ -36,7 +36,8 @@ class Odd final : public BorrowedCommunicator {
     const Oddity& oddity_;
 };
 
-// Whether it is the path of the memory. What has 32 bytes is the token by which ranks know it.
+// Returns whether the bytes are the path of the memory. The token by which ranks know it has 32
+// bytes.
 bool is_path(const char* data, std::size_t bytes) {
     return bytes > 6 && std::string(data, 6) == "/proc/";
 }

@@ -32,6 +32,7 @@
 #include "train/cli/config.hpp"
 #include "train/cli/flags.hpp"
 #include "train/cli/options.hpp"
+#include "train/receipt.hpp"
 
 namespace gyre::test {
 namespace {
@@ -275,6 +276,18 @@ void read_identity(const std::string& input) {
     }
 }
 
+std::vector<std::string> receipt_seeds() {
+    const std::string start = R"({"event":"start","receipt":1,"version":"x","settings":{"lr":"1"},)"
+                              R"("identity":{"schema":2,"flags":{},"facts":{"ranks":"2"}}})"
+                              "\n";
+    return {start + R"({"event":"state","step":4,"hash":"00"})"
+                    "\n"};
+}
+
+void read_receipt(const std::string& input) {
+    train::parse_receipt(input, "fuzz");
+}
+
 std::vector<std::string> model_seeds() {
     return {
         "conv 4 k3 s2 p1 g1 nobias\nbatchnorm eps 1e-3 momentum 0.1\nrelu6\nas x\nconv 4 k3 p1 g4\n"
@@ -472,6 +485,7 @@ const std::vector<Target>& targets() {
         {"image-cache", cache_seeds, read_cache},
         {"safetensors", safetensors_seeds, read_weights_file},
         {"identity", identity_seeds, read_identity},
+        {"receipt", receipt_seeds, read_receipt},
         {"model", model_seeds, read_model},
         {"config", config_seeds, read_config},
         {"meeting", meeting_seeds, say_at_meeting},

@@ -135,6 +135,7 @@ TEST_CASE("--keep and --save-every say which checkpoints there are") {
         }
         CHECK(all.erase("last") == 1);
         CHECK(all.erase("best") == 1);
+        CHECK(all.erase("receipt") == 1);
         return all;
     };
     using Names = std::set<std::string>;
@@ -174,6 +175,7 @@ TEST_CASE("--keep counts the checkpoints of earlier runs of the training, and no
         }
         CHECK(all.erase("last.safetensors") == 1);
         CHECK(all.erase("best.safetensors") == 1);
+        CHECK(all.erase("receipt.jsonl") == 1);
         return all;
     };
     using Names = std::set<std::string>;

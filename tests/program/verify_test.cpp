@@ -1,8 +1,11 @@
 // Receipts of trainings, and gyre verify.
+#include <fmt/format.h>
+
 #include <cmath>
 #include <fstream>
 #include <sstream>
 
+#include "tests/program/meeting.hpp"
 #include "tests/program/small_training.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/expect_error.hpp"
@@ -77,6 +80,39 @@ TEST_CASE("gyre verify finds the same training again, on other ranks and from a 
     INFO(late.output);
     CHECK(late.exit_code == 3);
     CHECK(count_of(late.output, "no hash after step 18") == 1);
+}
+
+TEST_CASE("gyre verify runs on ranks that are started by hand") {
+    const Training training;
+    const std::string run = training.file("run");
+    training.run(1, kFlags + ("--save " + run));
+    Jobs jobs;
+    for (const int rank : {0, 1}) {
+        jobs.start(
+            fmt::format("verify {} --comm gloo --init-method {} --rank {} --world-size 2 "
+                        "--job-id j --insecure --init-timeout 60 --timeout 60 --threads 1 "
+                        "--device cpu --flight-record {}",
+                        run, "file://" + training.file("meet"), rank, training.file("record")));
+    }
+    const auto outcomes = jobs.wait();
+    INFO(outcomes[0].output);
+    CHECK(outcomes[0].exit_code == 0);
+    CHECK(outcomes[1].exit_code == 0);
+    CHECK(count_of(outcomes[0].output, "identical to step 18 (6 hashes)") == 1);
+}
+
+TEST_CASE("an evaluation that changes the learning rate counts with the epoch's end") {
+    const Training training;
+    const std::string run = training.file("run");
+    training.run(1,
+                 "--epochs 3 --global-batch 10 --lr-schedule plateau --lr-gamma 0.5 --shards 2 "
+                 "--save-every 3steps --keep 99 --save " +
+                     run);  // 6 steps an epoch
+    CHECK(receipt_of(run).hashes.size() == 6);
+    CHECK(count_of(text_of(receipt_file(run)), "\"step\":6,") == 1);
+    const Outcome same = run_gyre(2, "verify " + run);
+    INFO(same.output);
+    CHECK(same.exit_code == 0);
 }
 
 TEST_CASE("a training that resumes has one receipt, without what it did again") {

@@ -14,14 +14,7 @@
 namespace gyre::train {
 namespace {
 
-std::filesystem::path file_of(const std::string& path) {
-    std::error_code error;
-    return std::filesystem::is_directory(path, error) ? last_checkpoint(path)
-                                                      : std::filesystem::path(path);
-}
-
-// What a file says of itself: its metadata, and of a checkpoint each setting and fact of its
-// training.
+// Returns a file's metadata and, if it is a checkpoint, each setting and fact of its training.
 Values facts_of(const TensorFile& file, const std::filesystem::path& path) {
     Values facts = file.metadata;
     facts.erase(kHashKey);
@@ -47,9 +40,7 @@ void print_differences(const Values& first, const Values& second) {
         const auto found = facts.find(name);
         return found == facts.end() ? "nothing" : "'" + printable(found->second) + "'";
     };
-    Values names = first;
-    names.insert(second.begin(), second.end());
-    for (const auto& [name, any] : names) {
+    for (const std::string& name : names_of(first, second)) {
         if (text(first, name) != text(second, name)) {
             fmt::print("{}: {} and {}\n", printable(name), text(first, name), text(second, name));
         }
@@ -59,14 +50,14 @@ void print_differences(const Values& first, const Values& second) {
 }  // namespace
 
 ExitCode run_diff(const DiffOptions& options) {
-    const std::array paths = {file_of(options.first), file_of(options.second)};
+    const std::array paths = {resolve_checkpoint(options.first),
+                              resolve_checkpoint(options.second)};
     std::array files = {read_undamaged(paths[0]), read_undamaged(paths[1])};
     const bool states[] = {has_optimizer_state(files[0]), has_optimizer_state(files[1])};
     if (states[0] != states[1]) {
         fmt::print("Only the {} file has an optimiser's state, which is not compared.\n",
                    states[0] ? "first" : "second");
-        const std::size_t longer = states[0] ? 0 : 1;
-        files[longer] = read_weights(paths[longer]);
+        drop_optimizer_state(files[states[0] ? 0 : 1]);
     }
     print_differences(facts_of(files[0], paths[0]), facts_of(files[1], paths[1]));
     const std::vector<std::string> lines = tensor_differences(files[0].tensors, files[1].tensors);

@@ -1,10 +1,9 @@
-// gyre verify: trains again what a receipt says, and compares with its hashes.
+// gyre verify: trains again as a receipt says, and compares the state with its hashes.
 #include <fmt/format.h>
 
-#include <fstream>
-#include <sstream>
 #include <string>
 
+#include "model/whole_file.hpp"
 #include "train/cli/commands.hpp"
 #include "train/receipt.hpp"
 #include "train/settings.hpp"
@@ -12,26 +11,28 @@
 namespace gyre::train {
 namespace {
 
+constexpr std::size_t kMostMib = 256;  // several million hashes
+
 // The receipt's text. Collective: rank 0 reads it.
 std::string receipt_text(Communicator& comm, const std::string& folder) {
     std::string text;
     agree(comm, [&] {
         if (comm.is_root()) {
-            const std::ifstream file(receipt_file(folder));
-            std::ostringstream all;
-            if (!file || !(all << file.rdbuf())) {
+            std::string why;
+            const auto read = read_text(receipt_file(folder), why, kMostMib);
+            if (!read) {
                 throw input_error(fmt::format(
-                    "{}: no receipt can be read there; name the folder of a training that was "
+                    "{}: no receipt can be read there: {}; name the folder of a training that was "
                     "saved with --save by this version of gyre or a later one",
-                    receipt_file(folder).string()));
+                    receipt_file(folder).string(), why));
             }
-            text = all.str();
+            text = *read;
         }
     });
     return broadcast_string(comm, text, 0);
 }
 
-// What the receipt's training was, but where and over what the ranks are now.
+// Returns the settings of the receipt's training, except for those of the place where it runs now.
 RunSpec run_of(const Receipt& receipt, const VerifyOptions& now) {
     RunSpec run;
     const std::vector<Setting> rows = settings(run);

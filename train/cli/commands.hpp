@@ -7,15 +7,16 @@
 
 #include "comm/communicator.hpp"
 #include "train/cli/options.hpp"
-#include "train/receipt.hpp"
 #include "train/rooms.hpp"
 
 namespace gyre::train {
 
+class Verification;
+
 // Each returns an exit code or throws Error. These are collective, with options that all ranks
 // share except for those that concern one rank only.
 ExitCode run_train(Communicator& comm, const RunSpec& options);
-// verification: its training is compared with; null: none.
+// verification: what the training is compared with, or null.
 ExitCode run_train(Communicator& comm, const RunSpec& options, Verification* verification);
 ExitCode run_verify(Communicator& comm, const VerifyOptions& options);
 ExitCode run_eval(Communicator& comm, const EvalOptions& options);
