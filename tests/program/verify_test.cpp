@@ -66,14 +66,14 @@ TEST_CASE("gyre verify finds the same training again, on other ranks and from a 
     const Training training;
     const std::string run = training.file("run");
     training.run(1, kFlags + ("--save " + run));
-    for (const char* how : {"", " --from"}) {
-        const std::string from = *how == 0 ? "" : " --from " + step_file(run, 8).string();
+    for (const int step : {0, 8}) {
+        const std::string from = step == 0 ? "" : " --from " + step_file(run, step).string();
         for (const int ranks : {0, 2}) {
-            const Outcome same = run_gyre(ranks, "verify " + run + from);
+            const Outcome same = run_gyre(ranks, fmt::format("verify {}{}", run, from));
             INFO(same.output);
             CHECK(same.exit_code == 0);
-            CHECK(count_of(same.output, run + ": identical to step 18 (" + (*how == 0 ? "6" : "3") +
-                                            " hashes)") == 1);
+            CHECK(count_of(same.output, fmt::format("{}: identical to step 18 ({} hashes)", run,
+                                                    step == 0 ? 6 : 3)) == 1);
         }
     }
     const Outcome late = run_gyre(0, "verify " + run + " --from " + run + "/last.safetensors");
@@ -133,7 +133,6 @@ TEST_CASE("gyre verify finds one changed bit of one parameter at one step") {
     Checkpoint planted = read_checkpoint(step_file(run, 8));
     float& value = planted.weights.tensors.at(1).values.at(5);
     value = std::nextafter(value, 10.0f);
-    const std::string name = planted.weights.tensors[1].name;
     planted.weights.metadata.erase("format");
     write_safetensors(step_file(run, 8), checkpoint_file(std::move(planted)));
     training.run(1, kFlags + ("--save " + run + " --resume " + step_file(run, 8).string()));
