@@ -16,6 +16,7 @@
 #include "train/fit.hpp"
 #include "train/interrupt.hpp"
 #include "train/metrics.hpp"
+#include "train/receipt.hpp"
 #include "train/sync_check.hpp"
 #include "train/trace.hpp"
 #include "train/tune.hpp"
