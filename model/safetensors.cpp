@@ -185,15 +185,6 @@ std::string header_of(const TensorFile& file) {
 
 }  // namespace
 
-std::vector<HostTensor> copies(FunctionRef<void(const TensorVisitor&)> show) {
-    std::vector<HostTensor> tensors;
-    show([&](const std::string& name, const std::vector<std::int64_t>& shape,
-             std::span<const float> values) {
-        tensors.push_back({name, shape, {values.begin(), values.end()}});
-    });
-    return tensors;
-}
-
 TensorFile read_safetensors(const std::filesystem::path& path) {
     std::error_code error;
     const std::uint64_t file_bytes = std::filesystem::file_size(path, error);

@@ -25,7 +25,14 @@ using TensorVisitor =
     FunctionRef<void(const std::string& name, const std::vector<std::int64_t>& shape,
                      std::span<const float> values)>;
 // Copies what a function shows a visitor.
-std::vector<HostTensor> copies(FunctionRef<void(const TensorVisitor&)> show);
+inline std::vector<HostTensor> copies(FunctionRef<void(const TensorVisitor&)> show) {
+    std::vector<HostTensor> tensors;
+    show([&](const std::string& name, const std::vector<std::int64_t>& shape,
+             std::span<const float> values) {
+        tensors.push_back({name, shape, {values.begin(), values.end()}});
+    });
+    return tensors;
+}
 
 struct TensorFile {
     std::vector<HostTensor> tensors;
