@@ -75,7 +75,8 @@ void Net::make_operations(const NetOptions& options) {
 // The last operation with the loss, if the backend has that; the loss is then the plain one.
 void Net::make_head(const NetOptions& options) {
     const auto* linear = std::get_if<LinearSpec>(&graph_.nodes.back().spec);
-    if (linear != nullptr && !linear->relu && options.train_batch > 0 && loss_.plain()) {
+    if (linear != nullptr && !linear->relu && options.train_batch > 0 && loss_.plain() &&
+        !options.logits) {
         head_ = backend_.make_loss_head(*linear, options.train_batch, type_);
     }
 }
@@ -215,12 +216,16 @@ void Net::forward(const Batch& batch) {
     }
 }
 
-std::vector<float> Net::export_logits(int n) const {
-    std::vector<float> logits(static_cast<std::size_t>(n) * static_cast<std::size_t>(classes_));
-    backend_.export_activation(graph_.nodes.back().out, n,
-                               type_ == DataType::float32 ? logits_[0].f32() : wide_.get(),
-                               logits.data());
-    return logits;
+std::vector<float> Net::export_logits(int n, bool training) {
+    const Shape& shape = graph_.nodes.back().out;
+    const Tensor& logits = logits_[training ? 1 : 0];
+    const bool wide = type_ == DataType::float32;
+    if (!wide) {
+        backend_.widen(type_, backend_.activation_elems(shape, n), logits.narrow(), wide_.get());
+    }
+    std::vector<float> values(static_cast<std::size_t>(n) * static_cast<std::size_t>(classes_));
+    backend_.export_activation(shape, n, wide ? logits.f32() : wide_.get(), values.data());
+    return values;
 }
 
 void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_scale) {

@@ -28,6 +28,7 @@ struct NetOptions {
     // The numbers of images for which kernels are chosen, as passes have them (Sharding::sizes());
     // empty: the most images.
     std::vector<int> train_sizes = {}, eval_sizes = {};
+    bool logits = false;  // training passes leave them, too
 };
 
 // Calls during a backward pass, from the end of the net on; each may be empty.
@@ -118,8 +119,9 @@ class Net {
     // loss_scale, on the device: a further factor of the gradient of a net in 16 bits; null: 1.
     void loss(const Batch& batch, float scale, float* sums, const float* loss_scale = nullptr);
     void loss(const Batch& batch, float scale) { loss(batch, scale, &stats()->loss); }
-    // After loss() in an evaluation pass: [n][classes], on the host.
-    std::vector<float> export_logits(int n) const;
+    // After forward() in an evaluation pass, or in a training pass of a net that leaves them:
+    // [n][classes], on the host.
+    std::vector<float> export_logits(int n, bool training = false);
     // After loss() in a training pass.
     void backward(const Batch& batch, const BackwardHooks& hooks = {});
     // Writes the gradients of a node's parameters, from x and dy of batch.n images. On CPUs, where

@@ -16,6 +16,9 @@ namespace {
 
 constexpr const char* kOptimizer = "optimizer.";
 constexpr const char* kCursor = "gyre.cursor";
+// Of numbered checkpoints' names.
+constexpr std::string_view kStepPrefix = "step-", kStepSuffix = ".safetensors";
+
 constexpr int kSchema = 2;  // of kSettingsKey
 
 bool is_state(const HostTensor& tensor) {
@@ -277,16 +280,22 @@ void require_same(const Identity& saved, const Identity& now, const std::string&
     }
 }
 
+std::int64_t step_of(const std::filesystem::path& numbered) {
+    return std::strtoll(numbered.filename().string().substr(kStepPrefix.size()).c_str(), nullptr,
+                        10);
+}
+
 std::vector<std::filesystem::path> numbered_checkpoints(const std::filesystem::path& folder) {
-    constexpr std::string_view kFirst = "step-", kLast = ".safetensors";
     std::vector<std::filesystem::path> found;
     std::error_code error;
     for (std::filesystem::directory_iterator at(folder, error), end; !error && at != end;
          at.increment(error)) {
         const std::string name = at->path().filename().string();
-        if (name.size() > kFirst.size() + kLast.size() && name.starts_with(kFirst) &&
-            name.find_first_not_of("0123456789", kFirst.size()) == name.size() - kLast.size() &&
-            name.ends_with(kLast)) {
+        if (name.size() > kStepPrefix.size() + kStepSuffix.size() &&
+            name.starts_with(kStepPrefix) &&
+            name.find_first_not_of("0123456789", kStepPrefix.size()) ==
+                name.size() - kStepSuffix.size() &&
+            name.ends_with(kStepSuffix)) {
             found.push_back(at->path());
         }
     }

@@ -71,6 +71,8 @@ std::filesystem::path best_checkpoint(const std::filesystem::path& folder);
 std::filesystem::path resolve_checkpoint(const std::filesystem::path& path);
 // The files of --keep in a folder, by their steps.
 std::vector<std::filesystem::path> numbered_checkpoints(const std::filesystem::path& folder);
+// Returns the steps that were done when one of these was written, by its name.
+std::int64_t step_of(const std::filesystem::path& numbered);
 
 // path: a file, or the folder of --save. Throws Error(bad_input) for a file that is not a
 // checkpoint, or is damaged.

@@ -5,6 +5,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -132,7 +134,8 @@ void ReceiptWriter::on_start(const Training& training) {
 
 bool ReceiptWriter::pauses_after(std::int64_t steps) {
     const SaveEvery& every = run_.checkpoints.every;
-    due_ = due_ || (every.steps && steps % every.count == 0);
+    const std::int64_t own = run_.checkpoints.receipt_every;
+    due_ = due_ || (every.steps && steps % every.count == 0) || (own > 0 && steps % own == 0);
     return due_;
 }
 
@@ -173,11 +176,16 @@ void ReceiptWriter::write(const std::string& line) {
 
 void Verification::on_start(const Training& training) {
     same_until_ = training.steps();
-    if (receipt_.hashes.upper_bound(same_until_) == receipt_.hashes.end()) {
-        throw AgreedError(ExitCode::bad_input,
-                          fmt::format("{}: no hash after step {}; verify from an earlier "
-                                      "checkpoint, or from the start",
-                                      place(), same_until_));
+    const std::int64_t end =
+        end_ ? training.steps_before(*end_) : std::numeric_limits<std::int64_t>::max();
+    const auto after = receipt_.hashes.upper_bound(end);
+    last_ = after == receipt_.hashes.begin() ? 0 : std::prev(after)->first;
+    if (last_ <= same_until_) {
+        throw AgreedError(
+            ExitCode::bad_input,
+            fmt::format("{}: no hash after step {}{}; verify from an earlier "
+                        "checkpoint, or from the start",
+                        place(), same_until_, end_ ? fmt::format(" up to step {}", end) : ""));
     }
 }
 
@@ -186,7 +194,7 @@ bool Verification::pauses_after(std::int64_t steps) {
 }
 
 bool Verification::ends() {
-    return same_until_ >= receipt_.hashes.rbegin()->first;
+    return same_until_ >= last_;
 }
 
 void Verification::compare(const Training& training) {

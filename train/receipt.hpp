@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <optional>
 #include <set>
 #include <string>
 
@@ -65,6 +66,10 @@ class Verification final : public FitObserver {
 
     const Receipt& receipt() const { return receipt_; }
     std::string place() const { return receipt_file(folder_).string(); }
+    // Hashes of later steps than this checkpoint's do not count.
+    void end_at(const Cursor& checkpoint) { end_ = checkpoint; }
+    // The step of the last hash that counts, once the training has started.
+    std::int64_t last() const { return last_; }
     // The number of steps up to which the trainings are known to be the same, and that of the
     // hashes compared.
     std::int64_t same_until() const { return same_until_; }
@@ -84,7 +89,8 @@ class Verification final : public FitObserver {
 
     const Receipt receipt_;
     const std::filesystem::path folder_;
-    std::int64_t same_until_ = 0;
+    std::optional<Cursor> end_;
+    std::int64_t last_ = 0, same_until_ = 0;
     int compared_ = 0;
 };
 

@@ -67,6 +67,7 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
     : comm_(comm),
       backend_(backend),
       run_(run),
+      model_(task.model),
       classes_(task.classes),
       eval_images_(task.eval_images),
       sharding_(checked({images.count, global_batch(run.batch, comm.size()), comm.rank(),
@@ -85,7 +86,7 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
         check(run.batch.augment, {images.channels, images.height, images.width});
         LossSpec loss = weighted(run.loss, images.labels, classes_);
         loss.mixed = run.batch.augment.mixes();
-        make_net(task.model, {images.channels, images.height, images.width}, loss);
+        net_ = make_net({images.channels, images.height, images.width}, loss, false);
         images_ = std::make_unique<DeviceImages>(backend, std::move(images), normalisation);
         program_ = std::make_unique<StepProgram>(backend, *net_, *images_, run.batch.augment,
                                                  run.net.pass);
@@ -109,18 +110,20 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
     restart(buckets);
 }
 
-void Session::make_net(const ModelSpec& model, const Shape& shape, const LossSpec& loss) {
+std::unique_ptr<Net> Session::make_net(const Shape& shape, const LossSpec& loss,
+                                       bool logits) const {
     NetOptions options{.train_batch = train_batch_,
                        .eval_batch = eval_batch_,
                        .spec = run_.net,
                        .loss = loss,
-                       .train_sizes = train_sizes()};
+                       .train_sizes = train_sizes(),
+                       .logits = logits};
     for (const std::int64_t images : eval_images_) {
         for (const int n : evaluation_sizes(comm_, images, eval_batch_, run_.batch.shards)) {
             options.eval_sizes.push_back(n);
         }
     }
-    net_ = std::make_unique<Net>(backend_, model, shape, classes_, options);
+    return std::make_unique<Net>(backend_, model_, shape, classes_, options);
 }
 
 std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) const {

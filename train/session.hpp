@@ -65,6 +65,12 @@ class Session {
     Net& net() { return *net_; }
     DeviceImages& images() { return *images_; }
     const StepProgram& program() const { return *program_; }
+    const MicroBatches& micro_batches() const { return *micro_batches_; }
+    // Another net for the same passes, with zeros as parameters, whose training passes leave
+    // logits. Throws what its constructor throws.
+    std::unique_ptr<Net> net_with_logits() const {
+        return make_net(net_->input_shape(), net_->loss_spec(), true);
+    }
     // restart() makes these again.
     Optimizer& optimizer() { return *optimizer_; }
     Reducer& reducer() { return *reducer_; }
@@ -72,7 +78,7 @@ class Session {
     Trainer& trainer() { return *trainer_; }
 
  private:
-    void make_net(const ModelSpec& model, const Shape& shape, const LossSpec& loss);
+    std::unique_ptr<Net> make_net(const Shape& shape, const LossSpec& loss, bool logits) const;
     void share(float* data, std::int64_t elems);
     void check_shards() const;
     ShardSums shard_sums() const;
@@ -85,6 +91,7 @@ class Session {
     Communicator& comm_;
     Backend& backend_;
     const RunSpec run_;
+    const ModelSpec model_;
     const int classes_;
     const std::vector<std::int64_t> eval_images_;
     const Sharding sharding_;

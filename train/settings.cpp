@@ -173,6 +173,10 @@ std::vector<Setting> checkpoint_settings(RunSpec& run) {
         number("keep", spec.keep, {.least = 0},
                "Also keep the last N checkpoints, as step-N.safetensors")
             .may_change(),
+        number("receipt-every", spec.receipt_every, {.least = 0},
+               "Steps between two hashes of the weights in the receipt, besides those at "
+               "checkpoints and epochs' ends; 0: none")
+            .may_change(),
         path("resume", spec.resume, "DIR|FILE",
              "Resume the training that was saved here, to the last bit: the folder of `save`, "
              "or a file in it")

@@ -101,7 +101,8 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
     micro_batches_.begin_step();
     optimizer_.begin_step(queue_.nonfinite_word(sharding_.rank), index);
     // On one rank nothing comes between gradients and update.
-    const bool alone = sharding_.ranks == 1 && sharding_.shards == 0 && passes == 1;
+    const bool alone =
+        sharding_.ranks == 1 && sharding_.shards == 0 && passes == 1 && !keeps_gradients_;
     const UpdateArgs* update = alone ? optimizer_.in_pass() : nullptr;
     for (int part = 0; part < passes; ++part) {
         run_pass(micro_batches_.pass(global_count, part), global_count, update);
@@ -121,7 +122,7 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
 
 const Reducer::Captured* Trainer::graph_from(std::int64_t step) {
     const Range global = sharding_.global(step);
-    if (timeline_ != nullptr || global.count != sharding_.global(0).count) {
+    if (timeline_ != nullptr || keeps_gradients_ || global.count != sharding_.global(0).count) {
         return nullptr;
     }
     const std::int64_t batches = (sharding_.images - global.first) / sharding_.global_batch;

@@ -75,6 +75,9 @@ class Trainer {
     // Steps that are submitted from now on are recorded there, call by call instead of as graphs,
     // and the host waits for each; null: not. The same on all ranks.
     void trace(Timeline* timeline);
+    // Steps that are submitted from now on leave their gradients in the net's buffer: a pass does
+    // not update parameters itself, and nothing is a graph. The same on all ranks.
+    void keep_gradients() { keeps_gradients_ = true; }
 
     const Sharding& sharding() const { return sharding_; }
     const GraphCache& graphs() const { return graphs_; }
@@ -115,6 +118,7 @@ class Trainer {
     std::int64_t begin_ = 0;                 // the step whose call comes next, and ...
     std::int64_t end_ = 0;                   // ... the first one that is not submitted
     Timeline* timeline_ = nullptr;
+    bool keeps_gradients_ = false;
 };
 
 }  // namespace gyre::train

@@ -66,10 +66,9 @@ TEST_CASE("a forgotten or mistyped subcommand is said") {
     refuse("--epochs 3", {"the subcommand", "comes first: gyre train --epochs 3"});
     refuse("--epochs 3 train", {"comes first: gyre train --epochs 3"});
     refuse("trian --epochs 3", {"'trian' is not a subcommand", "did you mean train?"});
-    refuse(
-        "mnist",
-        {"'mnist' is not a subcommand (train, verify, eval, plan, info, predict, export, import, "
-         "diff, plot, launch)"});
+    refuse("mnist", {"'mnist' is not a subcommand (train, verify, replay, eval, plan, info, "
+                     "predict, export, import, "
+                     "diff, plot, launch)"});
     refuse("", {"subcommand", "see `gyre --help`"});
 }
 

@@ -76,29 +76,51 @@ TEST_CASE("gyre verify finds the same training again, on other ranks and from a 
                                                     step == 0 ? 6 : 3)) == 1);
         }
     }
+    const Outcome part =
+        run_gyre(0, fmt::format("verify {} --from {} --to {}", run, step_file(run, 8).string(),
+                                step_file(run, 12).string()));
+    INFO(part.output);
+    CHECK(part.exit_code == 0);
+    CHECK(count_of(part.output, "identical to step 12 (1 hash)") == 1);
     const Outcome late = run_gyre(0, "verify " + run + " --from " + run + "/last.safetensors");
     INFO(late.output);
     CHECK(late.exit_code == 3);
     CHECK(count_of(late.output, "no hash after step 18") == 1);
 }
 
-TEST_CASE("gyre verify runs on ranks that are started by hand") {
+TEST_CASE("--receipt-every adds hashes where no checkpoint is") {
+    const Training training;
+    const std::string run = training.file("run");
+    training.run(1, "--epochs 2 --global-batch 10 --receipt-every 5 --save " + run);
+    std::vector<std::int64_t> steps;
+    for (const auto& [step, hash] : receipt_of(run).hashes) {
+        steps.push_back(step);
+    }
+    CHECK(steps == std::vector<std::int64_t>{5, 6, 10, 12});
+    CHECK(run_gyre(0, "verify " + run).exit_code == 0);
+}
+
+TEST_CASE("gyre verify and gyre replay run on ranks that are started by hand") {
     const Training training;
     const std::string run = training.file("run");
     training.run(1, kFlags + ("--save " + run));
+    const auto [command, result] =
+        GENERATE(std::pair("verify", "identical to step 18 (6 hashes)"),
+                 std::pair("replay --step 9", "step 9: step 3 of epoch 2, 10 images"));
     Jobs jobs;
     for (const int rank : {0, 1}) {
         jobs.start(
-            fmt::format("verify {} --comm gloo --init-method {} --rank {} --world-size 2 "
+            fmt::format("{} {} --data {} --comm gloo --init-method {} --rank {} --world-size 2 "
                         "--job-id j --insecure --init-timeout 60 --timeout 60 --threads 1 "
                         "--device cpu --flight-record {}",
-                        run, "file://" + training.file("meet"), rank, training.file("record")));
+                        command, run, training.data(), "file://" + training.file("meet"), rank,
+                        training.file("record")));
     }
     const auto outcomes = jobs.wait();
     INFO(outcomes[0].output);
     CHECK(outcomes[0].exit_code == 0);
     CHECK(outcomes[1].exit_code == 0);
-    CHECK(count_of(outcomes[0].output, "identical to step 18 (6 hashes)") == 1);
+    CHECK(count_of(outcomes[0].output, result) == 1);
 }
 
 TEST_CASE("an evaluation that changes the learning rate counts with the epoch's end") {

@@ -45,7 +45,7 @@ ExitCode run_train(Communicator& comm, const RunSpec& options) {
     return run_train(comm, options, nullptr);
 }
 
-ExitCode run_train(Communicator& comm, const RunSpec& options, Verification* verification) {
+ExitCode run_train(Communicator& comm, const RunSpec& options, const Repetition* repetition) {
     const Clock::time_point begin = Clock::now();
     const bool is_root = comm.is_root();
     WeightFacts facts;
@@ -71,9 +71,9 @@ ExitCode run_train(Communicator& comm, const RunSpec& options, Verification* ver
         }
     });
     identity = identity_of(options, facts.model, data, *backend, comm);
-    if (verification != nullptr) {
+    if (repetition != nullptr) {
         agree(comm, [&] {
-            require_same(verification->receipt().identity, identity, verification->place(),
+            require_same(repetition->receipt.identity, identity, repetition->place,
                          "on which its bits depend");
         });
     }
@@ -146,8 +146,9 @@ ExitCode run_train(Communicator& comm, const RunSpec& options, Verification* ver
     if (files.saves) {
         observers.insert(observers.end() - 1, &receipt);
     }
-    if (verification != nullptr) {
-        observers.insert(observers.begin(), verification);
+    if (repetition != nullptr) {
+        observers.insert(observers.begin(), repetition->observers.begin(),
+                         repetition->observers.end());
     }
     install_interrupt_handlers();
     const Ending ending = fit(training, observers);

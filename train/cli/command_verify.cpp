@@ -1,11 +1,15 @@
-// gyre verify: trains again as a receipt says, and compares the state with its hashes.
+// gyre verify and gyre replay: they train again as a receipt says, and compare the state with its
+// hashes.
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <string>
 
 #include "model/whole_file.hpp"
 #include "train/cli/commands.hpp"
 #include "train/receipt.hpp"
+#include "train/replay.hpp"
 #include "train/settings.hpp"
 
 namespace gyre::train {
@@ -30,6 +34,11 @@ std::string receipt_text(Communicator& comm, const std::string& folder) {
         }
     });
     return broadcast_string(comm, text, 0);
+}
+
+Verification verification_of(Communicator& comm, const VerifyOptions& options) {
+    return {parse_receipt(receipt_text(comm, options.run), receipt_file(options.run).string()),
+            options.run};
 }
 
 // Returns the settings of the receipt's training, except for those of the place where it runs now.
@@ -62,22 +71,94 @@ RunSpec run_of(const Receipt& receipt, const VerifyOptions& now) {
     return run;
 }
 
+// Returns the last numbered checkpoint of a folder that is not after this many steps, or nothing.
+std::string last_before(const std::string& folder, std::int64_t steps) {
+    std::string found;
+    for (const std::filesystem::path& file : numbered_checkpoints(folder)) {
+        if (step_of(file) <= steps) {
+            found = file.string();
+        }
+    }
+    return found;
+}
+
+void print(const ReplayedStep& step, std::int64_t number) {
+    const StepResult& result = step.result;
+    fmt::print("step {}: step {} of epoch {}, {} images, loss {:.6f}, learning rate {:.6g}\n\n",
+               number, result.step + 1, step.epoch, step.images.size(), result.loss,
+               result.learning_rate);
+    fmt::print("{:>10} {:>10} {:>6} {:>9} {:>11}\n", "position", "image", "label", "predicted",
+               "loss");
+    for (std::size_t i = 0; i < step.images.size(); ++i) {
+        const ReplayedImage& image = step.images[i];
+        fmt::print("{:>10} {:>10} {:>6} {:>9} {:>11.6f}\n", i, image.image, image.label,
+                   image.predicted, image.loss);
+    }
+    std::size_t width = 0;
+    for (const ReplayedParameter& parameter : step.parameters) {
+        width = std::max(width, fmt::format("{} {}", parameter.name, parameter.shape).size());
+    }
+    fmt::print("\n{:{}} {:>11} {:>11} {:>11}\n", "norm of", width, "weights", "gradient", "update");
+    for (const ReplayedParameter& parameter : step.parameters) {
+        fmt::print("{:{}} {:>11.5g} {:>11.5g} {:>11.5g}\n",
+                   fmt::format("{} {}", parameter.name, parameter.shape), width, parameter.weights,
+                   parameter.gradient, parameter.update);
+    }
+}
+
 }  // namespace
 
 ExitCode run_verify(Communicator& comm, const VerifyOptions& options) {
-    const std::string text = receipt_text(comm, options.run);
-    Verification verification(parse_receipt(text, receipt_file(options.run).string()), options.run);
-    const ExitCode code = run_train(comm, run_of(verification.receipt(), options), &verification);
-    const std::int64_t last = verification.receipt().hashes.rbegin()->first;
-    if (code == ExitCode::success && verification.same_until() < last) {
+    Verification verification = verification_of(comm, options);
+    if (!options.to.empty()) {
+        Cursor end;
+        agree(comm, [&] {
+            if (comm.is_root()) {
+                end = read_checkpoint(options.to).cursor;
+            }
+        });
+        comm.broadcast(&end, sizeof end, 0);
+        verification.end_at(end);
+    }
+    const Repetition repetition{verification.receipt(), verification.place(), {&verification}};
+    const ExitCode code = run_train(comm, run_of(verification.receipt(), options), &repetition);
+    if (code == ExitCode::success && verification.same_until() < verification.last()) {
         throw AgreedError(ExitCode::differs,
                           fmt::format("{}: identical to step {}, but the training ends before step "
                                       "{}, the receipt's last",
-                                      options.run, verification.same_until(), last));
+                                      options.run, verification.same_until(), verification.last()));
     }
     if (code == ExitCode::success && comm.is_root()) {
-        fmt::print("{}: identical to step {} ({} hashes)\n", options.run, verification.same_until(),
-                   verification.compared());
+        fmt::print("{}: identical to step {} ({} hash{})\n", options.run, verification.same_until(),
+                   verification.compared(), verification.compared() == 1 ? "" : "es");
+    }
+    return code;
+}
+
+ExitCode run_replay(Communicator& comm, const ReplayOptions& options) {
+    Verification verification = verification_of(comm, options);
+    const Receipt& receipt = verification.receipt();
+    if (receipt.hashes.empty() || options.step > receipt.hashes.rbegin()->first) {
+        throw AgreedError(
+            ExitCode::usage,
+            fmt::format("--step {}: the training in {} has {} steps", options.step, options.run,
+                        receipt.hashes.empty() ? 0 : receipt.hashes.rbegin()->first));
+    }
+    RunSpec run = run_of(receipt, options);
+    if (options.from.empty()) {
+        std::string from = comm.is_root() ? last_before(options.run, options.step - 1) : "";
+        run.checkpoints.resume = broadcast_string(comm, from, 0);
+    }
+    run.reports.quiet = true;
+    Replay replay(options.step);
+    const Repetition repetition{receipt, verification.place(), {&verification, &replay}};
+    const ExitCode code = run_train(comm, run, &repetition);
+    if (code == ExitCode::success && !replay.ends()) {
+        throw AgreedError(ExitCode::differs, fmt::format("{}: the training ends before step {}",
+                                                         options.run, options.step));
+    }
+    if (code == ExitCode::success && comm.is_root()) {
+        print(*replay.step(), options.step);
     }
     return code;
 }

@@ -17,11 +17,19 @@ std::vector<Command> commands(Options& o) {
          .about = "Train again what was trained, and compare to the last bit",
          .examples = "Examples:\n"
                      "  gyre verify run\n"
-                     "  mpirun -np 2 gyre verify run --from run/step-000001876.safetensors",
+                     "  mpirun -np 2 gyre verify run --from run/step-000000235.safetensors",
          .flags = verify_flags(o.verify),
          .launch = &o.verify.launch,
          .collective = true,
          .run = [&o](Communicator& comm) { return run_verify(comm, o.verify); }},
+        {.name = "replay",
+         .about = "Repeat one step of a training, and show its images and norms",
+         .examples = "Example:\n"
+                     "  gyre replay run --step 205",
+         .flags = replay_flags(o.replay),
+         .launch = &o.replay.launch,
+         .collective = true,
+         .run = [&o](Communicator& comm) { return run_replay(comm, o.replay); }},
         {.name = "eval",
          .about = "Loss and accuracy of saved weights",
          .examples = "Examples:\n"

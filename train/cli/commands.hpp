@@ -11,14 +11,22 @@
 
 namespace gyre::train {
 
-class Verification;
+class FitObserver;
+struct Receipt;
+
+// What a training that is repeated from its receipt has besides.
+struct Repetition {
+    const Receipt& receipt;  // whose identity the training must have
+    std::string place;       // of the receipt, in messages
+    std::vector<FitObserver*> observers;
+};
 
 // Each returns an exit code or throws Error. These are collective, with options that all ranks
 // share except for those that concern one rank only.
 ExitCode run_train(Communicator& comm, const RunSpec& options);
-// verification: what the training is compared with, or null.
-ExitCode run_train(Communicator& comm, const RunSpec& options, Verification* verification);
+ExitCode run_train(Communicator& comm, const RunSpec& options, const Repetition* repetition);
 ExitCode run_verify(Communicator& comm, const VerifyOptions& options);
+ExitCode run_replay(Communicator& comm, const ReplayOptions& options);
 ExitCode run_eval(Communicator& comm, const EvalOptions& options);
 // The ranks measure together, rank 0 reports.
 ExitCode run_plan(Communicator& comm, const PlanOptions& options);
@@ -36,6 +44,7 @@ int run_launch(const LaunchCommandOptions& options, const std::vector<std::strin
 struct Options {
     RunSpec train;
     VerifyOptions verify;
+    ReplayOptions replay;
     EvalOptions eval;
     PlanOptions plan;
     InfoOptions info;

@@ -99,20 +99,36 @@ std::vector<Setting> train_flags(RunSpec& o) {
     return rows;
 }
 
-std::vector<Setting> verify_flags(VerifyOptions& o) {
+// Options of the commands that repeat a training from its receipt. own: of one of them.
+std::vector<Setting> repetition_flags(VerifyOptions& o, const char* start, const Setting& own) {
     return joined(
         {{path("run", o.run, "DIR", "The folder of gyre train --save, with its receipt.jsonl")
               .is_required()
               .without_flag(),
           path("from", o.from, "FILE",
-               "Begin at this checkpoint of the training instead of its start")
-              .of_rank_0()},
+               fmt::format("Begin at this checkpoint of the training instead of {}", start))
+              .of_rank_0(),
+          own},
          under("Data", {path("data", o.data.path, "NAME|DIR",
                              "The data set, if it is elsewhere now [as the training had it]")
                             .of_each_rank()}),
          rank_settings(o),
          under("GPU", {device_setting(o, "auto (as the training had it), cpu, cuda, or emulated")}),
          diagnosis_settings(o)});
+}
+
+std::vector<Setting> verify_flags(VerifyOptions& o) {
+    return repetition_flags(
+        o, "its start",
+        path("to", o.to, "FILE", "End at this checkpoint of the training instead of its end")
+            .of_rank_0());
+}
+
+std::vector<Setting> replay_flags(ReplayOptions& o) {
+    return repetition_flags(
+        o, "the last numbered one before the step, or the training's start",
+        number("step", o.step, {.least = 1}, "The step to show, counted from 1 over all epochs")
+            .is_required());
 }
 
 std::vector<Setting> eval_flags(EvalOptions& o) {

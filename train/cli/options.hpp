@@ -23,7 +23,12 @@ struct EvalOptions : RunSpec {
 
 struct VerifyOptions : RunSpec {
     VerifyOptions() { data.path = {}; }  // that of the training
-    std::string run, from;               // folder of --save; checkpoint to begin from, or empty
+    std::string run;       // folder of --save
+    std::string from, to;  // checkpoints to begin from and to end at; empty: start, end
+};
+
+struct ReplayOptions : VerifyOptions {
+    std::int64_t step = 0;  // from 1, over all epochs
 };
 
 struct PredictOptions : RunSpec {
@@ -78,6 +83,7 @@ struct LaunchCommandOptions {
 // With the rows that only a command line has, such as --config.
 std::vector<Setting> train_flags(RunSpec& options);
 std::vector<Setting> verify_flags(VerifyOptions& options);
+std::vector<Setting> replay_flags(ReplayOptions& options);
 std::vector<Setting> eval_flags(EvalOptions& options);
 std::vector<Setting> plan_flags(PlanOptions& options);
 std::vector<Setting> info_flags(InfoOptions& options);

@@ -33,8 +33,10 @@ void check_together(const RunSpec& options) {
     if (options.optimizer.schedule.kind == ScheduleKind::plateau && !options.evaluation.enabled) {
         throw usage_error("--lr-schedule plateau needs the evaluation that --no-eval leaves out");
     }
-    if (checkpoints.save.empty() && (checkpoints.keep > 0 || checkpoints.every != SaveEvery{})) {
-        throw usage_error("--keep and --save-every say how --save does it: give that, too");
+    if (checkpoints.save.empty() && (checkpoints.keep > 0 || checkpoints.receipt_every > 0 ||
+                                     checkpoints.every != SaveEvery{})) {
+        throw usage_error(
+            "--keep, --save-every and --receipt-every say how --save does it: give that, too");
     }
     if (options.batch.shards > 0 && options.device.kernels == "auto") {
         throw usage_error(
