@@ -13,7 +13,7 @@
 namespace gyre::train {
 namespace {
 
-// Sums within a pass that is no step of the reducer's.
+// Sums within a pass that is not part of a step, which the reducer's sums are for.
 class SumsBetweenSteps final : public RankSums {
  public:
     SumsBetweenSteps(Communicator& comm, Backend& backend) : comm_(comm), backend_(backend) {}
@@ -40,7 +40,7 @@ double norm(std::span<const float> values) {
     return std::sqrt(squares);
 }
 
-// The loss of an image from its logits [classes], by the formula of CrossEntropyArgs.
+// Returns the loss of image i of n from its logits [classes], by the formula of CrossEntropyArgs.
 ReplayedImage judge(const CrossEntropyArgs& args, int n, int i, const float* logits) {
     const float* const end = logits + args.classes;
     const float* const largest = std::max_element(logits, end);
@@ -61,7 +61,7 @@ ReplayedImage judge(const CrossEntropyArgs& args, int n, int i, const float* log
     return image;
 }
 
-// The images of the step that comes next, on rank 0. The step itself keeps no logits: they come
+// Returns the images of the step that comes next. As the step itself keeps no logits, they come
 // from another net with the same parameters and passes.
 std::vector<ReplayedImage> images_of_next(const Training& training) {
     Session& session = training.session;
@@ -142,7 +142,7 @@ std::vector<ReplayedImage> images_of_next(const Training& training) {
     return images;
 }
 
-// The norms of the step's gradients, by parameter, whoever has the sums of which.
+// Returns the norm of each parameter's gradient, whichever rank has the sums of which part.
 std::vector<double> gradient_norms(Session& session) {
     Net& net = session.net();
     Communicator& comm = session.communicator();

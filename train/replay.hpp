@@ -19,11 +19,11 @@ struct ReplayedImage {
     double loss = 0.0;       // as it counts in the step's
 };
 
-// Euclidean norms of a parameter's values, before the update.
 struct ReplayedParameter {
     std::string name;
     std::vector<std::int64_t> shape;
-    double weights = 0.0;
+    // Euclidean norms.
+    double weights = 0.0;   // before the update
     double gradient = 0.0;  // of the step's loss, as the update takes it: clipped
     double update = 0.0;    // what the step adds to the weights
 };
@@ -35,13 +35,13 @@ struct ReplayedStep {
     std::vector<ReplayedParameter> parameters = {};
 };
 
-// Ends a training after a step, of which it then knows everything. All is collective.
+// Ends a training after a step, of which it then knows everything. All functions are collective.
 class Replay final : public FitObserver {
  public:
     // number: of the step, from 1, over all epochs.
     explicit Replay(std::int64_t number) : number_(number) {}
 
-    // On rank 0, after the step.
+    // Complete on rank 0 after the step.
     const std::optional<ReplayedStep>& step() const { return step_; }
 
     // Throws AgreedError if the training begins after the step.
@@ -61,7 +61,7 @@ class Replay final : public FitObserver {
 
     const std::int64_t number_;
     bool done_ = false;
-    std::map<std::string, std::vector<float>> before_;  // the parameters' values, on rank 0
+    std::map<std::string, std::vector<float>> before_;  // the parameters' values
     std::optional<ReplayedStep> step_;
 };
 

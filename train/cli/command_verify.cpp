@@ -62,6 +62,7 @@ RunSpec run_of(const Receipt& receipt, const VerifyOptions& now) {
     run.launch = now.launch;
     run.launch.share_gpu = share_gpu;
     run.device.threads = now.device.threads;
+    run.device.graph_steps = 1;  // so that a pause can come after any step
     if (now.device.device != RunSpec().device.device) {
         run.device.device = now.device.device;
     }
