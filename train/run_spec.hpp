@@ -26,13 +26,16 @@ constexpr int kMostShards = 1 << 16;  // of a step's batch
 struct BatchSpec {
     int batch_size = 64;                   // per rank and pass; with shards per shard
     std::optional<int> global_batch = {};  // of a step over all ranks, instead of batch_size
-    int accumulate = 1;                    // passes that a rank divides its share of a step into
+    int accumulate = 1;                    // passes that each rank, or shard, is divided into
     // A step's batch is cut into so many parts, which are summed up in one order on any number of
     // ranks, of which there are as many at most. 0: weights depend on it by their rounding.
     int shards = 0;
     bool shuffle = true;
     AugmentSpec augment = {};
 };
+// The passes of a step with shards: the terms of its sums, of which each shard has `accumulate`.
+// 0: there are no shards. Throws AgreedError(usage) for more than kMostShards.
+int leaves(const BatchSpec& spec);
 // Images of a step over all ranks.
 std::int64_t global_batch(const BatchSpec& spec, int ranks);
 

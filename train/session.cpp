@@ -71,7 +71,7 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
       classes_(task.classes),
       eval_images_(task.eval_images),
       sharding_(checked({images.count, global_batch(run.batch, comm.size()), comm.rank(),
-                         comm.size(), run.batch.shards})),
+                         comm.size(), leaves(run.batch)})),
       optimizer_spec_(resolved_optimizer(run, sharding_.steps())),
       graph_steps_(choose_graph_steps()),
       train_batch_(static_cast<int>(most_in_pass())),
@@ -150,8 +150,8 @@ std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) cons
 
 std::int64_t Session::most_in_pass() const {
     const std::int64_t images = sharding_.global(0).count;
-    return run_.batch.shards > 0
-               ? rank_share(images, 0, run_.batch.shards).count
+    return sharding_.shards > 0
+               ? rank_share(images, 0, sharding_.shards).count
                : rank_share(rank_share(images, 0, comm_.size()).count, 0, run_.batch.accumulate)
                      .count;
 }
@@ -161,8 +161,8 @@ std::vector<int> Session::train_sizes() const {
         return sharding_.sizes(run_.batch.accumulate);
     }
     // The sizes of all shards, so that the choice of kernels does not depend on the rank's own.
-    const Sharding all{sharding_.images, sharding_.global_batch, 0, 1, run_.batch.shards};
-    return all.sizes(run_.batch.shards);
+    const Sharding all{sharding_.images, sharding_.global_batch, 0, 1, sharding_.shards};
+    return all.sizes(sharding_.shards);
 }
 
 void Session::check_shards() const {
@@ -182,9 +182,6 @@ void Session::check_shards() const {
             refuse(fmt::format("{} cannot be combined with `shards`; {}", what, instead));
         }
     };
-    without(run_.batch.accumulate > 1, "`accumulate`",
-            "leave it out: a rank already goes through its shards one after another, so more "
-            "shards are smaller passes");
     without(shares_ && optimizer_spec_.max_grad_norm.has_value(),
             "`max-grad-norm` with `shard-optimizer` on",
             "leave one of the three out: the norm would be added up by the ranks' shares, whose "
@@ -205,7 +202,7 @@ ShardSums Session::shard_sums() const {
 void Session::check_norms() const {
     for (const Node& node : net_->nodes()) {
         const auto* norm = std::get_if<BatchNorm2dSpec>(&node.spec);
-        if (norm != nullptr && !norm->local && run_.batch.shards > 1) {
+        if (norm != nullptr && !norm->local && sharding_.shards > 1) {
             throw AgreedError(
                 ExitCode::usage,
                 "the model's `batchnorm` takes its statistics over the global batch, "

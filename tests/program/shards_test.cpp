@@ -134,6 +134,21 @@ TEST_CASE("the number of threads changes no bit") {
     }
 }
 
+TEST_CASE("--accumulate divides each shard, so that the sums are those of as many more shards") {
+    const Training training;
+    write_model(training.model());
+    const std::string flags = "--global-batch 24 --optimizer adam --max-grad-norm 0.5 ";
+    const Bits more = trained(training, 1, flags + "--shards 12");
+    for (const int ranks : {1, 2, 3, 4}) {
+        INFO(ranks << " ranks");
+        const Bits divided = trained(training, ranks, flags + "--shards 4 --accumulate 3");
+        CHECK(divided.losses == more.losses);
+        CHECK(divided.weights == more.weights);
+    }
+    const auto start = training.run(2, "--epochs 1 --batch-size 3 --shards 2 --accumulate 2").start;
+    CHECK(start.at("global_batch") == 12);
+}
+
 TEST_CASE("--batch-size is a shard's, so that the step does not depend on the ranks") {
     const Training training;
     for (const int ranks : {1, 2}) {
@@ -151,7 +166,8 @@ TEST_CASE("what cannot be summed up by shards is refused") {
     };
     refuse(2, "--shards 1", {"`shards` 1", "2 ranks", "at least one"});
     refuse(4, "--shards 3", {"`shards` 3", "4 ranks"});
-    refuse(2, "--shards 4 --accumulate 2", {"`accumulate`", "`shards`"});
+    refuse(2, "--global-batch 40 --shards 4096 --accumulate 4096",
+           {"`shards` 4096 with `accumulate` 4096", "16777216 passes"});
     refuse(2, "--shards 4 --shard-optimizer on --max-grad-norm 1",
            {"`max-grad-norm`", "`shard-optimizer`", "`shards`"});
     refuse(2, "--shards 4 --factors on", {"`factors`", "auto"});
