@@ -125,6 +125,8 @@ struct ReportSpec {
     TraceSteps trace_steps = {};
     int log_interval = 100;       // steps
     std::int64_t check_sync = 0;  // steps between comparisons of the ranks' parameters; 0: none
+    std::int64_t audit = 0;       // steps between two of Audit's; 0: none
+    bool audit_warns = false;     // instead of ending the training
     bool verbose = false, quiet = false;
 };
 

@@ -167,6 +167,12 @@ std::vector<int> Session::train_sizes() const {
 
 void Session::check_shards() const {
     const int shards = run_.batch.shards;
+    if (shards == 0 && run_.reports.audit > 0) {
+        throw AgreedError(
+            ExitCode::usage,
+            "`audit` needs `shards`: only the gradients of a shard have the same bits "
+            "on any rank");
+    }
     if (shards == 0) {
         return;
     }
@@ -214,14 +220,15 @@ void Session::check_norms() const {
 
 int Session::choose_graph_steps() const {
     const std::optional<int> given = run_.device.graph_steps;
-    if (run_.reports.check_sync > 0 && given.value_or(1) > 1) {
+    const bool looks = run_.reports.check_sync > 0 || run_.reports.audit > 0;
+    if (looks && given.value_or(1) > 1) {
         throw AgreedError(
             ExitCode::usage,
-            "`check-sync` compares parameters between steps: leave `graph-steps` at 1");
+            "`check-sync` and `audit` compare between steps: leave `graph-steps` at 1");
     }
     constexpr int kStepsOnGpu = 8;
     const bool gpu = backend_.can_capture() && !backend_.device_identity().emulated;
-    return given.value_or(gpu && run_.reports.check_sync == 0 ? kStepsOnGpu : 1);
+    return given.value_or(gpu && !looks ? kStepsOnGpu : 1);
 }
 
 bool Session::choose_graph() const {

@@ -363,6 +363,13 @@ std::vector<Setting> settings(RunSpec& run) {
               {number("check-sync", run.reports.check_sync, {.least = 0},
                       "Compare the parameters of all ranks every N steps; 0: never")
                    .may_change(),
+               number("audit", run.reports.audit, {.least = 0},
+                      "Every N steps let a second rank compute one shard's gradients too, and "
+                      "compare to the bit; 0: never")
+                   .may_change(),
+               toggle("audit-warn", run.reports.audit_warns,
+                      "Tell of a difference that `audit` finds, and train on")
+                   .may_change(),
                toggle("verbose", run.reports.verbose, "Print the net, the buckets and the backend")
                    .abbreviated("v")
                    .instead_of("quiet")

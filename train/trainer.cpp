@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "train/hash.hpp"
+
 namespace gyre::train {
 namespace {
 
@@ -46,32 +48,70 @@ void Trainer::trace(Timeline* timeline) {
     reducer_.trace(timeline);
 }
 
-void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count,
-                       const UpdateArgs* update) {
+StepProgram::Pass Trainer::pass_of(const Range& images, std::int64_t global_images,
+                                   std::int64_t global_count) const {
     StepProgram::Pass pass;
-    pass.samples = samples_.get() + part.images.first;
-    // A pass over all of the rank's share finds its images itself.
-    const NextSamplesArgs next = next_samples(global_count);
-    pass.next = micro_batches_.passes() == 1 ? &next : nullptr;
+    pass.samples = samples_.get() + images.first;
     // Every rank scales by the size of the global batch, so the sum over ranks is the mean over
     // it, whatever each rank's share.
     pass.scale = 1.0f / static_cast<float>(global_count);
     pass.loss_scale = optimizer_.loss_scale();
 
     Batch& batch = pass.batch;
-    batch.n = static_cast<int>(part.images.count);
-    batch.global_n = part.global_images;
-    batch.ranks = part.global_images > 0 && sharding_.ranks > 1 ? &reducer_ : nullptr;
+    batch.n = static_cast<int>(images.count);
+    batch.global_n = global_images;
+    batch.ranks = global_images > 0 && sharding_.ranks > 1 ? &reducer_ : nullptr;
     batch.samples = pass.samples;
     batch.seed = run_.seed;
     batch.epoch = &device_place_.get()->epoch;
     batch.training = true;
     batch.timeline = timeline_;
+    return pass;
+}
 
-    const auto ready = [&](std::int64_t begin) {
+void Trainer::run_other(std::int64_t global_count) {
+    const Range images = rank_share(global_count, audit_->other_leaf, sharding_.shards);
+    NextSamplesArgs next = next_samples(global_count);
+    next.first = images.first;
+    StepProgram::Pass pass = pass_of({0, images.count}, 0, global_count);
+    pass.next = &next;
+    DeviceBuffer<float> state(backend_, net_.state_elems());
+    backend_.copy(state.get(), net_.state_data(), state.bytes());
+    program_.run(pass);
+    audit_->other_hash = gradients_hash();
+    backend_.copy(net_.state_data(), state.get(), state.bytes());
+}
+
+std::uint64_t Trainer::gradients_hash() const {
+    const auto elems = static_cast<std::size_t>(net_.flat_elems());
+    if (backend_.host_memory()) {
+        return hash_bytes(net_.gradient_data(), elems * sizeof(float));
+    }
+    std::vector<float> copy(elems);
+    backend_.download(copy.data(), net_.gradient_data(), elems * sizeof(float));
+    return hash_bytes(copy.data(), elems * sizeof(float));
+}
+
+void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count,
+                       const UpdateArgs* update) {
+    StepProgram::Pass pass = pass_of(part.images, part.global_images, global_count);
+    // A pass over all of the rank's share finds its images itself.
+    const NextSamplesArgs next = next_samples(global_count);
+    pass.next = micro_batches_.passes() == 1 ? &next : nullptr;
+    const Batch& batch = pass.batch;
+    // The gradients of a leaf are hashed before anything is added to them.
+    const bool audited =
+        audit_ != nullptr && part.index == audit_->own_leaf - sharding_.own_shards().first;
+
+    const auto finished = [&](std::int64_t begin) {
         if (part.last) {
             micro_batches_.add_earlier(begin);
             reducer_.ready(begin);
+        }
+    };
+    const auto ready = [&](std::int64_t begin) {
+        if (!audited) {
+            finished(begin);
         }
     };
     const auto take = [&](std::size_t node, const Tensor& x, const Tensor& dy) {
@@ -80,6 +120,10 @@ void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count
     const auto updated = [&](std::int64_t from, std::int64_t to) { optimizer_.updated(from, to); };
     pass.hooks = {.ready = ready, .take = take, .update = update, .updated = updated};
     program_.run(pass);
+    if (audited) {
+        audit_->own_hash = gradients_hash();
+        finished(0);
+    }
     micro_batches_.end_pass(part);
 }
 
@@ -94,6 +138,9 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
     const TimelineSpan span(timeline_, "step");
     const int passes = micro_batches_.passes();
     reducer_.begin_step();
+    if (audit_ != nullptr) {
+        run_other(global_count);
+    }
     if (passes > 1) {
         backend_.next_samples(next_samples(global_count), static_cast<int>(local_count),
                               samples_.get());
@@ -122,7 +169,8 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
 
 const Reducer::Captured* Trainer::graph_from(std::int64_t step) {
     const Range global = sharding_.global(step);
-    if (timeline_ != nullptr || keeps_gradients_ || global.count != sharding_.global(0).count) {
+    if (timeline_ != nullptr || keeps_gradients_ || audit_ != nullptr ||
+        global.count != sharding_.global(0).count) {
         return nullptr;
     }
     const std::int64_t batches = (sharding_.images - global.first) / sharding_.global_batch;

@@ -40,6 +40,13 @@ struct StepResult {
     Reducer::Times communication;
 };
 
+// One leaf of a step's sums is computed by two ranks.
+struct StepAudit {
+    int own_leaf = 0;    // of this rank's: the one that another rank computes, too
+    int other_leaf = 0;  // of another rank: the one that this rank computes, too
+    std::uint64_t own_hash = 0, other_hash = 0;  // of their gradients, by this rank
+};
+
 // The objects that a step uses. A Session owns them.
 struct StepParts {
     Backend& backend;
@@ -79,6 +86,10 @@ class Trainer {
     // not update parameters itself, and nothing is a graph. The same on all ranks.
     void keep_gradients() { keeps_gradients_ = true; }
 
+    // The steps that are submitted from now on are audited, if there are shards, call by call
+    // instead of as graphs; null: not. The same on all ranks.
+    void audit(StepAudit* audit) { audit_ = audit; }
+
     const Sharding& sharding() const { return sharding_; }
     const GraphCache& graphs() const { return graphs_; }
 
@@ -91,6 +102,11 @@ class Trainer {
     // parameters that the pass can update itself; may be null.
     void run_pass(const MicroBatches::Pass& part, std::int64_t global_count,
                   const UpdateArgs* update);
+    // Computes the gradients of a leaf that another rank has, and leaves the net's state as it was.
+    void run_other(std::int64_t global_count);
+    StepProgram::Pass pass_of(const Range& images, std::int64_t global_images,
+                              std::int64_t global_count) const;
+    std::uint64_t gradients_hash() const;
     NextSamplesArgs next_samples(std::int64_t global_count) const;
     const Reducer::Captured* graph_from(std::int64_t step);
     // The step, or a graph's.
@@ -119,6 +135,7 @@ class Trainer {
     std::int64_t end_ = 0;                   // ... the first one that is not submitted
     Timeline* timeline_ = nullptr;
     bool keeps_gradients_ = false;
+    StepAudit* audit_ = nullptr;
 };
 
 }  // namespace gyre::train

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "data/resize.hpp"
+#include "train/audit.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/cli/commands.hpp"
 #include "train/cli/progress_report.hpp"
@@ -141,6 +142,10 @@ ExitCode run_train(Communicator& comm, const RunSpec& options, const Repetition*
     }
     if (options.reports.check_sync > 0) {
         observers.insert(observers.begin(), &sync_check);
+    }
+    Audit audit(options.reports.audit, options.reports.audit_warns);
+    if (options.reports.audit > 0) {
+        observers.insert(observers.begin(), &audit);
     }
     ReceiptWriter receipt(options, identity, is_root);
     if (files.saves) {
