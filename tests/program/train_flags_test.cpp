@@ -127,6 +127,8 @@ const std::vector<Row> kRows = {
     {"--comm-dtype", "bf16", [](O o) { return o.reduction.type == DataType::bfloat16; }, true},
     {"--graph", "off", [](O o) { return o.device.graph == GraphUse::off; }, true},
     {"--graph-steps", "7", [](O o) { return o.device.graph_steps == 7; }, true},
+    {"--audit", "7", [](O o) { return o.reports.audit == 7; }, true},
+    {"--audit-warn", "", [](O o) { return o.reports.audit_warns; }, true},
     {"--check-sync", "7", [](O o) { return o.reports.check_sync == 7; }, true},
     {"--log-interval", "7", [](O o) { return o.reports.log_interval == 7; }, true},
     {"--save", "x", [](O o) { return o.checkpoints.save == "x"; }, false},
