@@ -13,12 +13,12 @@
 namespace gyre::train {
 namespace {
 
-constexpr std::size_t kColumns = 2;  // in a row: by the rank itself, and by the one after it
+constexpr std::size_t kByRanks = 2;  // of a leaf: by the rank that has it, and by the one after it
 
 // Hashes of all ranks, each in two numbers that survive a sum with zeros in doubles.
 class HashTable {
  public:
-    explicit HashTable(int ranks) : halves_(static_cast<std::size_t>(ranks) * kColumns * 2) {}
+    explicit HashTable(int ranks) : halves_(static_cast<std::size_t>(ranks) * kByRanks * 2) {}
     void put(int rank, std::size_t column, std::uint64_t hash) {
         double* const at = this->at(rank, column);
         at[0] = static_cast<double>(hash >> 32);
@@ -29,7 +29,7 @@ class HashTable {
 
  private:
     double* at(int rank, std::size_t column) {
-        return halves_.data() + (static_cast<std::size_t>(rank) * kColumns + column) * 2;
+        return halves_.data() + (static_cast<std::size_t>(rank) * kByRanks + column) * 2;
     }
     std::vector<double> halves_;
 };

@@ -71,7 +71,10 @@ StepProgram::Pass Trainer::pass_of(const Range& images, std::int64_t global_imag
 
 void Trainer::run_other(std::int64_t global_count) {
     const Range images = rank_share(global_count, audit_->other_leaf, sharding_.shards);
+    DeviceBuffer<EpochPlace> place(backend_, 1);  // a pass that finds its images moves it on
+    backend_.copy(place.get(), device_place_.get(), sizeof(EpochPlace));
     NextSamplesArgs next = next_samples(global_count);
+    next.place = place.get();
     next.first = images.first;
     StepProgram::Pass pass = pass_of({0, images.count}, 0, global_count);
     pass.next = &next;

@@ -149,6 +149,21 @@ TEST_CASE("--accumulate divides each shard, so that the sums are those of as man
     CHECK(start.at("global_batch") == 12);
 }
 
+TEST_CASE("an audit changes no bit, on a CPU and on a GPU with graphs") {
+    const Training training;
+    write_model(training.model());
+    for (const std::string& flags :
+         {std::string("--global-batch 24 --shards 4"),
+          std::string("--global-batch 24 --shards 4 --device emulated --graph on")}) {
+        INFO(flags);
+        const Bits without = trained(training, 1, flags);
+        CHECK(trained(training, 1, flags + " --audit 2 --audit-warn") == without);
+        if (flags.find("emulated") == flags.npos) {  // which has one rank to a process
+            CHECK(trained(training, 3, flags + " --audit 1") == without);
+        }
+    }
+}
+
 TEST_CASE("--batch-size is a shard's, so that the step does not depend on the ranks") {
     const Training training;
     for (const int ranks : {1, 2}) {
@@ -171,6 +186,7 @@ TEST_CASE("what cannot be summed up by shards is refused") {
     refuse(2, "--shards 4 --shard-optimizer on --max-grad-norm 1",
            {"`max-grad-norm`", "`shard-optimizer`", "`shards`"});
     refuse(2, "--shards 4 --factors on", {"`factors`", "auto"});
+    refuse(2, "--audit 2", {"`audit` needs `shards`"});
     refuse(1, "--shards 4 --kernels auto --device emulated", {"`kernels` auto", "`shards`"});
     std::ofstream(training.model()) << "conv 6 k3\nbatchnorm\nrelu\nlinear classes\n";
     refuse(2, "--shards 4", {"batchnorm local"});

@@ -23,7 +23,7 @@ struct EvalOptions : RunSpec {
 
 struct VerifyOptions : RunSpec {
     VerifyOptions() { data.path = {}; }  // that of the training
-    std::string run;       // folder of --save
+    std::string run;                     // folder of --save
     std::string from, to;  // checkpoints to begin from and to end at; empty: start, end
 };
 
