@@ -86,7 +86,7 @@ class Optimizer {
     };
     int rank() const { return shared_out() ? reducer_->communicator().rank() : 0; }
     int ranks() const { return shared_out() ? reducer_->communicator().size() : 1; }
-    // Whether the states are those of all parameters, in their order.
+    // Returns whether the states are those of all parameters, in the order of these.
     bool has_all() const {
         return ranges_.size() == 1 && ranges_.front().elems() == net_.flat_elems();
     }
