@@ -186,6 +186,12 @@ TEST_CASE("gyre verify refuses another training before the first step") {
     INFO(data.output);
     CHECK(data.exit_code == 3);
     CHECK(count_of(data.output, "the data set: ") == 1);
+    std::filesystem::create_directory(training.file("bad"));
+    std::ofstream(receipt_file(training.file("bad"))) << "[]\n";
+    const Outcome bad = run_gyre(3, "verify " + training.file("bad"));
+    INFO(bad.output);
+    CHECK(bad.exit_code == 3);
+    CHECK(count_of(bad.output, "line 1: that is not a line of a receipt") == 1);
     const Outcome none = run_gyre(0, "verify " + training.file("none"));
     INFO(none.output);
     CHECK(none.exit_code == 3);

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::size_t kMostMib = 256;  // several million hashes
 
-// The receipt's text. Collective: rank 0 reads it.
+// Returns the text of a receipt, which rank 0 has read and found to be one. Collective.
 std::string receipt_text(Communicator& comm, const std::string& folder) {
     std::string text;
     agree(comm, [&] {
@@ -30,6 +30,7 @@ std::string receipt_text(Communicator& comm, const std::string& folder) {
                     "saved with --save by this version of gyre or a later one",
                     receipt_file(folder).string(), why));
             }
+            parse_receipt(*read, receipt_file(folder).string());
             text = *read;
         }
     });
@@ -50,7 +51,8 @@ RunSpec run_of(const Receipt& receipt, const VerifyOptions& now) {
         const std::string problem =
             row == nullptr ? "this version of gyre has no such setting" : row->set(value);
         if (!problem.empty()) {
-            throw input_error(
+            throw AgreedError(
+                ExitCode::bad_input,
                 fmt::format("{}: its training had `{}` '{}': {}; verify it with gyre {}",
                             receipt_file(now.run).string(), name, value, problem, receipt.version));
         }
