@@ -34,6 +34,13 @@ struct ShardSums {
     std::vector<std::vector<TreeNode>> nodes = {};
     // This rank's sums but the last, which is in the gradients: [nodes - 1][elems], on the device.
     std::vector<const float*> earlier = {};
+    // The most values in a sum within a pass.
+    std::int64_t pass_elems = 0;
+
+    TreeNode own(int rank) const {  // the rank's shards
+        const std::vector<TreeNode>& of_rank = nodes[static_cast<std::size_t>(rank)];
+        return {of_rank.front().first, of_rank.back().last};
+    }
 };
 
 // Makes a route. gradients: [elems], on the device; elems is the end of the first bucket.

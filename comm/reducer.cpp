@@ -17,6 +17,12 @@ constexpr std::int64_t kMostOperations =
     (kEventsOfOperation * Reducer::kMostSteps);
 static_assert(kMostParts < kMostOperations, "of each step");
 
+// Whole vectors of a kernel, so that those of the next rank begin where one does.
+std::int64_t aligned(std::int64_t elems) {
+    constexpr std::int64_t kAlignElems = 16;
+    return (elems + kAlignElems - 1) / kAlignElems * kAlignElems;
+}
+
 // The device's work up to an event, as a request.
 class Passed final : public Request {
  public:
@@ -36,7 +42,8 @@ Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets
     : comm_(comm),
       device_(device),
       buckets_(std::move(buckets)),
-      direct_(comm.size() == 1 || comm.use_device(device)) {
+      direct_(comm.size() == 1 || comm.use_device(device)),
+      shards_(shards) {
     routes_[static_cast<std::size_t>(Route::factors)] = factors;
     for (const Bucket& bucket : buckets_) {
         GradientRoute*& route = routes_[static_cast<std::size_t>(bucket.route)];
@@ -45,6 +52,19 @@ Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets
                 make_route(bucket.route, comm, device, gradients, buckets_, shards));
             route = own_routes_.back().get();
         }
+    }
+    if (comm.size() > 1 && shards.shards > 0 && shards.pass_elems > 0) {
+        const std::int64_t elems = aligned(shards.pass_elems);
+        ShardSums in_pass = shards;
+        in_pass.earlier.clear();
+        for (std::size_t i = 0; i <= shards.earlier.size(); ++i) {
+            pass_nodes_.emplace_back(device, elems);
+            if (i < shards.earlier.size()) {
+                in_pass.earlier.push_back(pass_nodes_.back().get());
+            }
+        }
+        pass_route_ = make_route(Route::fixed_order, comm, device, pass_nodes_.back().get(),
+                                 {{0, elems}}, in_pass);
     }
 }
 
@@ -164,17 +184,42 @@ void Reducer::run(const Collective& collective, const char* part) {
     }
 }
 
-void Reducer::sum(float* values, std::int64_t elems) {
-    if (comm_.size() == 1) {
-        return;
-    }
-    const bool timed =
-        !steps_.empty() && std::ssize(steps_.back().events.statistics) < kMostStatistics;
+void Reducer::sum(const LeafValues& values) {
+    const bool timed = comm_.size() > 1 && !steps_.empty() &&
+                       std::ssize(steps_.back().events.statistics) < kMostStatistics;
     const Device::Event waited = timed ? device_.record() : 0;
-    run({.kind = Collective::Kind::all_reduce, .data = values, .count = elems}, "statistics");
+    if (shards_.shards > 0) {
+        sum_tree(values);
+    } else if (comm_.size() > 1) {
+        run({.kind = Collective::Kind::all_reduce, .data = values.data, .count = values.elems},
+            "statistics");
+    }
     if (timed) {
         steps_.back().events.statistics.push_back({waited, device_.record()});
     }
+}
+
+void Reducer::sum_tree(const LeafValues& values) {
+    std::vector<std::pair<TreeNode, float*>>& nodes = leaf_nodes_;
+    nodes.clear();
+    const int first = shards_.own(comm_.rank()).first;
+    for (int leaf = 0; leaf < values.leaves; ++leaf) {
+        push_node(nodes, {first + leaf, first + leaf + 1}, values.data + leaf * values.stride_elems,
+                  shards_.shards,
+                  [&](float* left, float* right) { device_.add(values.elems, right, left); });
+    }
+    if (pass_route_ == nullptr) {
+        return;  // all in the first leaf's place
+    }
+    const auto bytes = static_cast<std::size_t>(values.elems) * sizeof(float);
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+        device_.copy(pass_nodes_[i].get(), nodes[i].second, bytes);
+    }
+    const Bucket bucket{0, aligned(values.elems)};
+    pass_route_->pack(bucket);
+    run(pass_route_->collective(bucket, 0), "statistics");
+    pass_route_->unpack(bucket);
+    device_.copy(values.data, pass_nodes_.back().get(), bytes);
 }
 
 void Reducer::gather_updates(float* data, std::int64_t count) {

@@ -13,6 +13,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 #include "base/function_ref.hpp"
@@ -47,8 +48,8 @@ class Reducer final : public RankSums {
     void run(const Collective& collective, const char* part);
     // For operations within a pass, such as batch normalisation: in reports "statistics". As
     // collectives run in the order in which they were started, a sum waits for the buckets before
-    // it. With one rank nothing.
-    void sum(float* values, std::int64_t elems) override;
+    // it. With shards, leaves are this rank's, and are added in the tree over those of all ranks.
+    void sum(const LeafValues& values) override;
     // True if the communicator works in the device's memory.
     bool direct() const { return direct_; }
     // Calls arrived(bucket) for each bucket, in the order in which they became ready, as soon as
@@ -116,6 +117,8 @@ class Reducer final : public RankSums {
     Device::Event to_host(Device::Stream stream, Staging& staging, const Collective& collective);
     Device::Event from_host(Device::Stream stream, const Staging& staging,
                             const Collective& collective);
+    // Adds up a rank's leaves as far as they are nodes of the tree, and then those of all ranks.
+    void sum_tree(const LeafValues& values);
     void record(Timeline& timeline, const Step& step);
     static void record(Timeline& timeline, const Request& request, const Label& label,
                        std::optional<Device::Event> ready, double& free_from);
@@ -126,6 +129,12 @@ class Reducer final : public RankSums {
     const bool direct_;
     std::vector<std::unique_ptr<GradientRoute>> own_routes_;
     std::array<GradientRoute*, 3> routes_{};  // by Route; as far as buckets have them
+    // Of sums within a pass, if there are shards: the route, and from where it takes this rank's
+    // nodes, the last of which becomes the sum.
+    const ShardSums shards_;
+    std::vector<DeviceBuffer<float>> pass_nodes_;
+    std::unique_ptr<GradientRoute> pass_route_;
+    std::vector<std::pair<TreeNode, float*>> leaf_nodes_;  // sum_tree()'s, kept for its memory
     // The host's memory if not direct(): of each operation of a step, and of what run() runs.
     std::vector<Staging> staging_;
     Staging others_staging_;

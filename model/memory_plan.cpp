@@ -11,9 +11,7 @@ MemoryPlan plan_memory(const std::vector<Lifetime>& blocks) {
     std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
         return blocks[a].bytes > blocks[b].bytes;
     });
-    const auto size_of = [&](std::size_t block) {
-        return (blocks[block].bytes + kBlockAlignBytes - 1) / kBlockAlignBytes * kBlockAlignBytes;
-    };
+    const auto size_of = [&](std::size_t block) { return whole_blocks(blocks[block].bytes); };
     MemoryPlan plan{std::vector<std::size_t>(blocks.size(), 0), 0};
     std::vector<std::size_t> placed;  // ascending by offset
     for (const std::size_t block : order) {

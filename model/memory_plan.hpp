@@ -19,6 +19,9 @@ struct MemoryPlan {
 };
 
 constexpr std::size_t kBlockAlignBytes = 256;
+inline std::size_t whole_blocks(std::size_t bytes) {
+    return (bytes + kBlockAlignBytes - 1) / kBlockAlignBytes * kBlockAlignBytes;
+}
 
 // The largest block first, each at the lowest place that is free for all of its life.
 MemoryPlan plan_memory(const std::vector<Lifetime>& blocks);

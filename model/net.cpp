@@ -9,6 +9,7 @@
 #include "model/fuse.hpp"
 #include "model/import.hpp"
 #include "model/layout.hpp"
+#include "model/memory_plan.hpp"
 
 namespace gyre::model {
 
@@ -26,14 +27,21 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
         graph_ = fused;
     }
     make_operations(options);
+    count_leaves(options);
     make_head(options);
     place_parameters(options);
     if (options.train_batch > 0) {
         find_fusable_layers(fused, options.train_batch);
     }
     const int largest_batch = std::max(options.train_batch, options.eval_batch);
-    input_ = {backend, static_cast<std::int64_t>(activation_bytes(input, largest_batch))};
-    labels_ = {backend, std::int64_t{loss_.mixed ? 3 : 1} * largest_batch};
+    const std::int64_t more_leaves = places_ - 1;
+    input_leaf_bytes_ =
+        static_cast<std::ptrdiff_t>(whole_blocks(activation_bytes(input, options.train_batch)));
+    labels_leaf_elems_ = std::ptrdiff_t{loss_.mixed ? 3 : 1} * options.train_batch;
+    input_ = {backend, static_cast<std::int64_t>(activation_bytes(input, largest_batch)) +
+                           more_leaves * input_leaf_bytes_};
+    labels_ = {backend, std::int64_t{loss_.mixed ? 3 : 1} * largest_batch +
+                            more_leaves * labels_leaf_elems_};
     if (!loss_.class_weights.empty()) {
         class_weights_ = {backend, classes};
         backend.upload(class_weights_.get(), loss_.class_weights.data(), class_weights_.bytes());
@@ -49,7 +57,7 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
 
 void Net::make_operations(const NetOptions& options) {
     const OpSizes sizes{options.train_batch, options.eval_batch, options.train_sizes,
-                        options.eval_sizes};
+                        options.eval_sizes, std::max(options.leaves, 1) + (options.guest ? 1 : 0)};
     const auto accepts = [&](const Node& node) {
         return make_op(wide_, node.name, node.spec, sizes, type_) != nullptr;
     };
@@ -72,11 +80,20 @@ void Net::make_operations(const NetOptions& options) {
     }
 }
 
-// The last operation with the loss, if the backend has that; the loss is then the plain one.
+void Net::count_leaves(const NetOptions& options) {
+    meets_ = options.leaves > 0 && std::any_of(ops_.begin(), ops_.end(), [](const auto& op) {
+                 return op->needs().phases > 1;
+             });
+    leaves_ = meets_ ? options.leaves : 1;
+    places_ = leaves_ + (meets_ && options.guest ? 1 : 0);
+}
+
+// The last operation with the loss, if the backend has that; the loss is then the plain one. Where
+// leaves meet, their passes take both apart, on any number of ranks.
 void Net::make_head(const NetOptions& options) {
     const auto* linear = std::get_if<LinearSpec>(&graph_.nodes.back().spec);
     if (linear != nullptr && !linear->relu && options.train_batch > 0 && loss_.plain() &&
-        !options.logits) {
+        !options.logits && !meets_) {
         head_ = backend_.make_loss_head(*linear, options.train_batch, type_);
     }
 }
@@ -105,6 +122,8 @@ void Net::place_parameters(const NetOptions& options) {
     flat_parameters_ = {backend_, flat_elems_};
     flat_gradients_ = {backend_, gradient_elems()};
     flat_state_ = {backend_, state_elems};
+    unused_state_ = {backend_, places_ > 1 ? state_elems : 0};
+    guest_gradients_ = {backend_, places_ > leaves_ ? gradient_elems() : 0};
     for (const Node& node : graph_.nodes) {
         for (const Parameter& parameter : node.parameters) {
             if (parameter.fixed && parameter.init == Init::ones) {
@@ -204,21 +223,35 @@ std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& t
     return std::move(match.remarks);
 }
 
-void Net::forward(const Batch& batch) {
-    const std::size_t ops = ops_.size() - (batch.training && head_ != nullptr ? 1 : 0);
+void Net::forward(std::span<const Batch> leaves) {
+    const bool training = leaves.front().training;
+    const std::size_t ops = ops_.size() - (training && head_ != nullptr ? 1 : 0);
     for (std::size_t i = 0; i < ops; ++i) {
-        const OpIo& io = batch.training ? steps_[i].train : steps_[i].eval;
-        const TimelineSpan span(batch.timeline, "forward", graph_.nodes[i].name);
-        if (steps_[i].copy_input) {
-            backend_.copy(io.y.data, io.x.data, activation_bytes(graph_.nodes[i].in, batch.n));
+        const TimelineSpan span(leaves.front().timeline, "forward", graph_.nodes[i].name);
+        const int phases = leaves.size() > 1 ? steps_[i].phases : 1;
+        for (int phase = 0; phase < phases; ++phase) {
+            for (const Batch& batch : leaves) {
+                const Step& step = step_of(batch, i);
+                const OpIo& io = training ? step.train : step.eval;
+                if (step.copy_input && phase == 0) {
+                    backend_.copy(io.y.data, io.x.data,
+                                  activation_bytes(graph_.nodes[i].in, batch.n));
+                }
+                if (phases == 1) {
+                    ops_[i]->forward(batch, io);
+                } else {
+                    ops_[i]->forward_phase(batch, io, phase);
+                }
+            }
         }
-        ops_[i]->forward(batch, io);
     }
 }
 
-std::vector<float> Net::export_logits(int n, bool training) {
+std::vector<float> Net::export_logits(const Batch& batch) {
+    const int n = batch.n;
     const Shape& shape = graph_.nodes.back().out;
-    const Tensor& logits = logits_[training ? 1 : 0];
+    const Step& step = step_of(batch, ops_.size() - 1);
+    const Tensor& logits = batch.training ? step.train.y : step.eval.y;
     const bool wide = type_ == DataType::float32;
     if (!wide) {
         backend_.widen(type_, backend_.activation_elems(shape, n), logits.narrow(), wide_.get());
@@ -235,16 +268,17 @@ void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_s
             .classes = classes_, .labels = labels(), .scale = scale, .sums = sums};
         return head_->run(batch, steps_.back().train, args, loss_scale);
     }
-    const Tensor& logits = logits_[batch.training ? 1 : 0];
+    const Step& step = step_of(batch, ops_.size() - 1);
+    const Tensor& logits = batch.training ? step.train.y : step.eval.y;
     const bool wide = type_ == DataType::float32;
     const std::int64_t elems = backend_.activation_elems(graph_.nodes.back().out, batch.n);
-    float* const gradient = wide ? logits_gradient_.f32() : wide_.get() + wide_.elems() / 2;
+    float* const gradient = wide ? step.train.dy.f32() : wide_.get() + wide_.elems() / 2;
     if (!wide) {
         backend_.widen(type_, elems, logits.narrow(), wide_.get());
     }
     const CrossEntropyArgs args{.classes = classes_,
                                 .logits = wide ? logits.f32() : wide_.get(),
-                                .labels = labels(),
+                                .labels = labels(batch.leaf),
                                 .scale = scale,
                                 .gradient = batch.training ? gradient : nullptr,
                                 .sums = sums,
@@ -253,7 +287,7 @@ void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_s
                                 .mixed = batch.training && loss_.mixed};
     backend_.cross_entropy(args, batch.n);
     if (!wide && batch.training) {
-        backend_.narrow(type_, elems, gradient, logits_gradient_.narrow(), loss_scale);
+        backend_.narrow(type_, elems, gradient, step.train.dy.narrow(), loss_scale);
     }
 }
 
@@ -269,55 +303,84 @@ Net::FlatRange Net::flat_range(const Node& node) {
     return {node.parameters.front().offset_elems, padded(last.offset_elems + last.elems)};
 }
 
-void Net::backward(const Batch& batch, const BackwardHooks& hooks) {
-    const auto ready = [&](std::int64_t offset) {
-        if (hooks.ready) {
-            hooks.ready(offset);
-        }
-    };
+void Net::backward(std::span<const Batch> leaves, const BackwardHooks& hooks) {
     for (std::size_t i = ops_.size(); i-- > 0;) {
-        const Step& step = steps_[i];
-        if (!step.backward) {
+        if (!steps_[i].backward) {
             continue;
         }
-        const Node& node = graph_.nodes[i];
-        const OpIo& io = step.train;
-        const TimelineSpan span(batch.timeline, "backward", node.name);
-        const bool done = with_loss(i);
-        const bool updates = hooks.update != nullptr && !done && !node.parameters.empty() &&
-                             ops_[i]->can_update(batch);
-        if (!done) {
-            ops_[i]->backward_begin(batch, io);
-        }
-        if (!node.parameters.empty() && !updates) {
-            // First the weights: their reduction can start while the rest is computed.
-            if (!done && (!hooks.take || !hooks.take(i, io.x, io.dy))) {
-                ops_[i]->backward_params(batch, io);
+        const TimelineSpan span(leaves.front().timeline, "backward", graph_.nodes[i].name);
+        // Leaves that meet do so after the first function; others go through all three alone.
+        const std::size_t together = steps_[i].phases > 1 ? leaves.size() : 1;
+        for (std::size_t first = 0; first < leaves.size(); first += together) {
+            const std::span<const Batch> some = leaves.subspan(first, together);
+            for (const Batch& batch : some) {
+                backward_weights(i, batch, hooks);
             }
-            ready(node.parameters.front().offset_elems);
-        }
-        if (step.second_gradient && !io.dx2) {
-            pass_on(batch, step, node);
-        }
-        if (io.dx || io.dx2) {
-            if (step.copy_dy) {
-                backend_.copy(io.dx.data, io.dy.data, activation_bytes(node.in, batch.n));
+            for (const Batch& batch : some) {
+                backward_inputs(i, batch);
             }
-            if (!done) {
-                ops_[i]->backward_input(batch, io);
-            }
-            if (step.add_to) {
-                add(node.in, batch.n, io.dx, step.add_to);
-            }
-            if (step.second_gradient && io.dx2) {
-                add(shape_of(node.inputs[1]), batch.n, io.dx2, step.second_gradient);
+            for (const Batch& batch : some) {
+                backward_sums(i, batch, hooks);
             }
         }
-        if (updates) {
-            const FlatRange range = flat_range(node);
-            ops_[i]->backward_update(batch, io, *hooks.update, range.begin);
-            hooks.updated(range.begin, range.end);
-            ready(range.begin);
+    }
+}
+
+bool Net::updates(std::size_t node, const Batch& batch, const BackwardHooks& hooks) const {
+    return hooks.update != nullptr && !with_loss(node) && !graph_.nodes[node].parameters.empty() &&
+           ops_[node]->can_update(batch);
+}
+
+void Net::backward_weights(std::size_t node, const Batch& batch, const BackwardHooks& hooks) {
+    const OpIo& io = step_of(batch, node).train;
+    if (!with_loss(node)) {
+        ops_[node]->backward_begin(batch, io);
+    }
+    const std::vector<Parameter>& parameters = graph_.nodes[node].parameters;
+    if (parameters.empty() || updates(node, batch, hooks)) {
+        return;
+    }
+    // Before the inputs, so that their reduction can start while the rest is computed.
+    if (!with_loss(node) && (!hooks.take || !hooks.take(node, io.x, io.dy))) {
+        ops_[node]->backward_params(batch, io);
+    }
+    const std::int64_t offset = parameters.front().offset_elems;
+    if (batch.leaf + 1 < batch.leaves) {
+        hooks.leaf_ready(batch.leaf, offset);
+    } else if (hooks.ready && !is_guest(batch)) {
+        hooks.ready(offset);
+    }
+}
+
+void Net::backward_inputs(std::size_t node, const Batch& batch) {
+    const Step& step = step_of(batch, node);
+    const OpIo& io = step.train;
+    if (step.second_gradient && !io.dx2) {
+        pass_on(batch, step, graph_.nodes[node]);
+    }
+    if ((io.dx || io.dx2) && step.copy_dy) {
+        backend_.copy(io.dx.data, io.dy.data, activation_bytes(graph_.nodes[node].in, batch.n));
+    }
+    if ((io.dx || io.dx2) && !with_loss(node)) {
+        ops_[node]->backward_input(batch, io);
+    }
+}
+
+void Net::backward_sums(std::size_t node, const Batch& batch, const BackwardHooks& hooks) {
+    const Step& step = step_of(batch, node);
+    const OpIo& io = step.train;
+    if (step.add_to && (io.dx || io.dx2)) {
+        add(graph_.nodes[node].in, batch.n, io.dx, step.add_to);
+    }
+    if (step.second_gradient && io.dx2) {
+        add(shape_of(graph_.nodes[node].inputs[1]), batch.n, io.dx2, step.second_gradient);
+    }
+    if (updates(node, batch, hooks)) {
+        const FlatRange range = flat_range(graph_.nodes[node]);
+        ops_[node]->backward_update(batch, io, *hooks.update, range.begin);
+        hooks.updated(range.begin, range.end);
+        if (hooks.ready) {
+            hooks.ready(range.begin);
         }
     }
 }

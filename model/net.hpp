@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -29,12 +30,21 @@ struct NetOptions {
     // empty: the most images.
     std::vector<int> train_sizes = {}, eval_sizes = {};
     bool logits = false;  // training passes leave them, too
+    // The parts of a step that are passes of this rank, if the step is cut into such as do not
+    // depend on the ranks; 0: it is not.
+    int leaves = 0;
+    // Where leaves meet, there is room for a guest: another rank's leaf, computed beside them with
+    // the number after theirs, whose sums do not count.
+    bool guest = false;
 };
 
 // Calls during a backward pass, from the end of the net on; each may be empty.
 struct BackwardHooks {
     // All gradients at and after this offset are final.
     FunctionRef<void(std::int64_t offset)> ready = {};
+    // Of several leaves, all gradients of this one at and after this offset are final, and the next
+    // one's overwrite them; for the last there is ready().
+    FunctionRef<void(int leaf, std::int64_t offset)> leaf_ready = {};
     // A node with parameters is offered, x [n][in] and dy [n][out]; returns whether its gradients
     // are computed elsewhere.
     FunctionRef<bool(std::size_t node, const Tensor& x, const Tensor& dy)> take = {};
@@ -109,11 +119,21 @@ class Net {
     // True if a node's backward pass comes with the loss; backward() does not offer it to `take`.
     bool with_loss(std::size_t node) const { return head_ != nullptr && node + 1 == ops_.size(); }
 
-    // Where a batch goes: x [n][input], labels [n] or, if the loss is of mixed images, [3][n].
-    Tensor input() const { return {input_.get(), type_}; }
-    std::int32_t* labels() const { return labels_.get(); }
+    // The leaves that go through a training pass side by side: all of a step's, if they meet in an
+    // operation; otherwise 1, as each is a pass of its own.
+    int leaves() const { return leaves_; }
+    bool leaves_meet() const { return meets_; }
+    static bool is_guest(const Batch& batch) { return batch.leaf == batch.leaves; }
+    // Where a guest's gradients and statistics go, as in gradient_data().
+    float* guest_gradients() const { return guest_gradients_.get(); }
 
-    void forward(const Batch& batch);
+    // Where a batch goes: x [n][input], labels [n] or, if the loss is of mixed images, [3][n].
+    Tensor input(int leaf = 0) const { return {input_.get() + leaf * input_leaf_bytes_, type_}; }
+    std::int32_t* labels(int leaf = 0) const { return labels_.get() + leaf * labels_leaf_elems_; }
+
+    // A pass over one batch, or over leaves().
+    void forward(std::span<const Batch> leaves);
+    void forward(const Batch& batch) { forward(std::span(&batch, 1)); }
     // After forward(): sums [2] on the device = scale * sum of losses, number of correct images;
     // in a training pass also the gradient of the first. Without sums they go to stats().
     // loss_scale, on the device: a further factor of the gradient of a net in 16 bits; null: 1.
@@ -121,9 +141,12 @@ class Net {
     void loss(const Batch& batch, float scale) { loss(batch, scale, &stats()->loss); }
     // After forward() in an evaluation pass, or in a training pass of a net that leaves them:
     // [n][classes], on the host.
-    std::vector<float> export_logits(int n, bool training = false);
+    std::vector<float> export_logits(const Batch& batch);
     // After loss() in a training pass.
-    void backward(const Batch& batch, const BackwardHooks& hooks = {});
+    void backward(std::span<const Batch> leaves, const BackwardHooks& hooks = {});
+    void backward(const Batch& batch, const BackwardHooks& hooks = {}) {
+        backward(std::span(&batch, 1), hooks);
+    }
     // Writes the gradients of a node's parameters, from x and dy of batch.n images. On CPUs, where
     // no operation is of 16 bits, they are float32 in any net.
     void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
@@ -140,14 +163,25 @@ class Net {
         // came first; or what dx2 is added to.
         Tensor second_gradient = {};
         bool second_adds = false;
+        int phases = 1;
     };
     struct Plan;  // while the net is made
 
+    const Step& step_of(const Batch& batch, std::size_t node) const {
+        return steps_[static_cast<std::size_t>(batch.leaf) * ops_.size() + node];
+    }
+    // A node's backward pass: the gradients of its parameters, then of its inputs, which are then
+    // added to those of other readers, or its update in place of the first.
+    void backward_weights(std::size_t node, const Batch& batch, const BackwardHooks& hooks);
+    void backward_inputs(std::size_t node, const Batch& batch);
+    void backward_sums(std::size_t node, const Batch& batch, const BackwardHooks& hooks);
+    bool updates(std::size_t node, const Batch& batch, const BackwardHooks& hooks) const;
     // Gives dy to a node's second input.
     void pass_on(const Batch& batch, const Step& step, const Node& node);
     // y += x, of n images.
     void add(const Shape& shape, int n, const Tensor& x, const Tensor& y);
     void make_operations(const NetOptions& options);
+    void count_leaves(const NetOptions& options);
     void make_head(const NetOptions& options);
     void place_parameters(const NetOptions& options);
     void find_fusable_layers(const Graph& fused, int most_images);
@@ -162,7 +196,7 @@ class Net {
     void plan_training(Plan& plan, const NetOptions& options);
     void plan_gradients(Plan& plan, const NetOptions& options, const std::vector<bool>& wanted);
     void plan_evaluation(Plan& plan, const NetOptions& options) const;
-    void bind(const Plan& plan);
+    void bind(const Plan& plan, int leaf);
     std::size_t activation_bytes(const Shape& shape, int n) const;  // of values in type_
     const Shape& shape_of(int value) const;
 
@@ -174,19 +208,23 @@ class Net {
     WideMemory wide_;  // where type_ is a 16-bit one
     Graph graph_;
     std::vector<std::unique_ptr<Op>> ops_;  // of each node
-    std::vector<Step> steps_;               // of each node
+    bool meets_ = false;                    // leaves meet in some operation
+    int leaves_ = 1, places_ = 1;           // places: with a guest's
+    std::vector<Step> steps_;               // [places][nodes]
     std::optional<TrainingPassSpec> fusable_layers_;
     std::unique_ptr<LossHead> head_;  // of training passes: the last operation with the loss
     std::vector<Parameter> parameters_, state_;
     std::vector<std::int64_t> layer_begins_;
     std::int64_t flat_elems_ = 0;
     DeviceBuffer<float> flat_parameters_, flat_gradients_, flat_state_;
+    DeviceBuffer<float> unused_state_;  // of all leaves but the first
+    DeviceBuffer<float> guest_gradients_;
     DeviceBuffer<std::byte> input_;
     DeviceBuffer<std::byte> arena_;
     DeviceBuffer<std::int32_t> labels_;
+    // From a leaf's to the next one's.
+    std::ptrdiff_t input_leaf_bytes_ = 0, arena_leaf_bytes_ = 0, labels_leaf_elems_ = 0;
     DeviceBuffer<float> class_weights_;  // those of loss_, if it has any
-    Tensor logits_[2] = {};              // of an evaluation and a training pass
-    Tensor logits_gradient_ = {};
 };
 
 }  // namespace gyre::model

@@ -230,15 +230,23 @@ void Net::place_activations(const NetOptions& options) {
                             training.offsets.begin() + gradients);
     plan.saved_at.assign(training.offsets.begin() + gradients, training.offsets.end());
     plan.value_in_evaluation_at = evaluation.offsets;
-    arena_ = {backend_, static_cast<std::int64_t>(std::max(training.bytes, evaluation.bytes))};
-    bind(plan);
+    arena_leaf_bytes_ = static_cast<std::ptrdiff_t>(whole_blocks(training.bytes));
+    const auto all_leaves = static_cast<std::size_t>(places_ * arena_leaf_bytes_);
+    arena_ = {backend_, static_cast<std::int64_t>(std::max(all_leaves, evaluation.bytes))};
+    steps_.resize(ops_.size() * static_cast<std::size_t>(places_));
+    for (int leaf = places_ - 1; leaf >= 0; --leaf) {
+        bind(plan, leaf);
+    }
 }
 
-void Net::bind(const Plan& plan) {
-    const auto at = [&](std::size_t offset) { return Tensor(arena_.get() + offset, type_); };
+void Net::bind(const Plan& plan, int leaf) {
+    std::byte* const arena = arena_.get() + leaf * arena_leaf_bytes_;
+    float* const gradients = leaf < leaves_ ? gradient_data() : guest_gradients();
+    const auto at = [&](std::size_t offset) { return Tensor(arena + offset, type_); };
     const auto value = [&](int number, const std::vector<std::size_t>& offsets) {
         const int storage = plan.storage_of(number);
-        return storage == Node::kInput ? input() : at(offsets[static_cast<std::size_t>(storage)]);
+        return storage == Node::kInput ? input(leaf)
+                                       : at(offsets[static_cast<std::size_t>(storage)]);
     };
     const auto gradient = [&](int storage) {
         return storage == kNone ? Tensor()
@@ -246,7 +254,9 @@ void Net::bind(const Plan& plan) {
     };
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
         const Node& node = graph_.nodes[i];
-        Step& step = steps_[i];
+        Step& step = steps_[static_cast<std::size_t>(leaf) * ops_.size() + i];
+        step = steps_[i];
+        step.phases = plan.needs[i].phases;
         const auto inputs_and_output = [&](OpIo& io, const std::vector<std::size_t>& offsets) {
             io.x = value(node.inputs.front(), offsets);
             io.y = value(static_cast<int>(i), offsets);
@@ -255,24 +265,27 @@ void Net::bind(const Plan& plan) {
             }
             for (std::size_t p = 0; p < node.parameters.size(); ++p) {
                 io.params[p] = parameter_data() + node.parameters[p].offset_elems;
-                io.grads[p] = gradient_data() + node.parameters[p].offset_elems;
+                io.grads[p] = gradients + node.parameters[p].offset_elems;
             }
         };
         for (OpIo* io : {&step.train, &step.eval}) {
             for (std::size_t s = 0; s < node.state.size(); ++s) {
-                io->state[s] = state_data() + node.state[s].offset_elems;
+                io->state[s] =
+                    (leaf == 0 ? state_data() : unused_state_.get()) + node.state[s].offset_elems;
             }
         }
         inputs_and_output(step.train, plan.value_at);
-        inputs_and_output(step.eval, plan.value_in_evaluation_at);
+        if (leaf == 0) {
+            inputs_and_output(step.eval, plan.value_in_evaluation_at);
+        }
         // By their storages: the addresses of a net without training are all the same.
         step.copy_input = plan.needs[i].in_place && plan.storage_of(node.inputs.front()) !=
                                                         plan.storage_of(static_cast<int>(i));
-        step.train.saved = arena_.get() + plan.saved_at[i];
+        step.train.saved = arena + plan.saved_at[i];
+        step.train.dy = gradient(plan.gradient_storage[i]);
         if (!step.backward) {
             continue;
         }
-        step.train.dy = gradient(plan.gradient_storage[i]);
         step.train.dx = gradient(plan.dx_storage[i]);
         const auto storage_of = [&](int number) {
             return number == Node::kInput ? kNone
@@ -287,10 +300,6 @@ void Net::bind(const Plan& plan) {
             step.second_gradient = gradient(storage_of(node.inputs[1]));
         }
     }
-    const int last = static_cast<int>(graph_.nodes.size()) - 1;
-    logits_[0] = value(last, plan.value_in_evaluation_at);
-    logits_[1] = value(last, plan.value_at);
-    logits_gradient_ = gradient(plan.gradient_storage.back());
 }
 
 std::string Net::description() const {

@@ -33,7 +33,7 @@ Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, co
         std::array<float, 2> batch_sums{};
         backend.download(batch_sums.data(), sums.get(), sums.bytes());
         if (look) {
-            look(range.first + done, pass.n, net.export_logits(pass.n));
+            look(range.first + done, pass.n, net.export_logits(pass));
         }
         totals[kLoss] += double{batch_sums[0]};
         totals[kCorrect] += double{batch_sums[1]};

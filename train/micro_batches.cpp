@@ -42,11 +42,12 @@ std::vector<const float*> MicroBatches::earlier_nodes() const {
 }
 
 MicroBatches::Pass MicroBatches::pass(std::int64_t step_images, int index) const {
-    return {.index = index,
-            .last = index + 1 == passes_,
-            .images = sharding_.part(step_images, index, passes_),
-            // The statistics of a shard are its own.
-            .global_images = tree_ ? 0 : sharding_.part_images(step_images, index, passes_)};
+    return {
+        .index = index,
+        .last = index + 1 == passes_,
+        .images = sharding_.part(step_images, index, passes_),
+        // Shards that meet in an operation do so all.
+        .global_images = tree_ ? step_images : sharding_.part_images(step_images, index, passes_)};
 }
 
 void MicroBatches::begin_step() {
@@ -87,20 +88,25 @@ void MicroBatches::end_pass(const Pass& pass) {
             backend_.copy(state_.data(), first_state_.get(), first_state_.bytes());
         }
     }
-    if (pass.last) {
-        return;
+    if (!pass.last) {
+        keep(pass.index, 0);
     }
+}
+
+void MicroBatches::keep(int pass, std::int64_t begin) {
+    const std::int64_t elems = added_from_ - begin;
     if (!tree_) {
-        backend_.add(std::ssize(gradients_), gradients_.data(), partial_sums_[0].get());
+        backend_.add(elems, gradients_.data() + begin, partial_sums_[0].get() + begin);
         return;
     }
-    const Merge& merge = merges_[static_cast<std::size_t>(pass.index)];
+    const Merge& merge = merges_[static_cast<std::size_t>(pass)];
     std::size_t waiting = merge.waiting;
-    round(0, std::ssize(gradients_));
+    round(begin, added_from_);
     for (std::size_t i = 0; i < merge.merged; ++i) {
-        add(partial_sums_[--waiting].get(), 0, std::ssize(gradients_));
+        add(partial_sums_[--waiting].get(), begin, added_from_);
     }
-    backend_.copy(partial_sums_[waiting].get(), gradients_.data(), partial_sums_[waiting].bytes());
+    backend_.copy(partial_sums_[waiting].get() + begin, gradients_.data() + begin,
+                  static_cast<std::size_t>(elems) * sizeof(float));
 }
 
 }  // namespace gyre::train

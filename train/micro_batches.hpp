@@ -45,6 +45,10 @@ class MicroBatches {
     Pass pass(std::int64_t step_images, int index) const;
 
     void begin_step();
+    // When the gradients at and after element `begin` of a pass that is not the last are final:
+    // adds up those of the passes before it and keeps them. Called from the end of the gradients
+    // on, and before add_earlier() of the same elements.
+    void keep(int pass, std::int64_t begin);
     // In the last pass, when its gradients at and after element `begin` are final: adds those of
     // the earlier passes. Called from the end of the gradients on.
     void add_earlier(std::int64_t begin);

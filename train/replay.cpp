@@ -13,25 +13,6 @@
 namespace gyre::train {
 namespace {
 
-// Sums within a pass that is not part of a step, which the reducer's sums are for.
-class SumsBetweenSteps final : public RankSums {
- public:
-    SumsBetweenSteps(Communicator& comm, Backend& backend) : comm_(comm), backend_(backend) {}
-    void sum(float* values, std::int64_t elems) override {
-        std::vector<float> own(static_cast<std::size_t>(elems));
-        backend_.download(own.data(), values, own.size() * sizeof(float));
-        std::vector<double> sums(own.begin(), own.end());
-        comm_.allreduce_sum(sums);
-        std::transform(sums.begin(), sums.end(), own.begin(),
-                       [](double value) { return static_cast<float>(value); });
-        backend_.upload(values, own.data(), own.size() * sizeof(float));
-    }
-
- private:
-    Communicator& comm_;
-    Backend& backend_;
-};
-
 double norm(std::span<const float> values) {
     double squares = 0.0;
     for (const float value : values) {
@@ -95,42 +76,54 @@ std::vector<ReplayedImage> images_of_next(const Training& training) {
     std::vector<std::int32_t> indices(static_cast<std::size_t>(share.count));
     backend.download(indices.data(), samples.get(), indices.size() * sizeof(std::int32_t));
 
-    SumsBetweenSteps sums(comm, backend);
     const LossSpec& loss = net.loss_spec();
     constexpr std::size_t kFields = 4;
     std::vector<double> table(static_cast<std::size_t>(global.count) * kFields);
-    for (int part = 0; part < session.micro_batches().passes(); ++part) {
-        const MicroBatches::Pass pass = session.micro_batches().pass(global.count, part);
-        const Batch batch = {.n = static_cast<int>(pass.images.count),
-                             .global_n = pass.global_images,
-                             .training = true,
-                             .samples = samples.get() + pass.images.first,
-                             .seed = session.run().seed,
-                             .epoch = &place.get()->epoch,
-                             .ranks = pass.global_images > 0 && comm.size() > 1 ? &sums : nullptr};
-        session.images().gather(
-            batch.samples, batch.n, net.input(), net.labels(),
-            {spec.augment, batch.seed, spec.augment.any() ? batch.epoch : nullptr,
-             static_cast<int>(session.images().count())});
-        net.forward(batch);
-        const std::vector<float> logits = net.export_logits(batch.n, true);
-        std::vector<std::int32_t> labels(static_cast<std::size_t>(batch.n) * (loss.mixed ? 3 : 1));
-        backend.download(labels.data(), net.labels(), labels.size() * sizeof(std::int32_t));
-        const CrossEntropyArgs args{
-            .classes = training.classes,
-            .labels = labels.data(),
-            .label_smoothing = loss.label_smoothing,
-            .class_weights = loss.class_weights.empty() ? nullptr : loss.class_weights.data(),
-            .mixed = loss.mixed};
-        for (int i = 0; i < batch.n; ++i) {
-            const std::int64_t at = pass.images.first + i;
-            const ReplayedImage image =
-                judge(args, batch.n, i, logits.data() + std::int64_t{i} * training.classes);
-            double* const row = table.data() + static_cast<std::size_t>(share.first + at) * kFields;
-            row[0] = indices[static_cast<std::size_t>(at)];
-            row[1] = image.label;
-            row[2] = image.predicted;
-            row[3] = image.loss;
+    const MicroBatches& parts = session.micro_batches();
+    for (int first = 0; first < parts.passes(); first += net.leaves()) {
+        std::vector<Batch> leaves;
+        for (int leaf = 0; leaf < net.leaves(); ++leaf) {
+            const MicroBatches::Pass pass = parts.pass(global.count, first + leaf);
+            const bool meets = pass.global_images > 0 && (comm.size() > 1 || sharding.shards > 0);
+            const Batch& batch =
+                leaves.emplace_back(Batch{.n = static_cast<int>(pass.images.count),
+                                          .global_n = pass.global_images,
+                                          .training = true,
+                                          .samples = samples.get() + pass.images.first,
+                                          .seed = session.run().seed,
+                                          .epoch = &place.get()->epoch,
+                                          .ranks = meets ? &session.reducer() : nullptr,
+                                          .leaf = leaf,
+                                          .leaves = net.leaves()});
+            session.images().gather(
+                batch.samples, batch.n, net.input(leaf), net.labels(leaf),
+                {spec.augment, batch.seed, spec.augment.any() ? batch.epoch : nullptr,
+                 static_cast<int>(session.images().count())});
+        }
+        net.forward(leaves);
+        for (const Batch& batch : leaves) {
+            const std::vector<float> logits = net.export_logits(batch);
+            std::vector<std::int32_t> labels(static_cast<std::size_t>(batch.n) *
+                                             (loss.mixed ? 3 : 1));
+            backend.download(labels.data(), net.labels(batch.leaf),
+                             labels.size() * sizeof(std::int32_t));
+            const CrossEntropyArgs args{
+                .classes = training.classes,
+                .labels = labels.data(),
+                .label_smoothing = loss.label_smoothing,
+                .class_weights = loss.class_weights.empty() ? nullptr : loss.class_weights.data(),
+                .mixed = loss.mixed};
+            for (int i = 0; i < batch.n; ++i) {
+                const std::ptrdiff_t at = batch.samples - samples.get() + i;
+                const ReplayedImage image =
+                    judge(args, batch.n, i, logits.data() + std::ptrdiff_t{i} * training.classes);
+                double* const row =
+                    table.data() + static_cast<std::size_t>(share.first + at) * kFields;
+                row[0] = indices[static_cast<std::size_t>(at)];
+                row[1] = image.label;
+                row[2] = image.predicted;
+                row[3] = image.loss;
+            }
         }
     }
     comm.allreduce_sum(table);  // each row is one rank's: the sums are exact

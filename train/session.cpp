@@ -91,7 +91,6 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
         program_ = std::make_unique<StepProgram>(backend, *net_, *images_, run.batch.augment,
                                                  run.net.pass);
     });
-    check_norms();
     micro_batches_ = std::make_unique<MicroBatches>(
         backend, std::span(net_->gradient_data(), static_cast<std::size_t>(net_->gradient_elems())),
         std::span(net_->state_data(), static_cast<std::size_t>(net_->state_elems())), sharding_,
@@ -117,7 +116,11 @@ std::unique_ptr<Net> Session::make_net(const Shape& shape, const LossSpec& loss,
                        .spec = run_.net,
                        .loss = loss,
                        .train_sizes = train_sizes(),
-                       .logits = logits};
+                       .logits = logits,
+                       .leaves = sharding_.shards > 0
+                                     ? sharding_.own_shards().last - sharding_.own_shards().first
+                                     : 0,
+                       .guest = run_.reports.audit > 0};
     for (const std::int64_t images : eval_images_) {
         for (const int n : evaluation_sizes(comm_, images, eval_batch_, run_.batch.shards)) {
             options.eval_sizes.push_back(n);
@@ -197,25 +200,18 @@ void Session::check_shards() const {
 }
 
 ShardSums Session::shard_sums() const {
-    ShardSums sums{.shards = sharding_.shards, .earlier = micro_batches_->earlier_nodes()};
+    ShardSums sums{
+        .shards = sharding_.shards, .earlier = micro_batches_->earlier_nodes(), .pass_elems = 0};
+    for (const Node& node : net_->nodes()) {
+        if (const auto* norm = std::get_if<BatchNorm2dSpec>(&node.spec); norm != nullptr) {
+            sums.pass_elems = std::max(sums.pass_elems, norm->sum_elems());
+        }
+    }
     for (int rank = 0; rank < comm_.size(); ++rank) {
         const TreeNode own = sharding_.shards_of(rank);
         sums.nodes.push_back(tree_nodes(own.first, own.last, sums.shards));
     }
     return sums;
-}
-
-void Session::check_norms() const {
-    for (const Node& node : net_->nodes()) {
-        const auto* norm = std::get_if<BatchNorm2dSpec>(&node.spec);
-        if (norm != nullptr && !norm->local && sharding_.shards > 1) {
-            throw AgreedError(
-                ExitCode::usage,
-                "the model's `batchnorm` takes its statistics over the global batch, "
-                "which cannot be combined with `shards`; write `batchnorm local`, for "
-                "those of each shard");
-        }
-    }
 }
 
 int Session::choose_graph_steps() const {

@@ -82,7 +82,6 @@ class Session {
     void share(float* data, std::int64_t elems);
     void check_shards() const;
     ShardSums shard_sums() const;
-    void check_norms() const;
     std::int64_t most_in_pass() const;  // of images, on any rank
     std::vector<int> train_sizes() const;
     int choose_graph_steps() const;

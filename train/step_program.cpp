@@ -1,5 +1,7 @@
 #include "train/step_program.hpp"
 
+#include <vector>
+
 namespace gyre::train {
 
 StepProgram::StepProgram(Backend& backend, Net& net, const DeviceImages& images,
@@ -32,6 +34,29 @@ void StepProgram::run(const Pass& pass) const {
     net_.backward(pass.batch, pass.hooks);
 }
 
+void StepProgram::run_leaves(std::span<const Pass> leaves) const {
+    std::vector<Batch> batches;
+    for (const Pass& pass : leaves) {
+        gather(pass);
+        batches.push_back(pass.batch);
+    }
+    net_.forward(batches);
+    const BackwardHooks& hooks = leaves.front().hooks;
+    for (const Pass& pass : leaves) {
+        const Batch& batch = pass.batch;
+        const bool guest = Net::is_guest(batch);
+        float* const gradients = guest ? net_.guest_gradients() : net_.gradient_data();
+        StepStats& stats = *reinterpret_cast<StepStats*>(gradients + net_.stats_offset());
+        net_.loss(batch, pass.scale, &stats.loss, pass.loss_scale);
+        if (batch.leaf + 1 < batch.leaves) {
+            hooks.leaf_ready(batch.leaf, net_.stats_offset());
+        } else if (!guest) {
+            hooks.ready(net_.stats_offset());
+        }
+    }
+    net_.backward(batches, hooks);
+}
+
 void StepProgram::run_fused(const Pass& pass) const {
     const TimelineSpan span(pass.batch.timeline, "training pass");
     fused_->run(pass.batch, {.images = images_.source(),
@@ -55,10 +80,11 @@ void StepProgram::gather(const Pass& pass) const {
     const AugmentArgs augment{augment_, batch.seed, augment_.any() ? batch.epoch : nullptr,
                               static_cast<int>(images_.count())};
     if (pass.next != nullptr) {
-        images_.gather_next(*pass.next, pass.samples, batch.n, net_.input(), net_.labels(),
-                            augment);
+        images_.gather_next(*pass.next, pass.samples, batch.n, net_.input(batch.leaf),
+                            net_.labels(batch.leaf), augment);
     } else {
-        images_.gather(pass.samples, batch.n, net_.input(), net_.labels(), augment);
+        images_.gather(pass.samples, batch.n, net_.input(batch.leaf), net_.labels(batch.leaf),
+                       augment);
     }
 }
 

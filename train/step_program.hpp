@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 
 #include "kernels/ops/backend.hpp"
@@ -37,6 +38,9 @@ class StepProgram {
     // Gathers the images, and computes the loss, the net's statistics of the step and all
     // gradients, or updates. Allocates nothing.
     void run(const Pass& pass) const;
+    // The same for leaves that go through the net side by side (Net::leaves()), with the hooks of
+    // the first; also for a guest after them. Their samples are known.
+    void run_leaves(std::span<const Pass> leaves) const;
 
  private:
     void run_fused(const Pass& pass) const;

@@ -60,7 +60,8 @@ StepProgram::Pass Trainer::pass_of(const Range& images, std::int64_t global_imag
     Batch& batch = pass.batch;
     batch.n = static_cast<int>(images.count);
     batch.global_n = global_images;
-    batch.ranks = global_images > 0 && sharding_.ranks > 1 ? &reducer_ : nullptr;
+    batch.ranks =
+        global_images > 0 && (sharding_.ranks > 1 || sharding_.shards > 0) ? &reducer_ : nullptr;
     batch.samples = pass.samples;
     batch.seed = run_.seed;
     batch.epoch = &device_place_.get()->epoch;
@@ -69,29 +70,39 @@ StepProgram::Pass Trainer::pass_of(const Range& images, std::int64_t global_imag
     return pass;
 }
 
-void Trainer::run_other(std::int64_t global_count) {
+DeviceBuffer<std::int32_t> Trainer::samples_of_other(std::int64_t global_count) const {
+    if (audit_ == nullptr) {
+        return {};
+    }
     const Range images = rank_share(global_count, audit_->other_leaf, sharding_.shards);
-    DeviceBuffer<EpochPlace> place(backend_, 1);  // a pass that finds its images moves it on
+    DeviceBuffer<EpochPlace> place(backend_, 1);  // which the search moves on
     backend_.copy(place.get(), device_place_.get(), sizeof(EpochPlace));
     NextSamplesArgs next = next_samples(global_count);
     next.place = place.get();
     next.first = images.first;
-    StepProgram::Pass pass = pass_of({0, images.count}, 0, global_count);
-    pass.next = &next;
+    DeviceBuffer<std::int32_t> samples(backend_, images.count);
+    backend_.next_samples(next, static_cast<int>(images.count), samples.get());
+    backend_.synchronize();  // `place` goes
+    return samples;
+}
+
+void Trainer::run_other(std::int64_t global_count, const DeviceBuffer<std::int32_t>& others) {
+    StepProgram::Pass pass = pass_of({0, others.elems()}, 0, global_count);
+    pass.batch.samples = pass.samples = others.get();
     DeviceBuffer<float> state(backend_, net_.state_elems());
     backend_.copy(state.get(), net_.state_data(), state.bytes());
     program_.run(pass);
-    audit_->other_hash = gradients_hash();
+    audit_->other_hash = gradients_hash(net_.gradient_data());
     backend_.copy(net_.state_data(), state.get(), state.bytes());
 }
 
-std::uint64_t Trainer::gradients_hash() const {
+std::uint64_t Trainer::gradients_hash(const float* gradients) const {
     const auto elems = static_cast<std::size_t>(net_.flat_elems());
     if (backend_.host_memory()) {
-        return hash_bytes(net_.gradient_data(), elems * sizeof(float));
+        return hash_bytes(gradients, elems * sizeof(float));
     }
     std::vector<float> copy(elems);
-    backend_.download(copy.data(), net_.gradient_data(), elems * sizeof(float));
+    backend_.download(copy.data(), gradients, elems * sizeof(float));
     return hash_bytes(copy.data(), elems * sizeof(float));
 }
 
@@ -124,10 +135,56 @@ void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count
     pass.hooks = {.ready = ready, .take = take, .update = update, .updated = updated};
     program_.run(pass);
     if (audited) {
-        audit_->own_hash = gradients_hash();
+        audit_->own_hash = gradients_hash(net_.gradient_data());
         finished(0);
     }
     micro_batches_.end_pass(part);
+}
+
+void Trainer::run_leaves(std::int64_t global_count, const DeviceBuffer<std::int32_t>& others) {
+    const int count = micro_batches_.passes();
+    std::vector<StepProgram::Pass> leaves;
+    for (int i = 0; i < count; ++i) {
+        const MicroBatches::Pass part = micro_batches_.pass(global_count, i);
+        leaves.push_back(pass_of(part.images, part.global_images, global_count));
+    }
+    if (audit_ != nullptr) {
+        StepProgram::Pass& guest =
+            leaves.emplace_back(pass_of({0, others.elems()}, global_count, global_count));
+        guest.batch.samples = guest.samples = others.get();
+    }
+    for (std::size_t i = 0; i < leaves.size(); ++i) {
+        leaves[i].batch.leaf = static_cast<int>(i);
+        leaves[i].batch.leaves = count;
+    }
+    // The gradients of an audited leaf, before anything is added to them.
+    const int audited = audit_ == nullptr ? count : audit_->own_leaf - sharding_.own_shards().first;
+    DeviceBuffer<float> own;
+    if (audit_ != nullptr) {  // elsewhere a step allocates nothing
+        own = {backend_, net_.gradient_elems()};
+    }
+    std::int64_t end = own.elems();
+    const auto leaf_ready = [&](int leaf, std::int64_t begin) {
+        if (leaf == audited) {
+            backend_.copy(own.get() + begin, net_.gradient_data() + begin,
+                          static_cast<std::size_t>(end - begin) * sizeof(float));
+            end = begin;
+        }
+        if (leaf + 1 < count) {
+            micro_batches_.keep(leaf, begin);
+        }
+    };
+    const auto ready = [&](std::int64_t begin) {
+        leaf_ready(count - 1, begin);
+        micro_batches_.add_earlier(begin);
+        reducer_.ready(begin);
+    };
+    leaves.front().hooks = {.ready = ready, .leaf_ready = leaf_ready};
+    program_.run_leaves(leaves);
+    if (audit_ != nullptr) {
+        audit_->own_hash = gradients_hash(own.get());
+        audit_->other_hash = gradients_hash(net_.guest_gradients());
+    }
 }
 
 NextSamplesArgs Trainer::next_samples(std::int64_t global_count) const {
@@ -141,10 +198,13 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
     const TimelineSpan span(timeline_, "step");
     const int passes = micro_batches_.passes();
     reducer_.begin_step();
-    if (audit_ != nullptr) {
-        run_other(global_count);
+    const DeviceBuffer<std::int32_t> others = samples_of_other(global_count);
+    // A leaf that is alone with its rank is an ordinary pass.
+    const bool together = net_.leaves_meet() && (passes > 1 || audit_ != nullptr);
+    if (audit_ != nullptr && !together) {
+        run_other(global_count, others);
     }
-    if (passes > 1) {
+    if (passes > 1 || together) {
         backend_.next_samples(next_samples(global_count), static_cast<int>(local_count),
                               samples_.get());
     }
@@ -154,7 +214,10 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
     const bool alone =
         sharding_.ranks == 1 && sharding_.shards == 0 && passes == 1 && !keeps_gradients_;
     const UpdateArgs* update = alone ? optimizer_.in_pass() : nullptr;
-    for (int part = 0; part < passes; ++part) {
+    if (together) {
+        run_leaves(global_count, others);
+    }
+    for (int part = 0; part < passes && !together; ++part) {
         run_pass(micro_batches_.pass(global_count, part), global_count, update);
     }
     reducer_.finish_step(

@@ -102,11 +102,15 @@ class Trainer {
     // parameters that the pass can update itself; may be null.
     void run_pass(const MicroBatches::Pass& part, std::int64_t global_count,
                   const UpdateArgs* update);
+    // The same for all passes at once, as leaves that meet. others: as for run_other(), if audited.
+    void run_leaves(std::int64_t global_count, const DeviceBuffer<std::int32_t>& others);
     // Computes the gradients of a leaf that another rank has, and leaves the net's state as it was.
-    void run_other(std::int64_t global_count);
+    // others: its samples.
+    void run_other(std::int64_t global_count, const DeviceBuffer<std::int32_t>& others);
+    DeviceBuffer<std::int32_t> samples_of_other(std::int64_t global_count) const;
     StepProgram::Pass pass_of(const Range& images, std::int64_t global_images,
                               std::int64_t global_count) const;
-    std::uint64_t gradients_hash() const;
+    std::uint64_t gradients_hash(const float* gradients) const;
     NextSamplesArgs next_samples(std::int64_t global_count) const;
     const Reducer::Captured* graph_from(std::int64_t step);
     // The step, or a graph's.

@@ -17,16 +17,19 @@ constexpr int kVecs = kLanes / kVec;  // registers per pixel
 
 class BatchNorm2dOp final : public Op {
  public:
-    BatchNorm2dOp(const Context& context, const BatchNorm2dSpec& spec)
+    BatchNorm2dOp(const Context& context, const BatchNorm2dSpec& spec, const OpSizes& sizes)
         : context_(context),
           spec_(spec),
           channels_(spec.in.channels),
-          plane_floats_(spec.in.plane_elems() * kLanes) {
-        context.workspace.reserve(2 * channels_, 0);
+          plane_floats_(spec.in.plane_elems() * kLanes),
+          leaf_floats_(whole_lines(2 * channels_)),
+          leaves_(spec.local ? 1 : sizes.leaves) {
+        context.workspace.reserve(2 * leaves_ * leaf_floats_, 0);
     }
 
     OpNeeds needs() const override {
-        return {.saved_bytes = 2 * static_cast<std::size_t>(channels_) * sizeof(float)};
+        return {.saved_bytes = 2 * static_cast<std::size_t>(channels_) * sizeof(float),
+                .phases = spec_.phases()};
     }
 
     void forward(const Batch& batch, const OpIo& io) override {
@@ -36,39 +39,51 @@ class BatchNorm2dOp final : public Op {
             });
             return;
         }
+        for (int phase = 0; phase < BatchNorm2dSpec::kPhases; ++phase) {
+            forward_phase(batch, io, phase);
+        }
+    }
+
+    void forward_phase(const Batch& batch, const OpIo& io, int phase) override {
         if (spec_.count(batch) == 0) {
             return;
         }
         // saved: mean [channels], 1 / deviation [channels].
         float* const mean = static_cast<float*>(io.saved);
         float* const inverse = mean + channels_;
-        float* const sums = context_.workspace.shared();  // of x, then of squares
-        float* const squares = sums + channels_;
+        float* const sums = leaf_sums(0);  // of x, then of squares, of all leaves
+        float* const squares = leaf_sums(leaves_);
+        const std::int64_t own = spec_.leaf(batch) * leaf_floats_;
         const auto count = static_cast<double>(spec_.count(batch));
-        for_channels([&](int c) {
-            sums[c] = sum(batch, c, [x = io.x.f32()](std::int64_t at) { return load(x + at); });
-        });
-        add_ranks(batch, sums, channels_);
-        for_channels([&](int c) {
-            mean[c] = static_cast<float>(double{sums[c]} / count);
-            squares[c] = sum(batch, c, [x = io.x.f32(), m = mean[c]](std::int64_t at) {
-                const Vec d = load(x + at) - m;
-                return d * d;
+        if (phase == 0) {
+            for_channels([&](int c) {
+                sums[own + c] =
+                    sum(batch, c, [x = io.x.f32()](std::int64_t at) { return load(x + at); });
             });
-        });
-        add_ranks(batch, squares, channels_);
-        for (int c = 0; c < channels_; ++c) {
-            inverse[c] = inverse_deviation(static_cast<float>(double{squares[c]} / count));
-            spec_.move(io.state[0].f32()[c], mean[c]);
-            spec_.move(io.state[1].f32()[c],
-                       static_cast<float>(double{squares[c]} / std::max(count - 1.0, 1.0)));
+        } else if (phase == 1) {
+            add_ranks(batch, sums, channels_);
+            for_channels([&](int c) {
+                mean[c] = static_cast<float>(double{sums[c]} / count);
+                squares[own + c] = sum(batch, c, [x = io.x.f32(), m = mean[c]](std::int64_t at) {
+                    const Vec d = load(x + at) - m;
+                    return d * d;
+                });
+            });
+        } else {
+            add_ranks(batch, squares, channels_);
+            for (int c = 0; c < channels_; ++c) {
+                inverse[c] = inverse_deviation(static_cast<float>(double{squares[c]} / count));
+                spec_.move(io.state[0].f32()[c], mean[c]);
+                spec_.move(io.state[1].f32()[c],
+                           static_cast<float>(double{squares[c]} / std::max(count - 1.0, 1.0)));
+            }
+            normalise(batch, io, [&](int c) { return Statistics{mean[c], inverse[c]}; });
         }
-        normalise(batch, io, [&](int c) { return Statistics{mean[c], inverse[c]}; });
     }
 
-    // Sums over this rank's images, which are the gradients of weight and bias.
+    // Sums over this leaf's images, which are the gradients of weight and bias.
     void backward_begin(const Batch& batch, const OpIo& io) override {
-        float* const sums = context_.workspace.shared();  // of dy, then of dy * normalised x
+        float* const sums = leaf_sums(spec_.leaf(batch));  // of dy, then of dy * normalised x
         for_channels([&](int c) {
             const Statistics s = saved(io, c);
             const float *x = io.x.f32(), *dy = io.dy.f32();
@@ -78,13 +93,13 @@ class BatchNorm2dOp final : public Op {
             });
         });
     }
-    void backward_params(const Batch&, const OpIo& io) override {
-        const float* const sums = context_.workspace.shared();
+    void backward_params(const Batch& batch, const OpIo& io) override {
+        const float* const sums = leaf_sums(spec_.leaf(batch));
         std::copy_n(sums + channels_, channels_, io.grads[0].f32());
         std::copy_n(sums, channels_, io.grads[1].f32());
     }
     void backward_input(const Batch& batch, const OpIo& io) override {
-        float* const sums = context_.workspace.shared();
+        float* const sums = leaf_sums(0);
         add_ranks(batch, sums, 2 * channels_);
         const auto count = static_cast<float>(spec_.count(batch));
         const float *x = io.x.f32(), *dy = io.dy.f32();
@@ -113,9 +128,14 @@ class BatchNorm2dOp final : public Op {
     float inverse_deviation(float variance) const {
         return static_cast<float>(1.0 / std::sqrt(double{variance} + double{spec_.epsilon}));
     }
+    // The sums of a leaf [2][channels]; of forward passes those of x begin at leaf 0, and those of
+    // squares at leaf `leaves_`.
+    float* leaf_sums(int leaf) const { return context_.workspace.shared() + leaf * leaf_floats_; }
+    // Once for all leaves: their sums become one, in the first one's place.
     void add_ranks(const Batch& batch, float* values, int elems) const {
-        if (RankSums* ranks = spec_.ranks(batch); ranks != nullptr) {
-            ranks->sum(values, elems);
+        RankSums* const ranks = spec_.ranks(batch);
+        if (ranks != nullptr && batch.leaf == 0) {
+            ranks->sum({values, elems, batch.leaves, leaf_floats_});
         }
     }
     template <typename Body>
@@ -176,12 +196,15 @@ class BatchNorm2dOp final : public Op {
     const BatchNorm2dSpec spec_;
     const int channels_;
     const std::int64_t plane_floats_;
+    const std::int64_t leaf_floats_;  // of a leaf's sums
+    const int leaves_;
 };
 
 }  // namespace
 
-std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec, const OpSizes&) {
-    return std::make_unique<BatchNorm2dOp>(context, spec);
+std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec,
+                            const OpSizes& sizes) {
+    return std::make_unique<BatchNorm2dOp>(context, spec, sizes);
 }
 
 }  // namespace gyre::cpu

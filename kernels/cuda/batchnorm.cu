@@ -142,64 +142,100 @@ __global__ void batchnorm_backward_kernel(std::int64_t elems, int channels, std:
 
 class BatchNorm2dOp final : public Op {
  public:
-    BatchNorm2dOp(const Context& context, const BatchNorm2dSpec& spec)
-        : context_(context), spec_(spec), channels_(spec.in.channels) {
-        context.workspace.reserve(static_cast<std::size_t>((kSplits + 4) * channels_) *
-                                  sizeof(float));
+    BatchNorm2dOp(const Context& context, const BatchNorm2dSpec& spec, const OpSizes& sizes)
+        : context_(context),
+          spec_(spec),
+          channels_(spec.in.channels),
+          leaf_floats_((2 * channels_ + kAlignElems - 1) / kAlignElems * kAlignElems),
+          leaves_(spec.local ? 1 : sizes.leaves) {
+        context.workspace.reserve(static_cast<std::size_t>(workspace_floats()) * sizeof(float));
     }
     OpNeeds needs() const override {
-        return {.saved_bytes = 2 * static_cast<std::size_t>(channels_) * sizeof(float)};
+        return {.saved_bytes = 2 * static_cast<std::size_t>(channels_) * sizeof(float),
+                .phases = spec_.phases()};
     }
 
     void forward(const Batch& batch, const OpIo& io) override {
+        if (batch.training) {
+            for (int phase = 0; phase < BatchNorm2dSpec::kPhases; ++phase) {
+                forward_phase(batch, io, phase);
+            }
+        } else if (batch.n > 0) {
+            float* const statistics = workspace() + workspace_floats() - 2 * channels_;
+            for_channels("batchnorm_running", batchnorm_running_kernel, io.state[0].f32(),
+                         io.state[1].f32(), spec_.epsilon, statistics);
+            normalise(batch, io, statistics);
+        }
+    }
+    void forward_phase(const Batch& batch, const OpIo& io, int phase) override {
         if (spec_.count(batch) == 0) {
             return;
         }
-        float* statistics = static_cast<float*>(io.saved);
-        if (batch.training) {
-            measure(batch, io, statistics);
-        } else {
-            statistics = workspace() + (kSplits + 2) * channels_;
-            for_channels("batchnorm_running", batchnorm_running_kernel, io.state[0].f32(),
-                         io.state[1].f32(), spec_.epsilon, statistics);
+        float* const statistics = static_cast<float*>(io.saved);
+        if (phase > 0) {
+            add_ranks(batch, totals(phase - 1), channels_);
         }
-        launch_elementwise("batchnorm_forward", batchnorm_forward_kernel, context_,
-                           spec_.in.elems() * batch.n, channels_, spec_.in.plane_elems(),
-                           io.x.f32(), statistics, io.params[0].f32(), io.params[1].f32(),
-                           io.y.f32());
+        if (phase == 2) {
+            for_channels("batchnorm_statistics", batchnorm_statistics_kernel,
+                         static_cast<const float*>(totals(0)), static_cast<const float*>(totals(1)),
+                         count(batch), spec_.momentum, spec_.epsilon, statistics, io.state[0].f32(),
+                         io.state[1].f32());
+            return normalise(batch, io, statistics);
+        }
+        launch("batchnorm_sums", batchnorm_sums_kernel, grid(), dim3(kElementwiseBlock),
+               context_.stream, extents(batch), io.x.f32(),
+               static_cast<const float*>(phase == 1 ? totals(0) : nullptr), count(batch),
+               partial());
+        finish(totals(phase) + spec_.leaf(batch) * leaf_floats_);
     }
-    // Sums over this rank's images, which are the gradients of weight and bias.
+    // Sums over this leaf's images, which are the gradients of weight and bias.
     void backward_begin(const Batch& batch, const OpIo& io) override {
         const auto* statistics = static_cast<const float*>(io.saved);
         for (const bool products : {false, true}) {
             launch("batchnorm_gradient_sums", batchnorm_gradient_sums_kernel, grid(),
                    dim3(kElementwiseBlock), context_.stream, extents(batch), io.x.f32(),
-                   io.dy.f32(), products ? statistics : nullptr, workspace());
-            finish(products ? 1 : 0);
+                   io.dy.f32(), products ? statistics : nullptr, partial());
+            finish(sums(batch) + (products ? channels_ : 0));
         }
     }
-    void backward_params(const Batch&, const OpIo& io) override {
+    void backward_params(const Batch& batch, const OpIo& io) override {
         const std::size_t bytes = static_cast<std::size_t>(channels_) * sizeof(float);
-        context_.stream.copy(io.grads[0].data, sums(1), bytes);
-        context_.stream.copy(io.grads[1].data, sums(0), bytes);
+        context_.stream.copy(io.grads[0].data, sums(batch) + channels_, bytes);
+        context_.stream.copy(io.grads[1].data, sums(batch), bytes);
     }
     void backward_input(const Batch& batch, const OpIo& io) override {
-        if (RankSums* ranks = spec_.ranks(batch); ranks != nullptr) {
-            ranks->sum(sums(0), 2 * channels_);
-        }
+        add_ranks(batch, totals(0), 2 * channels_);
         launch_elementwise("batchnorm_backward", batchnorm_backward_kernel, context_,
                            spec_.in.elems() * batch.n, channels_, spec_.in.plane_elems(),
                            io.x.f32(), io.dy.f32(), static_cast<const float*>(io.saved),
-                           io.params[0].f32(), sums(0), count(batch), io.dx.f32());
+                           io.params[0].f32(), static_cast<const float*>(totals(0)), count(batch),
+                           io.dx.f32());
     }
 
  private:
-    // Workspace: partial sums [kSplits][channels], sums [2][channels], and statistics [2][channels]
-    // for evaluation passes.
-    float* workspace() const {
-        return context_.workspace.floats(std::int64_t{kSplits + 4} * channels_);
+    static constexpr int kAlignElems = 16;
+
+    // Workspace: sums [2][leaves][leaf_floats], partial sums [kSplits][channels], and statistics
+    // [2][channels] for evaluation passes.
+    std::int64_t sums_floats() const { return std::int64_t{2} * leaves_ * leaf_floats_; }
+    std::int64_t workspace_floats() const {
+        return sums_floats() + std::int64_t{kSplits + 2} * channels_;
     }
-    float* sums(int which) const { return workspace() + (kSplits + which) * channels_; }
+    float* workspace() const { return context_.workspace.floats(workspace_floats()); }
+    float* partial() const { return workspace() + sums_floats(); }
+    // Of forward passes the sums of x (0) and of squares (1), each [leaves][leaf_floats]; of
+    // backward passes the first are those of dy and of products.
+    float* totals(int which) const { return workspace() + which * leaves_ * leaf_floats_; }
+    float* sums(const Batch& batch) const {  // of a backward pass: [2][channels]
+        return workspace() + spec_.leaf(batch) * leaf_floats_;
+    }
+    // Once for all leaves: their sums become one, in the first one's place.
+    void add_ranks(const Batch& batch, float* values, int elems) const {
+        RankSums* const ranks = spec_.ranks(batch);
+        if (ranks != nullptr && batch.leaf == 0) {
+            ranks->sum({values, elems, batch.leaves, leaf_floats_});
+        }
+    }
     Extents extents(const Batch& batch) const {
         return {batch.n, channels_, spec_.in.plane_elems()};
     }
@@ -213,36 +249,29 @@ class BatchNorm2dOp final : public Op {
         launch(name, kernel, dim3(blocks), dim3(kElementwiseBlock), context_.stream, channels_,
                arguments...);
     }
-    void finish(int which) const {
+    void finish(float* sums) const {
         for_channels("batchnorm_finish", batchnorm_finish_kernel,
-                     static_cast<const float*>(workspace()), sums(which));
+                     static_cast<const float*>(partial()), sums);
     }
-    void measure(const Batch& batch, const OpIo& io, float* statistics) const {
-        for (const bool squares : {false, true}) {
-            launch("batchnorm_sums", batchnorm_sums_kernel, grid(), dim3(kElementwiseBlock),
-                   context_.stream, extents(batch), io.x.f32(),
-                   static_cast<const float*>(squares ? sums(0) : nullptr), count(batch),
-                   workspace());
-            finish(squares ? 1 : 0);
-            if (RankSums* ranks = spec_.ranks(batch); ranks != nullptr) {
-                ranks->sum(sums(squares ? 1 : 0), channels_);
-            }
-        }
-        for_channels("batchnorm_statistics", batchnorm_statistics_kernel,
-                     static_cast<const float*>(sums(0)), static_cast<const float*>(sums(1)),
-                     count(batch), spec_.momentum, spec_.epsilon, statistics, io.state[0].f32(),
-                     io.state[1].f32());
+    void normalise(const Batch& batch, const OpIo& io, const float* statistics) const {
+        launch_elementwise("batchnorm_forward", batchnorm_forward_kernel, context_,
+                           spec_.in.elems() * batch.n, channels_, spec_.in.plane_elems(),
+                           io.x.f32(), statistics, io.params[0].f32(), io.params[1].f32(),
+                           io.y.f32());
     }
 
     const Context context_;
     const BatchNorm2dSpec spec_;
     const int channels_;
+    const int leaf_floats_;  // of a leaf's sums
+    const int leaves_;
 };
 
 }  // namespace
 
-std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec, const OpSizes&) {
-    return std::make_unique<BatchNorm2dOp>(context, spec);
+std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec,
+                            const OpSizes& sizes) {
+    return std::make_unique<BatchNorm2dOp>(context, spec, sizes);
 }
 
 }  // namespace gyre::SIMT_NAMESPACE

@@ -28,7 +28,9 @@ class BatchNorm2dOp final : public Op {
         handles.context.workspace.reserve(vectors_bytes());
     }
     // Saved: mean and 1 / deviation, or what gyre's own kernel saves, which is no larger.
-    OpNeeds needs() const override { return {.saved_bytes = vectors_bytes()}; }
+    OpNeeds needs() const override {
+        return {.saved_bytes = vectors_bytes(), .phases = spec_.phases()};
+    }
 
     void forward(const Batch& batch, const OpIo& io) override {
         if (!by_cudnn(batch)) {
@@ -52,6 +54,9 @@ class BatchNorm2dOp final : public Op {
                       handle, kMode, &kOne, &kZero, tensor, io.x.f32(), tensor, io.y.f32(),
                       channels_.get(), weight.f32(), bias.f32(), double{spec_.momentum}, mean.f32(),
                       variance.f32(), epsilon, saved, saved + vector_elems_));
+    }
+    void forward_phase(const Batch& batch, const OpIo& io, int phase) override {
+        ours_->forward_phase(batch, io, phase);  // leaves meet: statistics are over ranks
     }
     // Computes all gradients at once: those of weight and bias into the workspace, dx into its
     // destination. If dx is not needed, as in a first layer, it goes to the workspace, which grows

@@ -5,13 +5,22 @@
 
 namespace gyre {
 
-// Sums over all ranks, for operations that need them within a pass (statistics of the global
-// batch). In place, in the order of the device's calls; all ranks must make the same calls.
+// What a rank adds to a sum: of each of its leaves (Batch::leaf) the values [elems], those of the
+// next one stride_elems further. In the device's memory.
+struct LeafValues {
+    float* data = nullptr;
+    std::int64_t elems = 0;
+    int leaves = 1;
+    std::int64_t stride_elems = 0;
+};
+
+// Sums over the leaves of all ranks, for operations that need them within a pass (statistics of the
+// global batch). In the order of the device's calls; all ranks must make the same calls.
 class RankSums {
  public:
     virtual ~RankSums() = default;
-    // values: [elems], in the device's memory.
-    virtual void sum(float* values, std::int64_t elems) = 0;
+    // Leaves the sum in the first leaf's place; those of the others are undefined afterwards.
+    virtual void sum(const LeafValues& values) = 0;
 };
 
 }  // namespace gyre

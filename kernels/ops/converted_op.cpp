@@ -62,26 +62,29 @@ class ConvertedOp final : public Op {
         dy_at_ = dx_at_ + in;
         x2_at_ = needs_.writes_dx2 ? dy_at_ + out : dx_at_;
         dx2_at_ = x2_at_ + (needs_.writes_dx2 ? in2 : 0);
-        memory.reserve(needs_.writes_dx2 ? dx2_at_ + in2 : dy_at_ + out);
+        leaf_elems_ = needs_.writes_dx2 ? dx2_at_ + in2 : dy_at_ + out;
+        memory.reserve(leaf_elems_ * (needs_.phases > 1 ? sizes.leaves : 1));
     }
 
     OpNeeds needs() const override { return needs_; }
 
     void forward(const Batch& batch, const OpIo& io) override {
-        OpIo wide = wide_io(io);
-        if (io.x2) {
-            wide.x2 = at(x2_at_);
-            widen(batch, in2_, io.x2, wide.x2);
-        }
-        widen(batch, in_, needs_.in_place ? io.y : io.x, wide.x);
-        round_weight(io, wide);
+        OpIo wide = wide_input(batch, io);
         op_->forward(batch, wide);
         narrow(batch, out_, wide.y, io.y);
+    }
+    // The widened tensors of all leaves are kept for the next phases.
+    void forward_phase(const Batch& batch, const OpIo& io, int phase) override {
+        const OpIo wide = phase == 0 ? wide_input(batch, io) : wide_io(batch, io);
+        op_->forward_phase(batch, wide, phase);
+        if (phase + 1 == needs_.phases) {
+            narrow(batch, out_, wide.y, io.y);
+        }
     }
 
     // The widened tensors are kept for the next two functions.
     void backward_begin(const Batch& batch, const OpIo& io) override {
-        OpIo wide = wide_io(io);
+        const OpIo wide = wide_io(batch, io);
         if (!needs_.in_place) {
             widen(batch, out_, io.dy, wide.dy);
         }
@@ -102,11 +105,11 @@ class ConvertedOp final : public Op {
 
     void backward_params(const Batch& batch, const OpIo& io) override {
         const bool others = io.dy.type == DataType::float32;  // such as all ranks' factors
-        op_->backward_params(batch, others ? io : wide_io(io));
+        op_->backward_params(batch, others ? io : wide_io(batch, io));
     }
 
     void backward_input(const Batch& batch, const OpIo& io) override {
-        OpIo wide = wide_io(io);
+        OpIo wide = wide_io(batch, io);
         round_weight(io, wide);
         if (needs_.in_place) {
             widen(batch, in_, io.dx, wide.dx);
@@ -127,13 +130,24 @@ class ConvertedOp final : public Op {
 
  private:
     float* at(std::int64_t elem) const { return memory_.get() + elem; }
-    OpIo wide_io(const OpIo& io) const {
+    OpIo wide_io(const Batch& batch, const OpIo& io) const {
+        const std::int64_t leaf = needs_.phases > 1 ? batch.leaf * leaf_elems_ : 0;
         OpIo wide = io;
         wide.x2 = wide.dx2 = {};
-        wide.x = at(x_at_);
-        wide.y = at(needs_.in_place ? x_at_ : y_at_);
-        wide.dy = at(dy_at_);
-        wide.dx = at(needs_.in_place ? dy_at_ : dx_at_);
+        wide.x = at(leaf + x_at_);
+        wide.y = at(leaf + (needs_.in_place ? x_at_ : y_at_));
+        wide.dy = at(leaf + dy_at_);
+        wide.dx = at(leaf + (needs_.in_place ? dy_at_ : dx_at_));
+        return wide;
+    }
+    OpIo wide_input(const Batch& batch, const OpIo& io) {
+        OpIo wide = wide_io(batch, io);
+        if (io.x2) {
+            wide.x2 = at(x2_at_);
+            widen(batch, in2_, io.x2, wide.x2);
+        }
+        widen(batch, in_, needs_.in_place ? io.y : io.x, wide.x);
+        round_weight(io, wide);
         return wide;
     }
     void widen(const Batch& batch, const Shape& shape, const Tensor& from, const Tensor& to) {
@@ -157,6 +171,7 @@ class ConvertedOp final : public Op {
     const Shape in_, in2_, out_;
     const std::int64_t weight_elems_;
     std::int64_t x_at_, y_at_, dx_at_, dy_at_, x2_at_, dx2_at_;  // offsets; the weight comes first
+    std::int64_t leaf_elems_ = 0;
 };
 
 }  // namespace

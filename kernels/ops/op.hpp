@@ -52,6 +52,7 @@ struct OpNeeds {
     bool backward_reads_y = false;
     bool backward_reads_x2 = false;
     bool writes_dx2 = false;  // if false, the gradient of a second input is dy itself
+    int phases = 1;           // of a forward pass; 1: forward(), more: forward_phase()
 };
 
 class Op {
@@ -60,6 +61,12 @@ class Op {
     virtual OpNeeds needs() const = 0;
     // Reads x and params; writes y and, in a training pass, saved.
     virtual void forward(const Batch& batch, const OpIo& io) = 0;
+    // In an operation of several phases the leaves of a training pass meet: each phase is called
+    // for all leaves in their order before the next one. In the backward pass backward_input()
+    // comes when both functions before it were called for all leaves.
+    virtual void forward_phase(const Batch& batch, const OpIo& io, int /*phase*/) {
+        forward(batch, io);
+    }
     // The backward pass calls the next three in this order. This one does the work that both others
     // need: it may turn dy in place into the gradient before a fused activation (reads y, saved).
     virtual void backward_begin(const Batch&, const OpIo&) {}
@@ -82,6 +89,7 @@ class Op {
 struct OpSizes {
     int train_images = 0, eval_images = 0;
     std::vector<int> train_sizes = {}, eval_sizes = {};
+    int leaves = 1;  // the most in a training pass
     int most() const { return train_images > eval_images ? train_images : eval_images; }
 };
 

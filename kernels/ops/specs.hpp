@@ -145,7 +145,8 @@ struct AvgPool2dSpec {
 // An evaluation pass uses the running statistics. Backward, with xn = (x - mean) * inverse,
 //   dbias = sum dy,  dweight = sum dy * xn
 //   dx = weight * inverse * (dy - mean of dy - xn * mean of dy * xn).
-// Statistics are those of the global batch (SyncBatchNorm), or of this rank's images if `local`.
+// Statistics are those of the global batch (SyncBatchNorm) in three phases, in which its leaves
+// meet; or, in one, those of this rank's images, or of this leaf's, if `local`.
 // Parameters: weight, bias; state: running_mean, running_var.
 struct BatchNorm2dSpec {
     Shape in;
@@ -159,6 +160,12 @@ struct BatchNorm2dSpec {
         return (local || batch.global_n == 0 ? batch.n : batch.global_n) * in.plane_elems();
     }
     RankSums* ranks(const Batch& batch) const { return local ? nullptr : batch.ranks; }
+    static constexpr int kPhases = 3;  // the sum, that of squares, and the result
+    int phases() const { return local ? 1 : kPhases; }
+    // The most values that are summed over leaves and ranks at once; 0: none.
+    std::int64_t sum_elems() const { return local ? 0 : std::int64_t{2} * in.channels; }
+    // Where a leaf's sums are: if `local`, no other leaf's are needed at the same time.
+    int leaf(const Batch& batch) const { return local ? 0 : batch.leaf; }
     void move(float& running, float measured) const { running += momentum * (measured - running); }
 };
 

@@ -63,8 +63,8 @@ TEST_CASE("the host waits for sums on the device with their step, but not in a g
     Reducer reducer(comm, *device, {{0, 16}}, gradients.get());
     const auto submit = [&] {
         reducer.begin_step();
-        reducer.sum(values.get(), 4);
-        reducer.sum(values.get(), 4);
+        reducer.sum({values.get(), 4});
+        reducer.sum({values.get(), 4});
         reducer.ready(0);
         reducer.finish_step([](const Bucket&) {});
     };
@@ -86,12 +86,12 @@ TEST_CASE("a sum is labelled as statistics of its step") {
     const auto device = make_cpu_backend(1);
     std::vector<float> gradients(16), values(4);
     Reducer reducer(comm, *device, {{0, 16}}, gradients.data());
-    reducer.sum(values.data(), 4);  // before any step
+    reducer.sum({values.data(), 4});  // before any step
     for (int step = 0; step < 2; ++step) {
         comm.started.clear();
         reducer.begin_step();
-        reducer.sum(values.data(), 4);
-        reducer.sum(values.data(), 4);
+        reducer.sum({values.data(), 4});
+        reducer.sum({values.data(), 4});
         REQUIRE(comm.started.size() == 2);
         for (int i = 0; i < 2; ++i) {
             const Origin& origin = comm.started[static_cast<std::size_t>(i)];

@@ -168,7 +168,7 @@ TEST_CASE("time that the device waits is exposed, hidden time is not") {
     for (const int late : {0, 30}) {
         comm.late = std::chrono::milliseconds(late);
         reducer.begin_step();
-        reducer.sum(gradients.data(), 4);  // within the forward pass
+        reducer.sum({gradients.data(), 4});  // within the forward pass
         reducer.ready(60);
         std::this_thread::sleep_for(std::chrono::milliseconds(20));  // the backward pass
         reducer.ready(0);

@@ -247,15 +247,15 @@ class Rounds final : public RankSums {
             totals_.push_back(total);
         }
     }
-    void sum(float* values, std::int64_t elems) override {
+    void sum(const LeafValues& values) override {
         const std::size_t call = call_++;
-        Floats host(static_cast<std::size_t>(elems));
+        Floats host(static_cast<std::size_t>(values.elems));
         if (call == totals_.size()) {
-            backend_.download(host.data(), values, host.size() * sizeof(float));
+            backend_.download(host.data(), values.data, host.size() * sizeof(float));
             mine_ = host;
         } else if (call < totals_.size()) {
             REQUIRE(totals_[call].size() == host.size());
-            backend_.upload(values, totals_[call].data(), host.size() * sizeof(float));
+            backend_.upload(values.data, totals_[call].data(), host.size() * sizeof(float));
         }
     }
 
@@ -268,7 +268,7 @@ class Rounds final : public RankSums {
 };
 
 struct Unused final : RankSums {
-    void sum(float*, std::int64_t) override { FAIL("other ranks were asked for a sum"); }
+    void sum(const LeafValues&) override { FAIL("other ranks were asked for a sum"); }
 };
 
 }  // namespace

@@ -91,6 +91,37 @@ TEST_CASE("a training that was killed at any moment goes on to the same bytes, o
     CHECK((drafts >= 1 || kKills < 20));  // some were killed as they wrote
 }
 
+TEST_CASE(
+    "a job that is killed on 4, 3 and 1 ranks resumes on 8, to the bytes of one that was not") {
+    const Job job;
+    std::ofstream(job.file("normed"))
+        << "conv 8 k3\nbatchnorm\nrelu\nmaxpool 2\nas a\nconv 8 k3 p1\nbatchnorm\nadd a\nrelu\n"
+           "dropout 0.3\nlinear classes\n";
+    const std::string flags = "--shards 8 --epochs 3 --model " + job.file("normed") + " --save ";
+    REQUIRE(run_gyre(2, job.base + flags + job.file("whole")).exit_code == 0);
+    std::string resume;
+    for (const int ranks : {4, 3, 1}) {
+        const Outcome killed =
+            run_shell("export GYRE_TEST_WRITE_PAUSE_MS=100; " +
+                      job.started(ranks, flags + "run --save-every 2steps" + resume, 9) +
+                      "kill -KILL $(cat pid.*); wait $job");
+        INFO(ranks << " ranks\n" << killed.output);
+        CHECK(killed.exit_code != 0);
+        REQUIRE(fs::exists(job.file("run/last.safetensors")));
+        resume = " --resume run";
+    }
+    const auto at = gyre::train::read_checkpoint(job.file("run")).cursor;
+    CHECK((at.epoch - 1) * kSteps / 3 + at.step < kSteps);
+    const Outcome resumed =
+        run_gyre(8, job.base + flags + job.file("run") + " --resume " + job.file("run"));
+    INFO(resumed.output);
+    REQUIRE(resumed.exit_code == 0);
+    CHECK(!job.bytes("whole/last.safetensors").empty());
+    for (const char* name : {"/last.safetensors", "/best.safetensors"}) {
+        CHECK(job.bytes(std::string("run") + name) == job.bytes(std::string("whole") + name));
+    }
+}
+
 TEST_CASE("SIGTERM saves and ends; SIGUSR1 saves, and the training goes on; on any rank") {
     const Job job;
     for (const std::string rank : {"0", "1"}) {

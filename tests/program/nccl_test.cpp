@@ -1,5 +1,7 @@
 // gyre train --comm nccl from end to end, on the emulated GPU and a fake NCCL (fake_nccl.cpp): the
 // losses, and what a user sees when something goes wrong. Each case has a time bound.
+#include <fstream>
+
 #include "tests/support/catch.hpp"
 #include "tests/support/losses.hpp"
 #include "tests/support/temp_dir.hpp"
@@ -54,7 +56,12 @@ TEST_CASE("10 steps over NCCL give the losses of 10 steps over MPI") {
 
 TEST_CASE("shards over NCCL, in a graph or not, give the bits of MPI") {
     const TempDir dir;
-    for (const std::string shards : {"--shards 4 ", "--shards 5 "}) {
+    std::ofstream(dir.path() / "normed")
+        << "conv 4 k5 s2\nbatchnorm\nrelu\nconv 4 k3\nbatchnorm\nrelu\n"
+           "linear classes\n";
+    const std::string normed = "--model " + (dir.path() / "normed").string();
+    for (const std::string& shards :
+         {std::string("--shards 4 "), std::string("--shards 5 "), "--shards 5 " + normed + " "}) {
         INFO(shards);
         const std::string flags = shards + "--optimizer adam --bucket-kib 16 ";
         const std::vector<double> mpi = losses(dir, flags + "--comm mpi");

@@ -103,6 +103,19 @@ TEST_CASE("a replayed step is the training's, on any number of ranks") {
     CHECK(count_of(beyond.output, "has 18 steps") == 1);
 }
 
+TEST_CASE("a step whose shards meet in a batch normalisation is replayed on any number of ranks") {
+    const Training training;
+    const std::string model = training.file("normed");
+    std::ofstream(model) << "conv 4 k3\nbatchnorm\nrelu\ndropout 0.3\nlinear classes\n";
+    const std::string run = training.file("run");
+    const Training::Result result = training.run(
+        2, "--epochs 2 --global-batch 10 --shards 4 --model " + model + " --save " + run);
+    const Shown one = replayed(0, run, 8), three = replayed(3, run, 8);
+    CHECK(three.text.substr(0, one.text.size()) == one.text);
+    CHECK(std::abs(one.loss - result.losses.at(7)) < kPrinted);
+    CHECK(std::abs(one.mean() - one.loss) < kPrinted);
+}
+
 TEST_CASE("the losses of a replayed step's images add up, whatever counts in them") {
     const Training training;
     const std::string model = training.file("normed");

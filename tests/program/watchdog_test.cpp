@@ -214,7 +214,7 @@ TEST_CASE("a sum within a pass that does not end is named, with its step") {
         std::vector<float> gradients(16), values(300);
         gyre::comm::Reducer reducer(*comm, *device, {{0, 16}}, gradients.data());
         reducer.begin_step();
-        reducer.sum(values.data(), 300);
+        reducer.sum({values.data(), 300});
     });
     CHECK(exit_code == 4);
     const auto json = nlohmann::json::parse(std::ifstream(record + ".rank1.json"));

@@ -53,8 +53,8 @@ class Fault final : public FitObserver {
 
 // The parameters and running statistics at the end of 10 steps, of which the last one of an epoch
 // is uneven.
-std::vector<HostTensor> trained(int ranks, std::int64_t audit, bool warns = false,
-                                std::int64_t fault = 0) {
+std::vector<HostTensor> trained(const std::string& norm, int ranks, std::int64_t audit,
+                                bool warns = false, std::int64_t fault = 0) {
     RunSpec run;
     run.batch.global_batch = kBatch;
     run.batch.shards = 4;
@@ -65,12 +65,12 @@ std::vector<HostTensor> trained(int ranks, std::int64_t audit, bool warns = fals
     Ending ending = Ending::interrupted;
     ThreadRanks(ranks).run([&](Communicator& comm) {
         const std::unique_ptr<Backend> backend = make_cpu_backend(1);
-        Session session(comm, *backend, run,
-                        {.model = parse_model("conv 3 k3\nbatchnorm local\nrelu\ndropout 0.5\n"
-                                              "linear classes\n",
-                                              "small"),
-                         .classes = kClasses},
-                        random_images(5 * kBatch - 5, {1, 6, 6}, kClasses), {{0.5f}, {0.3f}});
+        Session session(
+            comm, *backend, run,
+            {.model = parse_model("conv 3 k3\n" + norm + "\nrelu\ndropout 0.5\nlinear classes\n",
+                                  "small"),
+             .classes = kClasses},
+            random_images(5 * kBatch - 5, {1, 6, 6}, kClasses), {{0.5f}, {0.3f}});
         session.initialise();
         Training training{.session = session, .run = run, .evaluated = {"test", nullptr}};
         Audit auditor(audit > 0 ? audit : 1, warns);
@@ -92,11 +92,13 @@ std::vector<HostTensor> trained(int ranks, std::int64_t audit, bool warns = fals
 }  // namespace
 
 TEST_CASE("an audit finds nothing where nothing is wrong, and changes no bit", "[audit]") {
-    const std::vector<HostTensor> without = trained(1, 0);
+    const std::string norm = GENERATE("batchnorm local", "batchnorm");
+    INFO(norm);
+    const std::vector<HostTensor> without = trained(norm, 1, 0);
     for (const int ranks : {1, 2, 3, 4}) {
         for (const std::int64_t every : {1, 3}) {
             INFO(ranks << " ranks, every " << every);
-            const std::vector<HostTensor> with = trained(ranks, every);
+            const std::vector<HostTensor> with = trained(norm, ranks, every);
             REQUIRE(with.size() == without.size());
             for (std::size_t i = 0; i < with.size(); ++i) {
                 CHECK(with[i].values == without[i].values);
@@ -106,13 +108,14 @@ TEST_CASE("an audit finds nothing where nothing is wrong, and changes no bit", "
 }
 
 TEST_CASE("an audit names the ranks between which one changed bit makes a difference", "[audit]") {
+    const std::string norm = GENERATE("batchnorm local", "batchnorm");
     for (const int ranks : {2, 3, 4}) {
         for (const std::int64_t step : {3, 6, 9}) {
-            INFO(ranks << " ranks, step " << step);
+            INFO(norm << ", " << ranks << " ranks, step " << step);
             expect_error(ExitCode::differs,
                          {"step " + std::to_string(step) + ":", "rank 1", host_name()},
-                         [&] { trained(ranks, 3, false, step); });
-            CHECK(!trained(ranks, 3, true, step).empty());  // told, and no end
+                         [&] { trained(norm, ranks, 3, false, step); });
+            CHECK(!trained(norm, ranks, 3, true, step).empty());  // told, and no end
         }
     }
 }

@@ -130,6 +130,37 @@ TEST_CASE("gradients of shards become the nodes of a tree over all ranks'", "[mi
     }
 }
 
+TEST_CASE("shards side by side leave the same nodes as one after another", "[micro_batches]") {
+    const auto backend = make_cpu_backend(1);
+    const DeviceBuffer<float> gradients(*backend, kElems);
+    for (int rank = 0; rank < 3; ++rank) {
+        const Sharding sharding{
+            .images = 100, .global_batch = 48, .rank = rank, .ranks = 3, .shards = 16};
+        MicroBatches passes(*backend, {gradients.get(), kElems}, {}, sharding, 1);
+        passes.begin_step();
+        int end = kElems;
+        for (const int begin : {30, 29, 4, 0}) {
+            for (int i = 0; i < passes.passes(); ++i) {
+                const Gradients own = gradients_of(sharding.own_shards().first + i);
+                std::copy(own.begin() + begin, own.begin() + end, gradients.get() + begin);
+                if (i + 1 < passes.passes()) {
+                    passes.keep(i, begin);
+                } else {
+                    passes.add_earlier(begin);
+                }
+            }
+            end = begin;
+        }
+        const Step step(sharding, 1);
+        CHECK(Gradients(gradients.get(), gradients.get() + kElems) == step.found);
+        const std::vector<const float*> nodes = passes.earlier_nodes();
+        REQUIRE(nodes.size() == step.nodes.size());
+        for (std::size_t i = 0; i < nodes.size(); ++i) {
+            CHECK(Gradients(nodes[i], nodes[i] + kElems) == step.nodes[i]);
+        }
+    }
+}
+
 TEST_CASE("sums of shards that travel in 16 bits are rounded, each of them", "[micro_batches]") {
     constexpr int kShards = 3, kRounded = 20;
     const auto backend = make_cpu_backend(1);
@@ -181,6 +212,7 @@ TEST_CASE("passes divide a rank's share of a step", "[micro_batches]") {
     for (const int shards : {0, 7, 8}) {
         for (const std::int64_t images : {1, 5, 22}) {
             std::int64_t of_all_ranks = 0, global = 0;
+            std::int64_t of_each = 0;  // all, as shards meet in an operation
             for (int rank = 0; rank < 2; ++rank) {
                 INFO(shards << " shards, " << images << " images, rank " << rank);
                 const Sharding sharding{100, 22, rank, 2, shards};
@@ -195,11 +227,12 @@ TEST_CASE("passes divide a rank's share of a step", "[micro_batches]") {
                     CHECK(pass.last == (i + 1 == passes.passes()));
                     end += pass.images.count;
                     global += rank == 0 ? pass.global_images : 0;
+                    of_each = pass.global_images;
                 }
                 of_all_ranks += end;
             }
             CHECK(of_all_ranks == images);
-            CHECK(global == (shards > 0 ? 0 : images));
+            CHECK((shards > 0 ? of_each : global) == images);
         }
     }
 }

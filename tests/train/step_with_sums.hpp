@@ -29,7 +29,7 @@ class StepWithSums {
         for (std::size_t i = 0; i < kBuckets.size(); ++i) {
             const auto bytes = static_cast<std::size_t>(kSums[i]) * sizeof(float);
             device_.copy(statistics_.get(), own_.get(), bytes);
-            reducer.sum(statistics_.get(), kSums[i]);
+            reducer.sum({statistics_.get(), kSums[i]});
             device_.copy(result, statistics_.get(), bytes);
             result += kSums[i];
             device_.fill_zero(statistics_.get(), bytes);
