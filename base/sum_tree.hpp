@@ -42,6 +42,13 @@ void push_node(std::vector<std::pair<TreeNode, Value>>& waiting, TreeNode node, 
     }
 }
 
+// Returns whether near-equal parts of the terms are a node each, so that the rest of the tree is
+// the tree over the parts.
+inline bool parts_are_nodes(int terms, int parts) {
+    const int width = terms / parts;
+    return terms % parts == 0 && (width & (width - 1)) == 0;
+}
+
 // The nodes that whoever has the terms [first, last) of all can add up, in their order.
 inline std::vector<TreeNode> tree_nodes(int first, int last, int terms) {
     std::vector<std::pair<TreeNode, int>> waiting;

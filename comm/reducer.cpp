@@ -53,7 +53,7 @@ Reducer::Reducer(Communicator& comm, Device& device, std::vector<Bucket> buckets
             route = own_routes_.back().get();
         }
     }
-    if (comm.size() > 1 && shards.shards > 0 && shards.pass_elems > 0) {
+    if (comm.size() > 1 && shards.shards > 0 && !shards.by_library && shards.pass_elems > 0) {
         const std::int64_t elems = aligned(shards.pass_elems);
         ShardSums in_pass = shards;
         in_pass.earlier.clear();
@@ -188,8 +188,9 @@ void Reducer::sum(const LeafValues& values) {
     const bool timed = comm_.size() > 1 && !steps_.empty() &&
                        std::ssize(steps_.back().events.statistics) < kMostStatistics;
     const Device::Event waited = timed ? device_.record() : 0;
-    if (shards_.shards > 0) {
-        sum_tree(values);
+    add_leaves(values);
+    if (pass_route_ != nullptr) {
+        sum_nodes(values);
     } else if (comm_.size() > 1) {
         run({.kind = Collective::Kind::all_reduce, .data = values.data, .count = values.elems},
             "statistics");
@@ -199,18 +200,18 @@ void Reducer::sum(const LeafValues& values) {
     }
 }
 
-void Reducer::sum_tree(const LeafValues& values) {
-    std::vector<std::pair<TreeNode, float*>>& nodes = leaf_nodes_;
-    nodes.clear();
-    const int first = shards_.own(comm_.rank()).first;
+void Reducer::add_leaves(const LeafValues& values) {
+    leaf_nodes_.clear();
+    const int first = shards_.shards > 0 ? shards_.own(comm_.rank()).first : 0;
     for (int leaf = 0; leaf < values.leaves; ++leaf) {
-        push_node(nodes, {first + leaf, first + leaf + 1}, values.data + leaf * values.stride_elems,
-                  shards_.shards,
+        push_node(leaf_nodes_, {first + leaf, first + leaf + 1},
+                  values.data + leaf * values.stride_elems, shards_.shards,
                   [&](float* left, float* right) { device_.add(values.elems, right, left); });
     }
-    if (pass_route_ == nullptr) {
-        return;  // all in the first leaf's place
-    }
+}
+
+void Reducer::sum_nodes(const LeafValues& values) {
+    const std::vector<std::pair<TreeNode, float*>>& nodes = leaf_nodes_;
     const auto bytes = static_cast<std::size_t>(values.elems) * sizeof(float);
     for (std::size_t i = 0; i < nodes.size(); ++i) {
         device_.copy(pass_nodes_[i].get(), nodes[i].second, bytes);

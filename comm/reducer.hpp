@@ -117,8 +117,11 @@ class Reducer final : public RankSums {
     Device::Event to_host(Device::Stream stream, Staging& staging, const Collective& collective);
     Device::Event from_host(Device::Stream stream, const Staging& staging,
                             const Collective& collective);
-    // Adds up a rank's leaves as far as they are nodes of the tree, and then those of all ranks.
-    void sum_tree(const LeafValues& values);
+    // Adds up a rank's leaves as far as they are nodes of the tree: to leaf_nodes_, in their
+    // places.
+    void add_leaves(const LeafValues& values);
+    // Adds up the nodes of all ranks.
+    void sum_nodes(const LeafValues& values);
     void record(Timeline& timeline, const Step& step);
     static void record(Timeline& timeline, const Request& request, const Label& label,
                        std::optional<Device::Event> ready, double& free_from);
@@ -129,12 +132,12 @@ class Reducer final : public RankSums {
     const bool direct_;
     std::vector<std::unique_ptr<GradientRoute>> own_routes_;
     std::array<GradientRoute*, 3> routes_{};  // by Route; as far as buckets have them
-    // Of sums within a pass, if there are shards: the route, and from where it takes this rank's
-    // nodes, the last of which becomes the sum.
+    // Of sums within a pass, if ranks gather the nodes of a sum: the route, and from where it takes
+    // this rank's nodes, the last of which becomes the sum.
     const ShardSums shards_;
     std::vector<DeviceBuffer<float>> pass_nodes_;
     std::unique_ptr<GradientRoute> pass_route_;
-    std::vector<std::pair<TreeNode, float*>> leaf_nodes_;  // sum_tree()'s, kept for its memory
+    std::vector<std::pair<TreeNode, float*>> leaf_nodes_;
     // The host's memory if not direct(): of each operation of a step, and of what run() runs.
     std::vector<Staging> staging_;
     Staging others_staging_;

@@ -90,7 +90,11 @@ Receipt parse_receipt(const std::string& text, const std::string& place) {
 std::string state_hash(Session& session) {
     TensorsHash hash;
     visit_tensors(session, [&](const std::string& name, const std::vector<std::int64_t>&,
-                               std::span<const float> values) { hash.add(name, values); });
+                               std::span<const float> values) {
+        if (session.communicator().is_root()) {
+            hash.add(name, values);
+        }
+    });
     return hash.text();
 }
 

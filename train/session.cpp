@@ -143,7 +143,7 @@ std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) cons
         apart ? std::optional(net_->stats_offset()) : std::nullopt, ranges_of(factored_));
     for (Bucket& bucket : buckets) {
         if (bucket.route != Route::factors) {
-            bucket.route = run_.batch.shards > 0 ? Route::fixed_order : Route::library;
+            bucket.route = by_library() ? Route::library : Route::fixed_order;
             bucket.type =
                 bucket.begin < net_->stats_offset() ? run_.reduction.type : DataType::float32;
         }
@@ -199,9 +199,15 @@ void Session::check_shards() const {
             "leave it at auto: a product over all images has another order of sums");
 }
 
+bool Session::by_library() const {
+    return sharding_.shards == 0 ||
+           (comm_.sums_in_tree() && parts_are_nodes(sharding_.shards, comm_.size()));
+}
+
 ShardSums Session::shard_sums() const {
-    ShardSums sums{
-        .shards = sharding_.shards, .earlier = micro_batches_->earlier_nodes(), .pass_elems = 0};
+    ShardSums sums{.shards = sharding_.shards,
+                   .earlier = micro_batches_->earlier_nodes(),
+                   .by_library = by_library()};
     for (const Node& node : net_->nodes()) {
         if (const auto* norm = std::get_if<BatchNorm2dSpec>(&node.spec); norm != nullptr) {
             sums.pass_elems = std::max(sums.pass_elems, norm->sum_elems());

@@ -54,6 +54,7 @@ class NcclCommunicator final : public ForwardingCommunicator {
     }
     bool use_device(Device& device) override;
     std::unique_ptr<Request> start(const Collective& collective) override;
+    bool sums_in_tree() const override { return size() <= 2; }  // NCCL's, of whatever starts it
     std::string async_error() override;
     [[noreturn]] void abort(int exit_code) noexcept override;
 

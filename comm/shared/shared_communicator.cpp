@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <deque>
 #include <optional>
@@ -56,6 +57,7 @@ class SharedCommunicator final : public ForwardingCommunicator {
         return "shared memory, started over " + inner().description();
     }
     std::unique_ptr<Request> start(const Collective& collective) override;
+    bool sums_in_tree() const override { return true; }
 
  private:
     class Operation;
@@ -78,6 +80,10 @@ class SharedCommunicator final : public ForwardingCommunicator {
     void post(const Piece& piece, std::uint64_t number);
     void add_up(const Piece& piece, std::uint64_t number);
     void take(const Piece& piece, std::uint64_t number);
+    // Adds the terms of the ranks [first, last), two or more, in the tree over all.
+    template <typename Term, typename Add>
+    void add_tree(const Term& term, int first, int last, std::size_t depth, std::byte* sum,
+                  std::size_t bytes, const Add& add);
     bool sliced(const Piece& piece) const {
         return piece.collective.kind == Collective::Kind::all_reduce &&
                piece.bytes() * size_ > kWholeBytes;
@@ -90,6 +96,7 @@ class SharedCommunicator final : public ForwardingCommunicator {
     const double seconds_;
     std::deque<Piece> pieces_;  // that are not taken yet; the first has the number taken_
     std::uint64_t posted_ = 0, summed_ = 0, taken_ = 0;
+    std::vector<std::vector<std::byte>> partial_sums_;  // of add_tree(), of a node's right child
 };
 
 class SharedCommunicator::Operation final : public Request {
@@ -211,6 +218,28 @@ void SharedCommunicator::post(const Piece& piece, std::uint64_t number) {
     }
 }
 
+template <typename Term, typename Add>
+void SharedCommunicator::add_tree(const Term& term, int first, int last, std::size_t depth,
+                                  std::byte* sum, std::size_t bytes, const Add& add) {
+    // The left child has the greatest power of two of the terms that is less than all.
+    const int middle =
+        first + static_cast<int>(std::bit_floor(static_cast<unsigned>(last - first - 1)));
+    const std::byte* left = term(first);
+    if (middle - first > 1) {
+        add_tree(term, first, middle, depth, sum, bytes, add);
+        left = sum;
+    }
+    const std::byte* right = term(middle);
+    if (last - middle > 1) {
+        partial_sums_.resize(std::max(partial_sums_.size(), depth + 1));
+        partial_sums_[depth].resize(std::max(partial_sums_[depth].size(), bytes));
+        std::byte* const own = partial_sums_[depth].data();
+        add_tree(term, middle, last, depth + 1, own, bytes, add);
+        right = own;
+    }
+    add(sum, left, right);
+}
+
 void SharedCommunicator::add_up(const Piece& piece, std::uint64_t number) {
     if (piece.owner == nullptr || piece.collective.kind == Collective::Kind::all_gather) {
         return;
@@ -219,14 +248,13 @@ void SharedCommunicator::add_up(const Piece& piece, std::uint64_t number) {
     const ByteRange part = row_wise        ? ByteRange{rank_ * piece.bytes(), piece.bytes()}
                            : sliced(piece) ? slice(piece, rank_)
                                            : ByteRange{0, piece.bytes()};
-    const auto elems = static_cast<std::size_t>(part.bytes / piece.width());
+    const std::int64_t elems = part.bytes / piece.width();
     const auto term = [&](int rank) { return memory_->slot(rank, number) + part.begin_bytes; };
     std::byte* const sum = row_wise ? piece.row(rank_) : piece.row(0) + part.begin_bytes;
-    const TermSum add = term_sum_of(piece.collective.type);
-    add(sum, term(0), term(1), elems);
-    for (int rank = 2; rank < size_; ++rank) {
-        add(sum, sum, term(rank), elems);
-    }
+    add_tree(term, 0, size_, 0, sum, static_cast<std::size_t>(part.bytes),
+             [add = term_sum_of(piece.collective.type), elems](auto* to, auto* left, auto* right) {
+                 add(to, left, right, static_cast<std::size_t>(elems));
+             });
     if (sliced(piece)) {  // only this rank has read its own slice of its own slot
         std::memcpy(term(rank_), sum, static_cast<std::size_t>(part.bytes));
     }

@@ -1,8 +1,8 @@
 // Collectives of the ranks of one host through memory that they share.
 //
 // Each rank copies what it contributes into its slots; of a sum it adds up its slice, straight from
-// the others' slots, and all copy the result out. Sums are added in the order of the ranks, so
-// their bits do not depend on who is early.
+// the others' slots, and all copy the result out. Sums are added in the tree over the
+// ranks (base/sum_tree.hpp), so their bits do not depend on who is early.
 #pragma once
 
 #include <memory>

@@ -13,7 +13,9 @@
 #include <numeric>
 #include <random>
 #include <thread>
+#include <utility>
 
+#include "base/sum_tree.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/term_sums.hpp"
 #include "comm/watch/watchdog.hpp"
@@ -63,6 +65,46 @@ TEST_CASE("asynchronous reductions of every size, several in flight") {
             }
             CHECK(wrong == 0);
         }
+    }
+}
+
+TEST_CASE("sums that are said to be those of the tree over the ranks are") {
+    if (!world->sums_in_tree()) {
+        return;
+    }
+    const int n = world->size();
+    // Their magnitudes differ so much that another order of additions has another sum.
+    const auto term = [](int rank, std::size_t i) {
+        const int step = 7 * rank + 13 * static_cast<int>(i % 1001);
+        return std::ldexp(static_cast<float>(step % 19 - 9) / 7.0f, 3 * (step % 11));
+    };
+    const auto sum = [&](std::size_t i) {
+        std::vector<std::pair<TreeNode, float>> waiting;
+        for (int rank = 0; rank < n; ++rank) {
+            push_node(waiting, {rank, rank + 1}, term(rank, i), n,
+                      [](float& left, float right) { left += right; });
+        }
+        return waiting.front().second;
+    };
+    for (const std::int64_t elems : {1, 33, 20'000, 300'001}) {
+        INFO(elems << " elements");
+        std::vector<float> all(static_cast<std::size_t>(elems));
+        std::vector<float> rows(all.size() * static_cast<std::size_t>(n));
+        for (std::size_t i = 0; i < rows.size(); ++i) {
+            all[i % all.size()] = term(world->rank(), i % all.size());
+            rows[i] = term(world->rank(), i);
+        }
+        auto first = world->start(all_reduce(all.data(), elems));
+        auto second = world->start(reduce_scatter(rows.data(), elems));
+        first->wait();
+        second->wait();
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            const std::size_t own = all.size() * static_cast<std::size_t>(world->rank()) + i;
+            wrong += all[i] != sum(i);
+            wrong += rows[own] != sum(own);
+        }
+        CHECK(wrong == 0);
     }
 }
 

@@ -434,7 +434,7 @@ TEST_CASE("-v prints the buckets") {
     expect_exit(run_gyre(2, set.base + "--epochs 1 -v --model " + normalised), 0,
                 {"sums within the passes (batch normalisation)"});
     // By what way each of them travels.
-    expect_exit(run_gyre(2, set.base + "--epochs 1 -v --shards 4"), 0,
+    expect_exit(run_gyre(3, set.base + "--epochs 1 -v --shards 4"), 0,
                 {" fixed order     fc2.bias"});
     expect_exit(run_gyre(2, set.base + "--epochs 1 -v --bucket-kib 32 --shard-optimizer on"), 0,
                 {" all-reduce      (loss and counts)", "  reduce-scatter  ",

@@ -42,10 +42,6 @@ void start_weights(Net& net, const RunSpec& options) {
 
 }  // namespace
 
-ExitCode run_train(Communicator& comm, const RunSpec& options) {
-    return run_train(comm, options, nullptr);
-}
-
 ExitCode run_train(Communicator& comm, const RunSpec& options, const Repetition* repetition) {
     const Clock::time_point begin = Clock::now();
     const bool is_root = comm.is_root();

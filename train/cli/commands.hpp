@@ -23,8 +23,8 @@ struct Repetition {
 
 // Each returns an exit code or throws Error. These are collective, with options that all ranks
 // share except for those that concern one rank only.
-ExitCode run_train(Communicator& comm, const RunSpec& options);
-ExitCode run_train(Communicator& comm, const RunSpec& options, const Repetition* repetition);
+ExitCode run_train(Communicator& comm, const RunSpec& options,
+                   const Repetition* repetition = nullptr);
 ExitCode run_verify(Communicator& comm, const VerifyOptions& options);
 ExitCode run_replay(Communicator& comm, const ReplayOptions& options);
 ExitCode run_eval(Communicator& comm, const EvalOptions& options);
