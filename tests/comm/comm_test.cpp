@@ -213,7 +213,8 @@ TEST_CASE("all ranks gather each rank's data, between reductions") {
 TEST_CASE("each rank gets its row of a sum, between reductions") {
     const int n = world->size();
     const auto rank = static_cast<std::size_t>(world->rank());
-    // Returns the term of rank `of`. It is not a small integer: MPI and Gloo add in rank order.
+    // Returns the term of rank `of`. It is not a small integer: MPI and Gloo add in rank order,
+    // shared memory in the tree.
     const auto term = [](std::size_t i, int of) {
         return 1.0f + static_cast<float>((i * 7 + static_cast<std::size_t>(of) * 13) % 101) / 3.0f;
     };
@@ -231,14 +232,22 @@ TEST_CASE("each rank gets its row of a sum, between reductions") {
         third->wait();
         second->wait();
         first->wait();
-        std::vector<float> expected(elems), terms(elems);
+        std::vector<std::pair<TreeNode, std::vector<float>>> sums;
+        const auto add = [&](std::vector<float>& left, const std::vector<float>& right) {
+            next(left.data(), left.data(), right.data(), elems);
+        };
         for (int r = 0; r < n; ++r) {
+            std::vector<float> terms(elems);
             for (std::size_t i = 0; i < elems; ++i) {
                 terms[i] = term(rank * elems + i, r);
             }
-            r == 0 ? expected.swap(terms)
-                   : next(expected.data(), expected.data(), terms.data(), elems);
+            if (sums.empty() || world->sums_in_tree()) {
+                push_node(sums, {r, r + 1}, terms, n, add);
+            } else {
+                add(sums.front().second, terms);
+            }
         }
+        const std::vector<float>& expected = sums.front().second;
         INFO(count << " elements");
         CHECK(std::equal(expected.begin(), expected.end(),
                          rows.begin() + static_cast<std::ptrdiff_t>(rank * elems)));
