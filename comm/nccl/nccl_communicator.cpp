@@ -54,7 +54,9 @@ class NcclCommunicator final : public ForwardingCommunicator {
     }
     bool use_device(Device& device) override;
     std::unique_ptr<Request> start(const Collective& collective) override;
-    bool sums_in_tree() const override { return size() <= 2; }  // NCCL's, of whatever starts it
+    bool sums_in_tree() const override {
+        return device_ == nullptr ? inner().sums_in_tree() : Communicator::sums_in_tree();
+    }
     std::string async_error() override;
     [[noreturn]] void abort(int exit_code) noexcept override;
 
