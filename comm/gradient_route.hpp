@@ -39,7 +39,7 @@ struct ShardSums {
     // The most values in a sum within a pass.
     std::int64_t pass_elems = 0;
 
-    TreeNode own(int rank) const {  // the rank's shards
+    TreeNode own(int rank) const {  // the shards of a rank, as Sharding::shards_of() has them
         const std::vector<TreeNode>& of_rank = nodes[static_cast<std::size_t>(rank)];
         return {of_rank.front().first, of_rank.back().last};
     }

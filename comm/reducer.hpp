@@ -132,8 +132,8 @@ class Reducer final : public RankSums {
     const bool direct_;
     std::vector<std::unique_ptr<GradientRoute>> own_routes_;
     std::array<GradientRoute*, 3> routes_{};  // by Route; as far as buckets have them
-    // Of sums within a pass, if ranks gather the nodes of a sum: the route, and from where it takes
-    // this rank's nodes, the last of which becomes the sum.
+    // The route of sums within a pass, if ranks gather the nodes of a sum, and the buffers from
+    // which it takes this rank's nodes, the last of which becomes the sum.
     const ShardSums shards_;
     std::vector<DeviceBuffer<float>> pass_nodes_;
     std::unique_ptr<GradientRoute> pass_route_;

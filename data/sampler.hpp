@@ -38,6 +38,9 @@ struct Sharding {
     Range local(std::int64_t step) const;   // of this rank
     TreeNode shards_of(int of_rank) const;  // which ones a rank has
     TreeNode own_shards() const { return shards_of(rank); }
+    int shard_count(int of_rank) const {
+        return shards_of(of_rank).last - shards_of(of_rank).first;
+    }
     std::int64_t most_local() const { return share(global_batch, 0).count; }
     // share(): this rank's images in a step. part(): those of its pass `part` of `parts`, relative
     // to its first; with shards, `parts` is the number of its own.

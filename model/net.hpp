@@ -42,8 +42,8 @@ struct NetOptions {
 struct BackwardHooks {
     // All gradients at and after this offset are final.
     FunctionRef<void(std::int64_t offset)> ready = {};
-    // Of several leaves, all gradients of this one at and after this offset are final, and the next
-    // one's overwrite them; for the last there is ready().
+    // All gradients of this leaf at and after this offset are final, and the next leaf overwrites
+    // them. The last of several leaves calls ready() instead.
     FunctionRef<void(int leaf, std::int64_t offset)> leaf_ready = {};
     // A node with parameters is offered, x [n][in] and dy [n][out]; returns whether its gradients
     // are computed elsewhere.
@@ -85,9 +85,8 @@ class Net {
     float* state_data() const { return flat_state_.get(); }
     std::int64_t state_elems() const { return flat_state_.elems(); }
     float* gradient_data() const { return flat_gradients_.get(); }
-    StepStats* stats() const {  // at stats_offset(), on the device
-        return reinterpret_cast<StepStats*>(gradient_data() + stats_offset());
-    }
+    // At stats_offset(), on the device.
+    StepStats* stats() const { return stats_in(gradient_data()); }
     const Shape& input_shape() const { return input_shape_; }
     // As they run: fused where the backend offers it.
     const std::vector<Node>& nodes() const { return graph_.nodes; }
@@ -126,6 +125,9 @@ class Net {
     static bool is_guest(const Batch& batch) { return batch.leaf == batch.leaves; }
     // Where a guest's gradients and statistics go, as in gradient_data().
     float* guest_gradients() const { return guest_gradients_.get(); }
+    StepStats* stats(const Batch& batch) const {
+        return is_guest(batch) ? stats_in(guest_gradients()) : stats();
+    }
 
     // Where a batch goes: x [n][input], labels [n] or, if the loss is of mixed images, [3][n].
     Tensor input(int leaf = 0) const { return {input_.get() + leaf * input_leaf_bytes_, type_}; }
@@ -167,11 +169,15 @@ class Net {
     };
     struct Plan;  // while the net is made
 
+    StepStats* stats_in(float* gradients) const {
+        return reinterpret_cast<StepStats*>(gradients + stats_offset());
+    }
     const Step& step_of(const Batch& batch, std::size_t node) const {
         return steps_[static_cast<std::size_t>(batch.leaf) * ops_.size() + node];
     }
-    // A node's backward pass: the gradients of its parameters, then of its inputs, which are then
-    // added to those of other readers, or its update in place of the first.
+    // The three steps of a node's backward pass: the gradients of its parameters; those of its
+    // inputs; and the sums of these with other readers' gradients, or the update of parameters
+    // whose gradients the first step has left out.
     void backward_weights(std::size_t node, const Batch& batch, const BackwardHooks& hooks);
     void backward_inputs(std::size_t node, const Batch& batch);
     void backward_sums(std::size_t node, const Batch& batch, const BackwardHooks& hooks);

@@ -45,8 +45,8 @@ void Audit::on_launch(const Training& training, std::int64_t number) {
     // From audit to audit another one of a rank's leaves.
     const Sharding& sharding = session.sharding();
     const auto leaf = [&](int rank) {
-        const TreeNode own = sharding.shards_of(rank);
-        return own.first + static_cast<int>(number / every_ % (own.last - own.first));
+        return sharding.shards_of(rank).first +
+               static_cast<int>(number / every_ % sharding.shard_count(rank));
     };
     const int before = (sharding.rank + sharding.ranks - 1) % sharding.ranks;
     step_ = {.own_leaf = leaf(sharding.rank), .other_leaf = leaf(before)};
@@ -77,15 +77,15 @@ void Audit::on_pause(const Training& training) {
         const int second = (rank + 1) % ranks;
         const std::string host = broadcast_string(comm, host_name(), rank);
         const std::string other = broadcast_string(comm, host_name(), second);
-        const TreeNode own = training.session.sharding().shards_of(rank);
+        const Sharding& sharding = training.session.sharding();
         const std::string message = fmt::format(
             "step {}: rank {} on host {} and rank {} on host {} have computed the same gradients, "
             "of part {} of {}, and have got different bits: one of them has miscalculated; look "
             "for faulty memory or a faulty processor there, and resume from a checkpoint before "
             "step {}",
             audited_, rank, host, second, other,
-            own.first + audited_ / every_ % (own.last - own.first) + 1,
-            training.session.sharding().shards, audited_ - every_ + 1);
+            sharding.shards_of(rank).first + audited_ / every_ % sharding.shard_count(rank) + 1,
+            sharding.shards, audited_ - every_ + 1);
         if (!warns_) {
             throw AgreedError(ExitCode::differs, message);
         }

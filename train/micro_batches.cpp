@@ -14,7 +14,7 @@ MicroBatches::MicroBatches(Backend& backend, std::span<float> gradients, std::sp
       state_(state),
       sharding_(sharding),
       tree_(sharding.shards > 0),
-      passes_(tree_ ? sharding.own_shards().last - sharding.own_shards().first : accumulate),
+      passes_(tree_ ? sharding.shard_count(sharding.rank) : accumulate),
       rounding_(tree_ ? rounding : Rounding()),
       first_state_(backend, tree_ && passes_ > 1 ? std::ssize(state) : 0) {
     std::size_t most_waiting = !tree_ && passes_ > 1 ? 1 : 0;

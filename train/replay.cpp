@@ -60,7 +60,7 @@ std::vector<ReplayedImage> images_of_next(const Training& training) {
                      static_cast<std::size_t>(trained.state_elems()) * sizeof(float));
     }
 
-    const BatchSpec& spec = session.run().batch;
+    const StepProgram program(backend, net, session.images(), session.run().batch.augment, false);
     const EpochPlace now = {.epoch = static_cast<std::uint32_t>(training.cursor.epoch),
                             .step = static_cast<std::uint32_t>(training.cursor.step)};
     DeviceBuffer<EpochPlace> place(backend, 1);
@@ -68,11 +68,9 @@ std::vector<ReplayedImage> images_of_next(const Training& training) {
     const Range global = sharding.global(training.cursor.step);
     const Range share = sharding.share(global.count);
     DeviceBuffer<std::int32_t> samples(backend, sharding.most_local());
-    backend.next_samples({.order = EpochOrder(session.run().seed, sharding.images, spec.shuffle),
-                          .place = place.get(),
-                          .step_images = sharding.global_batch,
-                          .first = share.first},
-                         static_cast<int>(share.count), samples.get());
+    const StepBatches batches(sharding, session.run(), place.get(), &session.reducer());
+    backend.next_samples(batches.next_samples(global.count), static_cast<int>(share.count),
+                         samples.get());
     std::vector<std::int32_t> indices(static_cast<std::size_t>(share.count));
     backend.download(indices.data(), samples.get(), indices.size() * sizeof(std::int32_t));
 
@@ -83,22 +81,13 @@ std::vector<ReplayedImage> images_of_next(const Training& training) {
     for (int first = 0; first < parts.passes(); first += net.leaves()) {
         std::vector<Batch> leaves;
         for (int leaf = 0; leaf < net.leaves(); ++leaf) {
-            const MicroBatches::Pass pass = parts.pass(global.count, first + leaf);
-            const bool meets = pass.global_images > 0 && (comm.size() > 1 || sharding.shards > 0);
-            const Batch& batch =
-                leaves.emplace_back(Batch{.n = static_cast<int>(pass.images.count),
-                                          .global_n = pass.global_images,
-                                          .training = true,
-                                          .samples = samples.get() + pass.images.first,
-                                          .seed = session.run().seed,
-                                          .epoch = &place.get()->epoch,
-                                          .ranks = meets ? &session.reducer() : nullptr,
-                                          .leaf = leaf,
-                                          .leaves = net.leaves()});
-            session.images().gather(
-                batch.samples, batch.n, net.input(leaf), net.labels(leaf),
-                {spec.augment, batch.seed, spec.augment.any() ? batch.epoch : nullptr,
-                 static_cast<int>(session.images().count())});
+            const MicroBatches::Pass part = parts.pass(global.count, first + leaf);
+            StepProgram::Pass pass{.batch = batches.batch(part, samples.get()),
+                                   .samples = samples.get() + part.images.first};
+            pass.batch.leaf = leaf;
+            pass.batch.leaves = net.leaves();
+            program.gather(pass);
+            leaves.push_back(pass.batch);
         }
         net.forward(leaves);
         for (const Batch& batch : leaves) {

@@ -44,13 +44,10 @@ void StepProgram::run_leaves(std::span<const Pass> leaves) const {
     const BackwardHooks& hooks = leaves.front().hooks;
     for (const Pass& pass : leaves) {
         const Batch& batch = pass.batch;
-        const bool guest = Net::is_guest(batch);
-        float* const gradients = guest ? net_.guest_gradients() : net_.gradient_data();
-        StepStats& stats = *reinterpret_cast<StepStats*>(gradients + net_.stats_offset());
-        net_.loss(batch, pass.scale, &stats.loss, pass.loss_scale);
+        net_.loss(batch, pass.scale, &net_.stats(batch)->loss, pass.loss_scale);
         if (batch.leaf + 1 < batch.leaves) {
             hooks.leaf_ready(batch.leaf, net_.stats_offset());
-        } else if (!guest) {
+        } else if (!Net::is_guest(batch)) {
             hooks.ready(net_.stats_offset());
         }
     }

@@ -41,10 +41,11 @@ class StepProgram {
     // The same for leaves that go through the net side by side (Net::leaves()), with the hooks of
     // the first; also for a guest after them. Their samples are known.
     void run_leaves(std::span<const Pass> leaves) const;
+    // The first part of both: the images and labels of the pass, in the net's memory.
+    void gather(const Pass& pass) const;
 
  private:
     void run_fused(const Pass& pass) const;
-    void gather(const Pass& pass) const;
 
     Net& net_;
     const DeviceImages& images_;

@@ -31,8 +31,8 @@ Trainer::Trainer(const StepParts& parts, const Sharding& sharding, const RunSpec
       micro_batches_(parts.micro_batches),
       queue_(backend_, net_.stats(), std::max(graph_steps, 1), word_ranks(reducer_)),
       graphs_(reducer_.communicator(), graph_steps > 0, queue_.slots(), queue_.max_steps()),
-      order_(run.seed, sharding.images, run.batch.shuffle),
       device_place_(backend_, 1),
+      batches_(sharding, run, device_place_.get(), &reducer_),
       samples_(backend_, sharding.most_local()) {
     ready_.reserve(queue_.slots() * static_cast<std::size_t>(queue_.max_steps()));
 }
@@ -48,25 +48,15 @@ void Trainer::trace(Timeline* timeline) {
     reducer_.trace(timeline);
 }
 
-StepProgram::Pass Trainer::pass_of(const Range& images, std::int64_t global_images,
+StepProgram::Pass Trainer::pass_of(const MicroBatches::Pass& part,
                                    std::int64_t global_count) const {
-    StepProgram::Pass pass;
-    pass.samples = samples_.get() + images.first;
+    StepProgram::Pass pass{.batch = batches_.batch(part, samples_.get()),
+                           .samples = samples_.get() + part.images.first};
+    pass.batch.timeline = timeline_;
     // Every rank scales by the size of the global batch, so the sum over ranks is the mean over
     // it, whatever each rank's share.
     pass.scale = 1.0f / static_cast<float>(global_count);
     pass.loss_scale = optimizer_.loss_scale();
-
-    Batch& batch = pass.batch;
-    batch.n = static_cast<int>(images.count);
-    batch.global_n = global_images;
-    batch.ranks =
-        global_images > 0 && (sharding_.ranks > 1 || sharding_.shards > 0) ? &reducer_ : nullptr;
-    batch.samples = pass.samples;
-    batch.seed = run_.seed;
-    batch.epoch = &device_place_.get()->epoch;
-    batch.training = true;
-    batch.timeline = timeline_;
     return pass;
 }
 
@@ -77,7 +67,7 @@ DeviceBuffer<std::int32_t> Trainer::samples_of_other(std::int64_t global_count) 
     const Range images = rank_share(global_count, audit_->other_leaf, sharding_.shards);
     DeviceBuffer<EpochPlace> place(backend_, 1);  // which the search moves on
     backend_.copy(place.get(), device_place_.get(), sizeof(EpochPlace));
-    NextSamplesArgs next = next_samples(global_count);
+    NextSamplesArgs next = batches_.next_samples(global_count);
     next.place = place.get();
     next.first = images.first;
     DeviceBuffer<std::int32_t> samples(backend_, images.count);
@@ -87,7 +77,7 @@ DeviceBuffer<std::int32_t> Trainer::samples_of_other(std::int64_t global_count) 
 }
 
 void Trainer::run_other(std::int64_t global_count, const DeviceBuffer<std::int32_t>& others) {
-    StepProgram::Pass pass = pass_of({0, others.elems()}, 0, global_count);
+    StepProgram::Pass pass = pass_of({.images = {0, others.elems()}}, global_count);
     pass.batch.samples = pass.samples = others.get();
     DeviceBuffer<float> state(backend_, net_.state_elems());
     backend_.copy(state.get(), net_.state_data(), state.bytes());
@@ -108,9 +98,9 @@ std::uint64_t Trainer::gradients_hash(const float* gradients) const {
 
 void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count,
                        const UpdateArgs* update) {
-    StepProgram::Pass pass = pass_of(part.images, part.global_images, global_count);
+    StepProgram::Pass pass = pass_of(part, global_count);
     // A pass over all of the rank's share finds its images itself.
-    const NextSamplesArgs next = next_samples(global_count);
+    const NextSamplesArgs next = batches_.next_samples(global_count);
     pass.next = micro_batches_.passes() == 1 ? &next : nullptr;
     const Batch& batch = pass.batch;
     // The gradients of a leaf are hashed before anything is added to them.
@@ -145,12 +135,11 @@ void Trainer::run_leaves(std::int64_t global_count, const DeviceBuffer<std::int3
     const int count = micro_batches_.passes();
     std::vector<StepProgram::Pass> leaves;
     for (int i = 0; i < count; ++i) {
-        const MicroBatches::Pass part = micro_batches_.pass(global_count, i);
-        leaves.push_back(pass_of(part.images, part.global_images, global_count));
+        leaves.push_back(pass_of(micro_batches_.pass(global_count, i), global_count));
     }
     if (audit_ != nullptr) {
-        StepProgram::Pass& guest =
-            leaves.emplace_back(pass_of({0, others.elems()}, global_count, global_count));
+        StepProgram::Pass& guest = leaves.emplace_back(
+            pass_of({.images = {0, others.elems()}, .global_images = global_count}, global_count));
         guest.batch.samples = guest.samples = others.get();
     }
     for (std::size_t i = 0; i < leaves.size(); ++i) {
@@ -187,13 +176,6 @@ void Trainer::run_leaves(std::int64_t global_count, const DeviceBuffer<std::int3
     }
 }
 
-NextSamplesArgs Trainer::next_samples(std::int64_t global_count) const {
-    return {.order = order_,
-            .place = device_place_.get(),
-            .step_images = sharding_.global_batch,
-            .first = sharding_.share(global_count).first};
-}
-
 void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int index) {
     const TimelineSpan span(timeline_, "step");
     const int passes = micro_batches_.passes();
@@ -205,7 +187,7 @@ void Trainer::submit(std::int64_t local_count, std::int64_t global_count, int in
         run_other(global_count, others);
     }
     if (passes > 1 || together) {
-        backend_.next_samples(next_samples(global_count), static_cast<int>(local_count),
+        backend_.next_samples(batches_.next_samples(global_count), static_cast<int>(local_count),
                               samples_.get());
     }
     micro_batches_.begin_step();

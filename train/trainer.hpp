@@ -17,6 +17,7 @@
 #include "train/optimizer.hpp"
 #include "train/rooms.hpp"
 #include "train/run_spec.hpp"
+#include "train/step_batches.hpp"
 #include "train/step_program.hpp"
 
 namespace gyre::train {
@@ -108,10 +109,8 @@ class Trainer {
     // others: its samples.
     void run_other(std::int64_t global_count, const DeviceBuffer<std::int32_t>& others);
     DeviceBuffer<std::int32_t> samples_of_other(std::int64_t global_count) const;
-    StepProgram::Pass pass_of(const Range& images, std::int64_t global_images,
-                              std::int64_t global_count) const;
+    StepProgram::Pass pass_of(const MicroBatches::Pass& part, std::int64_t global_count) const;
     std::uint64_t gradients_hash(const float* gradients) const;
-    NextSamplesArgs next_samples(std::int64_t global_count) const;
     const Reducer::Captured* graph_from(std::int64_t step);
     // The step, or a graph's.
     void launch(std::int64_t step);
@@ -130,13 +129,13 @@ class Trainer {
     MicroBatches& micro_batches_;
     LaunchQueue queue_;
     GraphCache graphs_;
-    const EpochOrder order_;
     EpochPlace place_;                       // after all that is submitted
     DeviceBuffer<EpochPlace> device_place_;  // [1]
-    DeviceBuffer<std::int32_t> samples_;     // of the step
-    std::vector<StepResult> ready_;          // of steps that are done, the oldest first
-    std::int64_t begin_ = 0;                 // the step whose call comes next, and ...
-    std::int64_t end_ = 0;                   // ... the first one that is not submitted
+    const StepBatches batches_;
+    DeviceBuffer<std::int32_t> samples_;  // of the step
+    std::vector<StepResult> ready_;       // of steps that are done, the oldest first
+    std::int64_t begin_ = 0;              // the step whose call comes next, and ...
+    std::int64_t end_ = 0;                // ... the first one that is not submitted
     Timeline* timeline_ = nullptr;
     bool keeps_gradients_ = false;
     StepAudit* audit_ = nullptr;

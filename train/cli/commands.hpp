@@ -14,7 +14,7 @@ namespace gyre::train {
 class FitObserver;
 struct Receipt;
 
-// What a training that is repeated from its receipt has besides.
+// The additional arguments of a training that is repeated from its receipt.
 struct Repetition {
     const Receipt& receipt;  // whose identity the training must have
     std::string place;       // of the receipt, in messages
