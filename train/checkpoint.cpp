@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <nlohmann/json.hpp>
 
 #include "base/error.hpp"
@@ -16,7 +17,7 @@ namespace {
 
 constexpr const char* kOptimizer = "optimizer.";
 constexpr const char* kCursor = "gyre.cursor";
-// Of numbered checkpoints' names.
+// The two ends of a numbered checkpoint's name.
 constexpr std::string_view kStepPrefix = "step-", kStepSuffix = ".safetensors";
 
 constexpr int kSchema = 2;  // of kSettingsKey
@@ -105,14 +106,25 @@ void write_in_folder(const std::filesystem::path& folder,
 
 Identity parse_identity(const std::string& text) {
     const auto json = nlohmann::json::parse(text);
-    if (!json.contains("schema")) {
-        return to_identity_of_texts(json.get<Values>());
-    }
-    if (json.at("schema") != kSchema) {
+    if (json.contains("schema") && json.at("schema") != kSchema) {
         throw input_error(fmt::format("schema {}, which this version of gyre does not know",
                                       json.at("schema").dump()));
     }
-    return {json.at("flags").get<Values>(), json.at("facts").get<Values>()};
+    Identity identity = json.contains("schema") ? Identity{json.at("flags").get<Values>(),
+                                                           json.at("facts").get<Values>()}
+                                                : to_identity_of_texts(json.get<Values>());
+    // Earlier versions have this setting under its other name, and only if it is not 0.
+    const auto earlier = identity.settings.extract("shards");
+    identity.settings.emplace("virtual-ranks", earlier.empty() ? "0" : earlier.mapped());
+    return identity;
+}
+
+int virtual_ranks(const Identity& identity) {
+    const auto found = identity.settings.find("virtual-ranks");
+    const std::string value = found == identity.settings.end() ? std::string() : found->second;
+    int count = 0;
+    std::from_chars(value.data(), value.data() + value.size(), count);
+    return std::clamp(count, 0, kMostShards);
 }
 
 std::filesystem::path last_checkpoint(const std::filesystem::path& folder) {

@@ -49,6 +49,8 @@ constexpr const char* kHashKey = "gyre.hash";  // of its content
 // Reads what is there, JSON of any schema so far. Throws std::exception.
 Identity parse_identity(const std::string& json);
 std::string identity_text(const Identity& identity);
+// Returns the training's BatchSpec::shards.
+int virtual_ranks(const Identity& identity);
 // Returns the names that are in either.
 std::set<std::string> names_of(const Values& a, const Values& b);
 

@@ -139,6 +139,18 @@ CheckpointFiles::CheckpointFiles(const RunSpec& run, const WeightFacts& facts,
     }
 }
 
+int CheckpointFiles::virtual_ranks(Communicator& comm) {
+    int count = 0;
+    agree(comm, [&] {
+        if (is_root_) {
+            read_ = read_checkpoint(spec_.resume);
+            count = train::virtual_ranks(read_->identity);
+        }
+    });
+    comm.broadcast(&count, sizeof count, 0);
+    return count;
+}
+
 Cursor CheckpointFiles::resume(Session& session) {
     Communicator& comm = session.communicator();
     Checkpoint checkpoint;
@@ -146,7 +158,8 @@ Cursor CheckpointFiles::resume(Session& session) {
         if (!is_root_) {
             return;
         }
-        checkpoint = read_checkpoint(spec_.resume);
+        checkpoint = read_ ? std::move(*read_) : read_checkpoint(spec_.resume);
+        read_.reset();
         require_same(checkpoint.identity, identity_, "`resume` " + spec_.resume,
                      "or begin a new training from its weights with `init`");
         session.net().import_parameters(checkpoint.weights.tensors, spec_.resume);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -36,6 +37,9 @@ class CheckpointFiles final : public FitObserver {
     // Returns whether this rank writes checkpoints.
     bool writes() const { return writer_ != nullptr; }
 
+    // Collective. Returns the virtual ranks of the checkpoint at run.checkpoints.resume, which rank
+    // 0 reads. Throws AgreedError if there is none.
+    int virtual_ranks(Communicator& comm);
     // Collective. The session's net and optimizer become those of the checkpoint at
     // run.checkpoints.resume, which rank 0 reads; returns where its training resumes. Throws
     // AgreedError if that cannot be.
@@ -62,6 +66,7 @@ class CheckpointFiles final : public FitObserver {
     const bool is_root_;
     bool saves_;
     bool due_ = false;
+    std::optional<Checkpoint> read_;  // on rank 0: from which the training resumes, until it has
     std::unique_ptr<CheckpointWriter> writer_;  // on rank 0
 };
 

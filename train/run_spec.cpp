@@ -9,10 +9,11 @@ namespace gyre::train {
 int leaves(const BatchSpec& spec) {
     const std::int64_t passes = std::int64_t{spec.shards} * spec.accumulate;
     if (passes > kMostShards) {
-        throw AgreedError(ExitCode::usage,
-                          fmt::format("`shards` {} with `accumulate` {}: a step would have {} "
-                                      "passes, but it has {} at most; lower one of them",
-                                      spec.shards, spec.accumulate, passes, kMostShards));
+        throw AgreedError(
+            ExitCode::usage,
+            fmt::format("`virtual-ranks` {} with `accumulate` {}: a step would have {} "
+                        "passes, but it has {} at most; lower one of them",
+                        spec.shards, spec.accumulate, passes, kMostShards));
     }
     return static_cast<int>(passes);
 }

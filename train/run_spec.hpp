@@ -24,12 +24,14 @@ constexpr int kMostShards = 1 << 16;  // of a step's batch
 
 // The images of a step: how many, in which order, and what is done to them.
 struct BatchSpec {
-    int batch_size = 64;                   // per rank and pass; with shards per shard
+    int batch_size = 64;                   // per virtual rank, or rank if there are none, and pass
     std::optional<int> global_batch = {};  // of a step over all ranks, instead of batch_size
     int accumulate = 1;                    // passes that each rank, or shard, is divided into
-    // A step's batch is cut into so many parts, which are summed up in one order on any number of
-    // ranks, of which there are as many at most. 0: weights depend on it by their rounding.
+    // Virtual ranks: a step's batch is cut into so many parts, which are summed up in one order on
+    // any number of ranks, of which there are as many at most. 0: weights depend on that number by
+    // their rounding.
     int shards = 0;
+    bool automatic_shards = true;  // 0 of them: as many as choose_shards() says
     bool shuffle = true;
     AugmentSpec augment = {};
 };

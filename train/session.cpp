@@ -54,13 +54,24 @@ Sharding checked(const Sharding& sharding) {
         throw AgreedError(
             ExitCode::usage,
             fmt::format("a step would have {} images over all ranks, but it has from 1 to {}; "
-                        "lower `batch-size`, `accumulate` or `shards`",
+                        "lower `batch-size`, `accumulate` or `virtual-ranks`",
                         sharding.global_batch, kMost));
     }
     return sharding;
 }
 
 }  // namespace
+
+int choose_shards(const Communicator& comm, const Backend& backend, const RunSpec& run) {
+    const bool open = run.batch.automatic_shards && run.batch.shards == 0;
+    const bool in_order = backend.host_memory() && comm.size() > 1 &&
+                          comm.local_size() == comm.size() && comm.sums_in_tree();
+    const bool shares_norm =
+        run.reduction.shard_optimizer == ShardUse::on && run.optimizer.max_grad_norm.has_value();
+    const bool takes_shards = run.batch.accumulate == 1 && run.device.kernels != "auto" &&
+                              run.reduction.factors != FactorUse::on && !shares_norm;
+    return open && in_order && takes_shards ? comm.size() : run.batch.shards;
+}
 
 Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const TrainingTask& task,
                  ImageSet&& images, const Normalisation& normalisation)
@@ -117,9 +128,7 @@ std::unique_ptr<Net> Session::make_net(const Shape& shape, const LossSpec& loss,
                        .loss = loss,
                        .train_sizes = train_sizes(),
                        .logits = logits,
-                       .leaves = sharding_.shards > 0
-                                     ? sharding_.own_shards().last - sharding_.own_shards().first
-                                     : 0,
+                       .leaves = sharding_.shards > 0 ? sharding_.shard_count(sharding_.rank) : 0,
                        .guest = run_.reports.audit > 0};
     for (const std::int64_t images : eval_images_) {
         for (const int n : evaluation_sizes(comm_, images, eval_batch_, run_.batch.shards)) {
@@ -173,8 +182,8 @@ void Session::check_shards() const {
     if (shards == 0 && run_.reports.audit > 0) {
         throw AgreedError(
             ExitCode::usage,
-            "`audit` needs `shards`: only the gradients of a shard have the same bits "
-            "on any rank");
+            "`audit` needs `virtual-ranks`: only the gradients of one have the same bits on any "
+            "rank");
     }
     if (shards == 0) {
         return;
@@ -182,13 +191,13 @@ void Session::check_shards() const {
     const auto refuse = [](const std::string& why) { throw AgreedError(ExitCode::usage, why); };
     if (shards < comm_.size()) {
         refuse(
-            fmt::format("`shards` {}: each of the {} ranks must have at least one; begin as many "
-                        "ranks or fewer, or give more shards to a new training",
+            fmt::format("`virtual-ranks` {}: each of the {} ranks must have one; begin as many "
+                        "ranks or fewer, or give a new training more virtual ones",
                         shards, comm_.size()));
     }
     const auto without = [&](bool asked, const char* what, const char* instead) {
         if (asked) {
-            refuse(fmt::format("{} cannot be combined with `shards`; {}", what, instead));
+            refuse(fmt::format("{} cannot be combined with `virtual-ranks`; {}", what, instead));
         }
     };
     without(shares_ && optimizer_spec_.max_grad_norm.has_value(),

@@ -33,6 +33,11 @@ struct TrainingTask {
     std::vector<std::int64_t> eval_images = {};  // of each set that evaluate() is for
 };
 
+// Returns the virtual ranks (BatchSpec::shards) of a new training: as many as are asked for or, if
+// that is left open, as ranks where these are CPU ranks of one host whose own sums are in the
+// tree's order already, so that nothing is lost by them; else 0. The same on all ranks.
+int choose_shards(const Communicator& comm, const Backend& backend, const RunSpec& run);
+
 class Session {
  public:
     // Collective; with settings that all ranks share. images: an epoch's, which are moved to the

@@ -51,7 +51,7 @@ std::vector<Setting> length_settings(RunSpec& run) {
             .may_change(),
         // The ranks compare the global batch that these two result in.
         number("batch-size", batch.batch_size, {.least = 1},
-               "Images per rank in a step; with `shards` per shard")
+               "Images per rank in a step; with `virtual-ranks` per virtual rank")
             .may_change(),
         number("global-batch", batch.global_batch, {.least = 1},
                "Images over all ranks in a step, instead of `batch-size`")
@@ -59,14 +59,14 @@ std::vector<Setting> length_settings(RunSpec& run) {
             .may_change(),
         number("accumulate", batch.accumulate, {1, kMostParts},
                "Passes of `batch-size` images that a step adds up before it reduces, once"),
-        custom(
-            "shards", "INT",
-            "Cut each batch into N parts that are summed up in one order: the same bits on any "
-            "number of ranks from 1 to N [0: not]",
-            [&batch](const string& text) {
-                return read_number(text, batch.shards, {1, kMostParts});
-            },
-            [&batch] { return batch.shards > 0 ? fmt::format("{}", batch.shards) : string(); }),
+        virtual_ranks_setting(
+            "virtual-ranks", batch,
+            "Cut each batch into so many parts, which are summed up in one order: "
+            "the same bits on any number of ranks from 1 to that; 0: not; auto: "
+            "as the training was begun with, at first as many as ranks if these "
+            "are CPU ranks of one host"),
+        virtual_ranks_setting("shards", batch, "The same as `virtual-ranks`")
+            .standing_for("virtual-ranks"),
         number("seed", run.seed, {}, "Seed of weights, order and dropout"),
         choice("weight-init", run.net.weight_init, kWeightInits,
                "How weights of convolutions and linear layers begin: as PyTorch's layers do, or as "

@@ -85,6 +85,26 @@ Setting betas_setting(OptimizerSpec& spec) {
     return row;
 }
 
+Setting virtual_ranks_setting(std::string name, BatchSpec& field, std::string help) {
+    return custom(
+        std::move(name), "auto|INT", std::move(help),
+        [&field](const std::string& text) {
+            int shards = 0;
+            std::string problem =
+                text == "auto" ? "" : read_number(text, shards, {.least = 0, .most = kMostShards});
+            if (problem.empty()) {
+                field.shards = shards;
+                field.automatic_shards = text == "auto";
+            }
+            return problem;
+        },
+        [&field] {
+            return field.shards > 0         ? fmt::format("{}", field.shards)
+                   : field.automatic_shards ? std::string("auto")
+                                            : std::string("0");
+        });
+}
+
 Setting class_weights_setting(LossSpec& field) {
     Setting row = numbers(
         "class-weights", field.class_weights, {.least = 0.0f},

@@ -14,6 +14,7 @@ inline constexpr float kBelowOne = 0.9999999f;  // the greatest value of setting
 Setting resize_setting(std::optional<Resize>& field);
 Setting init_method_setting(std::string& field);
 Setting no_cuda_setting(std::string& device);
+Setting virtual_ranks_setting(std::string name, BatchSpec& field, std::string help);
 Setting class_weights_setting(LossSpec& field);
 Setting betas_setting(OptimizerSpec& spec);
 Setting augment_setting(AugmentSpec& field);

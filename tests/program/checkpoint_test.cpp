@@ -246,7 +246,9 @@ TEST_CASE("what is not this training's checkpoint is refused, and says what diff
     refuse(2, "--model " + noisy_model(training), "the model: '");
     refuse(2, "--data " + other_data.data() + " --limit 20", "the data set: '");
     refuse(1, "--device emulated", "the device: 'CPU' in the saved training, 'emulated GPU' now");
-    refuse(3, "", "the number of ranks: '2' in the saved training, '3' now");
+    expect_error(ExitCode::usage, {"`virtual-ranks` 2", "3 ranks"},
+                 [&] { training.run(3, flags + " --resume " + run.string()); });
+    refuse(2, "--virtual-ranks 0", "`virtual-ranks`: '2' in the saved training, '0' now");
     // The values that the flags come to.
     expect_error(ExitCode::bad_input, {"the global batch: '10' in the saved training, '12' now"},
                  [&] { training.run(2, "--global-batch 12 --resume " + run.string()); });
@@ -259,7 +261,8 @@ TEST_CASE("what is not this training's checkpoint is refused, and says what diff
     // Only with three terms and more has a sum several orders.
     for (const int ranks : {2, 3}) {
         const fs::path other = training.file("other");
-        training.run(ranks, "--epochs 1 --global-batch 10 --overwrite --save " + other.string());
+        training.run(ranks, "--virtual-ranks 0 --epochs 1 --global-batch 10 --overwrite --save " +
+                                other.string());
         Checkpoint library = read_checkpoint(other);
         CHECK(library.identity.facts.at("communicator") == "threads");
         library.identity.facts["communicator"] = "MPI";
@@ -271,6 +274,9 @@ TEST_CASE("what is not this training's checkpoint is refused, and says what diff
             expect_error(ExitCode::bad_input,
                          {"the communicator (`comm`): 'MPI' in the saved training, 'threads' now"},
                          resume);
+            expect_error(ExitCode::bad_input,
+                         {"the number of ranks: '3' in the saved training, '1' now"},
+                         [&] { training.run(1, flags + "--resume " + other.string()); });
         }
     }
     // Without its hash no damage would be found.
@@ -336,6 +342,17 @@ TEST_CASE("a training goes on with its model at another path, and from an earlie
                  {"`lr`: '0.2' in the saved training, '0.1' now",
                   "`no-dropout`: 'true' in the saved training, 'false' now"},
                  resume);
+    // Earlier versions called virtual ranks shards, and wrote nothing if there were none.
+    CHECK(read_checkpoint(run).identity.settings.at("virtual-ranks") == "0");
+    texts["--shards"] = "4";
+    save_old();
+    CHECK(read_checkpoint(run).identity.settings.at("virtual-ranks") == "4");
+    CHECK(!read_checkpoint(run).identity.settings.contains("shards"));
+    old.metadata["gyre.settings"] = R"({"schema": 2, "flags": {"shards": "8"}, "facts": {}})";
+    old.metadata["gyre.hash"] = hash_tensors(old, {"gyre.hash", "format"});
+    write_safetensors(run / "last.safetensors", old);
+    CHECK(read_checkpoint(run).identity.settings.at("virtual-ranks") == "8");
+    CHECK(!read_checkpoint(run).identity.settings.contains("shards"));
     // A later version's.
     old.metadata["gyre.settings"] = R"({"schema": 3})";
     old.metadata["gyre.hash"] = hash_tensors(old, {"gyre.hash", "format"});

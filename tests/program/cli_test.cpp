@@ -208,9 +208,10 @@ TEST_CASE("wrong flags are refused with exit code 2, once") {
         refuse("--seed=" + std::string(seed), {"--seed", seed, "from 0 to 18446744073709551615"});
     }
     // Products that no kernel counts to.
-    refuse("--shards 67108864", {"--shards", "from 1 to 65536"});
+    refuse("--shards 67108864", {"--shards", "from 0 to 65536"});
+    refuse("--virtual-ranks many", {"--virtual-ranks", "'many'"});
     refuse("--batch-size 1073741824 --accumulate 4", {"4294967296 images", "lower --batch-size"});
-    refuse("--batch-size 65536 --shards 65536", {"4294967296 images", "--shards"});
+    refuse("--batch-size 65536 --shards 65536", {"4294967296 images", "--virtual-ranks"});
     for (const char* device : {"cuda", "emulated"}) {
         refuse("--no-cuda --device " + std::string(device), {"--no-cuda", "contradicts --device"});
     }

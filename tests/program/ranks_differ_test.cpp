@@ -77,7 +77,7 @@ TEST_CASE("every flag is compared between the ranks, or tested here") {
     for (const CLI::Option* option : parsed.app.get_options()) {
         const std::string name = option->get_name();
         const bool elsewhere = name == "--help" || name == "--rank" || name == "--data" ||
-                               name == "--no-cuda";  // --device is compared
+                               name == "--no-cuda" || name == "--shards";  // other flags' names
         INFO(name);
         CHECK(int(parsed.manifest.count("flag " + name)) + int(kOwnFlags.count(name)) +
                   int(elsewhere) ==

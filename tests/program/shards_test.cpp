@@ -1,5 +1,5 @@
-// gyre train --shards: the same bits of losses, evaluation and saved weights on any number of
-// ranks.
+// gyre train --virtual-ranks, or --shards: the same bits of losses, evaluation and saved weights on
+// any number of ranks.
 #include <cmath>
 #include <fstream>
 
@@ -10,6 +10,7 @@
 #include "tests/support/expect_error.hpp"
 #include "tests/support/losses.hpp"
 #include "tests/support/temp_dir.hpp"
+#include "train/checkpoint.hpp"
 
 using namespace gyre;
 using namespace gyre::train;
@@ -171,6 +172,53 @@ TEST_CASE("a training by shards resumes on any number of ranks to the same bits"
     }
 }
 
+TEST_CASE("ranks of one host are virtual ranks unless settings say otherwise") {
+    const Training training;
+    const auto expect = [&](int ranks, const std::string& flags, const std::string& count) {
+        INFO(ranks << " ranks, " << flags);
+        const std::filesystem::path run = training.file("run");
+        training.run(ranks, "--epochs 1 --overwrite --save " + run.string() + " " + flags);
+        CHECK(read_checkpoint(run).identity.settings.at("virtual-ranks") == count);
+    };
+    expect(2, "", "2");
+    expect(2, "--virtual-ranks auto", "2");
+    expect(2, "--virtual-ranks 0", "0");
+    expect(1, "", "0");
+    expect(1, "--virtual-ranks 4", "4");
+    expect(1, "--shards 4", "4");
+    expect(3, "", "0");  // threads do not add up in the tree over three ranks
+    expect(2, "--accumulate 2", "0");
+    expect(2, "--factors on", "0");
+    expect(2, "--shard-optimizer on --max-grad-norm 1", "0");
+    expect(2, "--shard-optimizer on", "2");
+    expect(2, "--max-grad-norm 1", "2");
+}
+
+TEST_CASE("a training of several ranks resumes on fewer to the same bits by default") {
+    const TempDir dir;
+    make_dataset(dir.path() / "set", 53, 37, 1, 6, 6, 3);
+    write_meeting((dir.path() / "model").string());
+    const std::string run = (dir.path() / "run").string();
+    const auto weights = [&](int ranks, const std::string& flags) {
+        const Outcome outcome =
+            run_gyre(ranks, "train --threads 1 --seed 7 --optimizer adam --batch-size 4 --data " +
+                                (dir.path() / "set").string() + " --model " +
+                                (dir.path() / "model").string() + " --overwrite --save " + run +
+                                " " + flags);
+        INFO(flags << '\n' << outcome.output);
+        REQUIRE(outcome.exit_code == 0);
+        return weights_of(run);
+    };
+    const std::string whole = weights(3, "--epochs 2");
+    CHECK(read_checkpoint(run).identity.settings.at("virtual-ranks") == "3");
+    for (const int ranks : {1, 2}) {
+        INFO("resumed on " << ranks << " ranks");
+        CHECK(weights(3, "--epochs 1") != whole);
+        CHECK(weights(ranks, "--epochs 2 --resume " + run) == whole);
+    }
+    CHECK(weights(1, "--epochs 2 --virtual-ranks 3") == whole);
+}
+
 TEST_CASE("the number of threads changes no bit") {
     const Training training;
     write_model(training.model());
@@ -235,15 +283,15 @@ TEST_CASE("what cannot be summed up by shards is refused") {
         INFO(flags);
         expect_error(ExitCode::usage, parts, [&] { training.run(ranks, "--epochs 1 " + flags); });
     };
-    refuse(2, "--shards 1", {"`shards` 1", "2 ranks", "at least one"});
-    refuse(4, "--shards 3", {"`shards` 3", "4 ranks"});
+    refuse(2, "--shards 1", {"`virtual-ranks` 1", "2 ranks", "have one"});
+    refuse(4, "--shards 3", {"`virtual-ranks` 3", "4 ranks"});
     refuse(2, "--global-batch 40 --shards 4096 --accumulate 4096",
-           {"`shards` 4096 with `accumulate` 4096", "16777216 passes"});
+           {"`virtual-ranks` 4096 with `accumulate` 4096", "16777216 passes"});
     refuse(2, "--shards 4 --shard-optimizer on --max-grad-norm 1",
-           {"`max-grad-norm`", "`shard-optimizer`", "`shards`"});
+           {"`max-grad-norm`", "`shard-optimizer`", "`virtual-ranks`"});
     refuse(2, "--shards 4 --factors on", {"`factors`", "auto"});
-    refuse(2, "--audit 2", {"`audit` needs `shards`"});
-    refuse(1, "--shards 4 --kernels auto --device emulated", {"`kernels` auto", "`shards`"});
+    refuse(1, "--audit 2", {"`audit` needs `virtual-ranks`"});
+    refuse(1, "--shards 4 --kernels auto --device emulated", {"`kernels` auto", "`virtual-ranks`"});
 }
 
 TEST_CASE("shards give the same bits on 1 to 4 processes, whatever they reduce over", "[losses]") {
@@ -286,12 +334,13 @@ TEST_CASE("gyre eval divides the set as the training did, on any number of ranks
     };
     const std::string one = figures(run_gyre(0, eval));
     CHECK(figures(run_gyre(0, eval + " --shards 5")) == one);
+    CHECK(figures(run_gyre(0, eval + " --virtual-ranks 5")) == one);
     CHECK(figures(run_gyre(2, eval)) == one);
     CHECK(figures(run_gyre(3, eval)) == one);
     const Outcome refused = run_gyre(3, eval + " --shards 2");
     INFO(refused.output);
     CHECK(refused.exit_code == 2);
-    CHECK(count_of(refused.output, "--shards 2: each of the 3 ranks") == 1);
+    CHECK(count_of(refused.output, "--virtual-ranks 2: each of the 3 ranks") == 1);
 }
 
 TEST_CASE("shards on emulated GPUs give the same bits on 1 and 2 ranks, whole passes too",

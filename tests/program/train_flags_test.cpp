@@ -74,6 +74,7 @@ const std::vector<Row> kRows = {
     {"--batch-size", "7", [](O o) { return o.batch.batch_size == 7; }, true},
     {"--global-batch", "7", [](O o) { return o.batch.global_batch == 7; }, true},
     {"--accumulate", "7", [](O o) { return o.batch.accumulate == 7; }, true},
+    {"--virtual-ranks", "8", [](O o) { return o.batch.shards == 8; }, true},
     {"--shards", "8", [](O o) { return o.batch.shards == 8; }, true},
     {"--limit", "7", [](O o) { return o.data.limit == 7; }, true},
     {"--val-split", "0.25", [](O o) { return o.data.val_split == 0.25; }, true},

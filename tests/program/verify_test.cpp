@@ -59,7 +59,7 @@ TEST_CASE(
     }
     CHECK(steps == std::vector<std::int64_t>{4, 6, 8, 12, 16, 18});  // 6 steps an epoch
     CHECK(receipt_of(three).hashes == receipt.hashes);
-    CHECK(receipt.settings.at("shards") == "4");
+    CHECK(receipt.settings.at("virtual-ranks") == "4");
 }
 
 TEST_CASE("gyre verify finds the same training again, on other ranks and from a checkpoint") {
@@ -178,8 +178,8 @@ TEST_CASE("gyre verify refuses another training before the first step") {
     training.run(2, "--epochs 1 --save " + run);
     const Outcome ranks = run_gyre(3, "verify " + run);
     INFO(ranks.output);
-    CHECK(ranks.exit_code == 3);
-    CHECK(count_of(ranks.output, "the number of ranks: '2' in the saved training, '3' now") == 1);
+    CHECK(ranks.exit_code == 2);
+    CHECK(count_of(ranks.output, "--virtual-ranks 2: each of the 3 ranks must have one") == 1);
     make_dataset(training.dir.path() / "other", 53, 37, 1, 6, 6, 3);
     const Outcome data =
         run_gyre(2, "verify " + run + " --data " + (training.dir.path() / "other").string());

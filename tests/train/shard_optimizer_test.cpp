@@ -404,6 +404,6 @@ TEST_CASE("what shared updates cannot do is refused on all ranks") {
     // The norm of shards would depend on the number of ranks.
     Settings settings{.shards = 4, .optimizer = {.max_grad_norm = 1.0f}};
     CHECK(trained(2, settings, false).front().shared == 0);
-    expect_error(ExitCode::usage, {"`max-grad-norm`", "`shard-optimizer`", "`shards`"},
+    expect_error(ExitCode::usage, {"`max-grad-norm`", "`shard-optimizer`", "`virtual-ranks`"},
                  [&] { trained(2, settings, true); });
 }

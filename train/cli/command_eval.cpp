@@ -145,7 +145,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
         shards = options.shards.value_or(stored.shards() < comm.size() ? 0 : stored.shards());
         if (shards != 0 && shards < comm.size()) {
             throw usage_error(
-                fmt::format("--shards {}: each of the {} ranks must have at least "
+                fmt::format("--virtual-ranks {}: each of the {} ranks must have at least "
                             "one; begin as many ranks or fewer, or give 0",
                             shards, comm.size()));
         }

@@ -190,8 +190,8 @@ ExitCode run_info(const InfoOptions& options) {
     fmt::print("{:<18} {}\n", "data search path", places);
     fmt::print(
         "{:<18} of results depend on the vectors in use (here {}), the kind of device and its "
-        "libraries, --kernels, --precision and --shards, without which on the number of ranks; not "
-        "on the number of threads\n",
+        "libraries, --kernels, --precision and --virtual-ranks, without which on the number of "
+        "ranks; not on the number of threads\n",
         "the last bits", chosen_cpu_kernels().title);
     return ExitCode::success;
 }

@@ -42,9 +42,10 @@ void start_weights(Net& net, const RunSpec& options) {
 
 }  // namespace
 
-ExitCode run_train(Communicator& comm, const RunSpec& options, const Repetition* repetition) {
+ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* repetition) {
     const Clock::time_point begin = Clock::now();
     const bool is_root = comm.is_root();
+    RunSpec options = given;
     WeightFacts facts;
     Identity identity;
     Dataset data;
@@ -67,6 +68,12 @@ ExitCode run_train(Communicator& comm, const RunSpec& options, const Repetition*
                 options.data.mean.empty() ? facts.normalisation : measure_normalisation(data.train);
         }
     });
+    const RootFiles files = root_files(comm, options);
+    if (options.batch.automatic_shards && options.batch.shards == 0) {
+        options.batch.shards = files.resumes ? checkpoints->virtual_ranks(comm)
+                                             : choose_shards(comm, *backend, options);
+        options.batch.automatic_shards = false;
+    }
     identity = identity_of(options, facts.model, data, *backend, comm);
     if (repetition != nullptr) {
         agree(comm, [&] {
@@ -85,7 +92,6 @@ ExitCode run_train(Communicator& comm, const RunSpec& options, const Repetition*
     Session session(comm, *backend, options,
                     {.model = facts.model, .classes = data.classes, .eval_images = eval_images},
                     std::move(data.train), facts.normalisation);
-    const RootFiles files = root_files(comm, options);
     checkpoints->set_saves(files.saves);
     std::unique_ptr<FitObserver> metrics;
     std::unique_ptr<Trace> trace;

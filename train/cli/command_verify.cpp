@@ -45,6 +45,7 @@ Verification verification_of(Communicator& comm, const VerifyOptions& options) {
 // Returns the settings of the receipt's training, except for those of the place where it runs now.
 RunSpec run_of(const Receipt& receipt, const VerifyOptions& now) {
     RunSpec run;
+    run.batch.automatic_shards = false;  // they are in the receipt, if there are any
     const std::vector<Setting> rows = settings(run);
     for (const auto& [name, value] : receipt.settings) {
         const Setting* const row = find(rows, name);

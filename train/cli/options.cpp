@@ -139,9 +139,12 @@ std::vector<Setting> eval_flags(EvalOptions& o) {
                     .is_required(),
                 model_setting(o, "Model, if the weights file does not hold it [net]"),
                 precision_setting(o),
-                number("shards", o.shards, {.least = 0, .most = kMostShards},
+                number("virtual-ranks", o.shards, {.least = 0, .most = kMostShards},
                        "Parts whose losses are added up in one order, on any number of ranks from "
-                       "1 to that; 0: not [as the weights were trained]")}),
+                       "1 to that; 0: not [as the weights were trained]"),
+                number("shards", o.shards, {.least = 0, .most = kMostShards},
+                       "The same as `virtual-ranks`")
+                    .standing_for("virtual-ranks")}),
          rank_settings(o), device_settings(o),
          under(
              "Output",

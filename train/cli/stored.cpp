@@ -96,15 +96,11 @@ std::optional<Resize> Stored::resize() const {
 }
 
 int Stored::shards() const {
-    int shards = 0;
     try {
-        const Values settings = parse_identity(text(kSettingsKey)).settings;
-        const auto found = settings.find("shards");
-        const std::string value = found == settings.end() ? std::string() : found->second;
-        std::from_chars(value.data(), value.data() + value.size(), shards);
+        return virtual_ranks(parse_identity(text(kSettingsKey)));
     } catch (const std::exception&) {  // a file of weights alone, or of another version
+        return 0;
     }
-    return std::clamp(shards, 0, kMostShards);
 }
 
 std::vector<std::string> Stored::class_names() const {

@@ -41,7 +41,7 @@ void check_together(const RunSpec& options) {
     if (options.batch.shards > 0 && options.device.kernels == "auto") {
         throw usage_error(
             "`kernels` auto chooses by what is fast at the moment, and bits follow; "
-            "with `shards` say ours or cudnn");
+            "with `virtual-ranks` say ours or cudnn");
     }
 }
 
