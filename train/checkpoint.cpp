@@ -113,9 +113,11 @@ Identity parse_identity(const std::string& text) {
     Identity identity = json.contains("schema") ? Identity{json.at("flags").get<Values>(),
                                                            json.at("facts").get<Values>()}
                                                 : to_identity_of_texts(json.get<Values>());
-    // Earlier versions have this setting under its other name, and only if it is not 0.
-    const auto earlier = identity.settings.extract("shards");
-    identity.settings.emplace("virtual-ranks", earlier.empty() ? "0" : earlier.mapped());
+    // Earlier versions have this setting under its other name.
+    if (auto earlier = identity.settings.extract("shards"); !earlier.empty()) {
+        earlier.key() = "virtual-ranks";
+        identity.settings.insert(std::move(earlier));
+    }
     return identity;
 }
 
@@ -262,6 +264,7 @@ void require_same(const Identity& saved, const Identity& now, const std::string&
         return found == values.end() ? std::string() : found->second;
     };
     RunSpec defaults;
+    defaults.batch.automatic_shards = false;  // earlier versions had none unless asked
     const std::vector<Setting> rows = settings(defaults);
     for (const std::string& name : names_of(saved.settings, now.settings)) {
         const Setting* const row = find(rows, name);

@@ -394,7 +394,8 @@ const SettingValue* find(const std::vector<SettingValue>& values, std::string_vi
     return found == values.end() ? nullptr : &*found;
 }
 
-Values values_to_resume(const RunSpec& run) {
+Values values_to_resume(RunSpec run) {
+    run.batch.automatic_shards = false;  // what nobody has chosen by now is as it is
     Values values;
     for (const SettingValue& setting : values_of(run)) {
         if (setting.must_match_on_resume && !setting.value.empty()) {

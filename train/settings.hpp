@@ -39,6 +39,6 @@ std::vector<SettingValue> values_of(RunSpec run);
 const SettingValue* find(const std::vector<SettingValue>& values, std::string_view name);
 
 // The values that a resumed training must have again.
-Values values_to_resume(const RunSpec& run);
+Values values_to_resume(RunSpec run);
 
 }  // namespace gyre::train

@@ -343,7 +343,7 @@ TEST_CASE("a training goes on with its model at another path, and from an earlie
                   "`no-dropout`: 'true' in the saved training, 'false' now"},
                  resume);
     // Earlier versions called virtual ranks shards, and wrote nothing if there were none.
-    CHECK(read_checkpoint(run).identity.settings.at("virtual-ranks") == "0");
+    CHECK(virtual_ranks(read_checkpoint(run).identity) == 0);
     texts["--shards"] = "4";
     save_old();
     CHECK(read_checkpoint(run).identity.settings.at("virtual-ranks") == "4");
