@@ -42,7 +42,7 @@ struct Options {
     std::int64_t begin = 8, end = 256 << 20, at_bytes = 0;
     int factor = 2, iterations = 20, warm_ups = 5;
     double min_busbw = 0.0;
-    bool peer = true;
+    bool peer = true, in_tree = false;
     LaunchSpec launch;
     std::string device = "cpu";
 };
@@ -136,6 +136,8 @@ void add_flags(CLI::App& app, Options& o) {
                    "Memory to reduce: cpu, or with --comm nccl cuda (emulated: for tests)")
         ->check(CLI::IsMember({"cpu", "cuda", "emulated"}))
         ->capture_default_str();
+    app.add_flag("--in-tree", o.in_tree,
+                 "Add in the tree over the ranks, as virtual ranks do where they can");
     app.add_flag_callback(
         "--no-peer", [&o] { o.peer = false; }, "Leave out the plain MPI_Iallreduce");
 }
@@ -180,6 +182,11 @@ int run(Communicator& comm, int argc, char** argv) {
                                       "nccl with GPUs",
                                       comm.description()));
     }
+    if (options.in_tree && !comm.can_sum_in_tree()) {
+        throw AgreedError(ExitCode::usage, fmt::format("--in-tree: {} has an order of its own; "
+                                                       "leave it out",
+                                                       comm.description()));
+    }
     int mpi = 0;
     MPI_Initialized(&mpi);
     const bool peer = options.peer && mpi != 0 && backend->host_memory();
@@ -196,7 +203,10 @@ int run(Communicator& comm, int argc, char** argv) {
     for (const std::int64_t bytes : list) {
         const std::int64_t elems = bytes / std::int64_t{sizeof(float)};
         const Measured ours = measure(comm, *backend, elems, options, [&](float* data) {
-            comm.start({.kind = Collective::Kind::all_reduce, .data = data, .count = elems})
+            comm.start({.kind = Collective::Kind::all_reduce,
+                        .data = data,
+                        .count = elems,
+                        .in_tree = options.in_tree})
                 ->wait();
         });
         wrong += ours.wrong;

@@ -11,8 +11,8 @@ namespace gyre::comm {
 
 // How a bucket becomes the sum over the ranks (comm/gradient_route.hpp).
 enum class Route {
-    library,      // the communicator's library adds, in its own order
-    fixed_order,  // the tree over the shards, the same bits on any number of ranks
+    library,      // the communicator adds, in its own order or in the tree over the ranks
+    fixed_order,  // the ranks gather and add in the tree over the shards
     factors,      // the ranks gather what it is the product of (train/factors.hpp)
 };
 

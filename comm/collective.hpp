@@ -29,6 +29,9 @@ struct Collective {
     std::int64_t count;  // elements that each rank contributes; of reduce_scatter: that it gets
     DataType type = DataType::float32;
     Origin origin = {};
+    // Of all_reduce: the additions are those of the tree over the ranks (base/sum_tree.hpp), if
+    // Communicator::can_sum_in_tree(). Those of reduce_scatter then are in any case.
+    bool in_tree = false;
 };
 
 constexpr const char* name_of(Collective::Kind kind) {

@@ -64,8 +64,10 @@ class Communicator {
     // the request's wait() returns.
     virtual std::unique_ptr<Request> start(const Collective& collective) = 0;
     // True if the sums of started collectives are those of the tree over the ranks
-    // (base/sum_tree.hpp); after use_device(). Two terms have one order of addition only.
+    // (base/sum_tree.hpp), or can be: Collective::in_tree; after use_device(). Two terms have one
+    // order of addition only.
     virtual bool sums_in_tree() const { return size() <= 2; }
+    virtual bool can_sum_in_tree() const { return sums_in_tree(); }
     // An operation of this rank's that contains collectives, such as a graph of them: returns what
     // the rank is to wait for in its place. In the same order on all ranks, too.
     virtual std::unique_ptr<Request> track(std::unique_ptr<Request> operation,

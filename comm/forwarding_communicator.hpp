@@ -27,6 +27,7 @@ class ForwardingCommunicator : public Communicator {
         return inner_->start(collective);
     }
     bool sums_in_tree() const override { return inner_->sums_in_tree(); }
+    bool can_sum_in_tree() const override { return inner_->can_sum_in_tree(); }
     std::unique_ptr<Request> track(std::unique_ptr<Request> operation,
                                    const Label& label) override {
         return inner_->track(std::move(operation), label);

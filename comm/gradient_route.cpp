@@ -13,8 +13,8 @@ bool narrow(const Bucket& bucket) {
 class LibraryRoute final : public GradientRoute {
  public:
     LibraryRoute(Communicator& comm, Device& device, float* gradients,
-                 const std::vector<Bucket>& buckets)
-        : device_(device), rank_(comm.rank()), gradients_(gradients) {
+                 const std::vector<Bucket>& buckets, bool in_tree)
+        : device_(device), rank_(comm.rank()), gradients_(gradients), in_tree_(in_tree) {
         if (std::any_of(buckets.begin(), buckets.end(), narrow)) {
             narrow_ = {device, buckets.front().end};
         }
@@ -34,6 +34,7 @@ class LibraryRoute final : public GradientRoute {
                                    : static_cast<void*>(gradients_ + bucket.begin),
             .count = shared ? bucket.share_elems : bucket.elems(),
             .type = bucket.type,
+            .in_tree = in_tree_,
         };
     }
     void unpack(const Bucket& bucket) override {
@@ -48,6 +49,7 @@ class LibraryRoute final : public GradientRoute {
     Device& device_;
     const int rank_;
     float* const gradients_;
+    const bool in_tree_;
     DeviceBuffer<std::uint16_t> narrow_;  // [elems], if any travel in 16 bits
 };
 
@@ -154,7 +156,8 @@ std::unique_ptr<GradientRoute> make_route(Route route, Communicator& comm, Devic
                                           const ShardSums& shards) {
     switch (route) {
         case Route::library:
-            return std::make_unique<LibraryRoute>(comm, device, gradients, buckets);
+            return std::make_unique<LibraryRoute>(comm, device, gradients, buckets,
+                                                  shards.by_library && shards.shards > 0);
         case Route::fixed_order:
             return std::make_unique<FixedOrderRoute>(comm, device, gradients, buckets, shards);
         case Route::factors:

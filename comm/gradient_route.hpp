@@ -34,7 +34,7 @@ struct ShardSums {
     std::vector<std::vector<TreeNode>> nodes = {};
     // This rank's sums but the last, which is in the gradients: [nodes - 1][elems], on the device.
     std::vector<const float*> earlier = {};
-    // True if each rank has one node, and the communicator adds these up in the tree itself.
+    // True if each rank has one node, and the communicator can add these up in the tree itself.
     bool by_library = false;
     // The most values in a sum within a pass.
     std::int64_t pass_elems = 0;

@@ -192,7 +192,10 @@ void Reducer::sum(const LeafValues& values) {
     if (pass_route_ != nullptr) {
         sum_nodes(values);
     } else if (comm_.size() > 1) {
-        run({.kind = Collective::Kind::all_reduce, .data = values.data, .count = values.elems},
+        run({.kind = Collective::Kind::all_reduce,
+             .data = values.data,
+             .count = values.elems,
+             .in_tree = shards_.by_library && shards_.shards > 0},
             "statistics");
     }
     if (timed) {

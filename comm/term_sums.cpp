@@ -1,6 +1,9 @@
 #include "comm/term_sums.hpp"
 
+#include <algorithm>
+#include <bit>
 #include <cstdint>
+#include <cstring>
 
 namespace gyre::comm {
 namespace {
@@ -32,20 +35,38 @@ TermSum term_sum_of(DataType type) {
                                         : &add_narrow<DataType::float16>;
 }
 
-void add_terms(DataType type, int ranks, int own_rank, std::size_t elems, void* own_row,
-               std::byte* terms) {
+void TreeSum::add_node(DataType type, int first, int last, std::size_t elems, Term term,
+                       std::size_t depth, std::byte* sum) {
     const std::size_t bytes = elems * bytes_of(type);
-    std::byte* const scratch = terms + static_cast<std::size_t>(own_rank) * bytes;
-    const auto row = [&](int rank) -> const void* {
-        return rank == own_rank ? own_row : terms + static_cast<std::size_t>(rank) * bytes;
-    };
-    const void* sum = row(0);
-    for (int rank = 1; rank < ranks; ++rank) {
-        // The own row is still a term until the last addition.
-        void* const to = rank + 1 == ranks ? own_row : scratch;
-        term_sum_of(type)(to, sum, row(rank), elems);
-        sum = to;
+    if (last - first == 1) {
+        std::memcpy(sum, term(first), bytes);
+        return;
     }
+    // The left child has the greatest power of two of the terms that is less than all.
+    const int middle =
+        first + static_cast<int>(std::bit_floor(static_cast<unsigned>(last - first - 1)));
+    const std::byte* left = term(first);
+    if (middle - first > 1) {
+        add_node(type, first, middle, elems, term, depth, sum);
+        left = sum;
+    }
+    const std::byte* right = term(middle);
+    if (last - middle > 1) {
+        right_.resize(std::max(right_.size(), depth + 1));
+        right_[depth].resize(std::max(right_[depth].size(), bytes));
+        std::byte* const own = right_[depth].data();
+        add_node(type, middle, last, elems, term, depth + 1, own);
+        right = own;
+    }
+    term_sum_of(type)(sum, left, right, elems);
+}
+
+void TreeSum::add_received(DataType type, int ranks, int own_rank, std::size_t elems, void* own_row,
+                           std::byte* terms) {
+    const std::size_t bytes = elems * bytes_of(type);
+    const auto row = [&](int rank) { return terms + static_cast<std::size_t>(rank) * bytes; };
+    std::memcpy(row(own_rank), own_row, bytes);
+    add_up(type, ranks, elems, row, static_cast<std::byte*>(own_row));
 }
 
 }  // namespace gyre::comm

@@ -2,8 +2,10 @@
 #pragma once
 
 #include <cstddef>
+#include <vector>
 
 #include "base/data_type.hpp"
+#include "base/function_ref.hpp"
 
 namespace gyre::comm {
 
@@ -11,9 +13,24 @@ namespace gyre::comm {
 using TermSum = void (*)(void* out, const void* left, const void* right, std::size_t elems);
 TermSum term_sum_of(DataType type);
 
-// The rank's own row of a reduce_scatter becomes the sum of all ranks' in their order, whoever
-// adds. terms: [ranks][elems], all but the own row received; that one is scratch.
-void add_terms(DataType type, int ranks, int own_rank, std::size_t elems, void* own_row,
-               std::byte* terms);
+// Adds up terms of ranks in the tree over them (base/sum_tree.hpp). The memory that this takes is
+// kept for the next sum.
+class TreeSum {
+ public:
+    using Term = FunctionRef<const std::byte*(int rank)>;
+    // sum [elems] = that of the terms of the ranks [0, ranks), none of which it may be.
+    void add_up(DataType type, int ranks, std::size_t elems, Term term, std::byte* sum) {
+        add_node(type, 0, ranks, elems, term, 0, sum);
+    }
+    // own_row [elems], which is this rank's term, becomes the sum. terms: [ranks][elems], all but
+    // the own one received.
+    void add_received(DataType type, int ranks, int own_rank, std::size_t elems, void* own_row,
+                      std::byte* terms);
+
+ private:
+    void add_node(DataType type, int first, int last, std::size_t elems, Term term,
+                  std::size_t depth, std::byte* sum);
+    std::vector<std::vector<std::byte>> right_;  // [depth]: the sum of a node's right child
+};
 
 }  // namespace gyre::comm

@@ -210,7 +210,7 @@ void Session::check_shards() const {
 
 bool Session::by_library() const {
     return sharding_.shards == 0 ||
-           (comm_.sums_in_tree() && parts_are_nodes(sharding_.shards, comm_.size()));
+           (comm_.can_sum_in_tree() && parts_are_nodes(sharding_.shards, comm_.size()));
 }
 
 ShardSums Session::shard_sums() const {

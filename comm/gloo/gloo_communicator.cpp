@@ -102,7 +102,7 @@ std::string own_address(const Store& store, bool one_host) {
 // In Gloo's ring a rank waits for twice as many messages as there are ranks, one after another, and
 // each wakes Gloo's thread and then ours, which may take 100 us on a virtual machine.
 constexpr std::size_t kDirectBytes = 128 << 10;
-constexpr std::uint8_t kDirectSlotPrefix = 0x40;  // Gloo's own are 1 to 8
+constexpr std::uint8_t kDirectSlotPrefix = 0x40, kSumSlotPrefix = 0x41;  // Gloo's own are 1 to 8
 
 class GlooCommunicator final : public Communicator {
  public:
@@ -116,6 +116,7 @@ class GlooCommunicator final : public Communicator {
     int size() const override { return size_; }
     int local_rank() const override { return place_.local_rank; }
     int local_size() const override { return place_.local_size; }
+    bool can_sum_in_tree() const override { return true; }
     std::string address() const override { return address_; }
     bool own_terminal() const override { return own_terminal_; }
     std::unique_ptr<Request> start(const Collective& collective) override;
@@ -154,7 +155,12 @@ class GlooCommunicator final : public Communicator {
     void run_operation(const Operation& operation);
     void send_terms(Operation& operation);
     void add_terms(const Operation& operation);
-    void reduce_scatter(const Operation& operation);
+    // A rank's part of the data of a sum.
+    ByteRange share(const Operation& operation, int rank) const;
+    // The rank's share becomes the sum.
+    void reduce_shares(const Operation& operation);
+    // Every rank gets all shares.
+    void gather_shares(const Operation& operation);
     void reduce();  // the thread's loop
 
     int rank_, size_;
@@ -166,6 +172,7 @@ class GlooCommunicator final : public Communicator {
     std::shared_ptr<gloo::Context> control_, gradients_;
     std::uint32_t control_tag_ = 0, started_ = 0;
     std::vector<std::byte> scratch_;  // the thread's
+    TreeSum tree_;                    // the thread's
 
     std::mutex mutex_;  // guards everything below
     std::condition_variable wake_, done_;
@@ -226,6 +233,9 @@ void GlooCommunicator::run_operation(const Operation& o) {
             const auto elems = static_cast<std::size_t>(c.count);
             if (o.buffer != nullptr) {
                 add_terms(o);
+            } else if (c.in_tree && !sums_in_tree()) {
+                reduce_shares(o);
+                gather_shares(o);
             } else if (c.type == DataType::float32) {
                 allreduce(gradients_, static_cast<float*>(c.data), elems, o.number,
                           term_sum_of(c.type));
@@ -244,20 +254,32 @@ void GlooCommunicator::run_operation(const Operation& o) {
             return;
         }
         case Collective::Kind::reduce_scatter:
-            reduce_scatter(o);
+            reduce_shares(o);
             return;
     }
 }
 
-// Each rank gets all terms of its row and adds them up: (size - 1) / size of the data each way, as
-// in a ring, without its chain of messages.
-void GlooCommunicator::reduce_scatter(const Operation& o) {
+ByteRange GlooCommunicator::share(const Operation& o, int rank) const {
     const Collective& c = o.collective;
-    const std::size_t bytes = o.bytes();
+    const auto width = static_cast<std::int64_t>(bytes_of(c.type));
+    if (c.kind == Collective::Kind::reduce_scatter) {
+        return {rank * bytes_of(c), bytes_of(c)};
+    }
+    const std::int64_t begin = c.count * rank / size_, end = c.count * (rank + 1) / size_;
+    return {begin * width, (end - begin) * width};
+}
+
+// Each rank gets all terms of its share and adds them up: (size - 1) / size of the data each way,
+// as in a ring, without its chain of messages.
+void GlooCommunicator::reduce_shares(const Operation& o) {
+    const Collective& c = o.collective;
+    const ByteRange own = share(o, rank_);
+    const auto bytes = static_cast<std::size_t>(own.bytes);
     const auto at = [&](int rank) { return static_cast<std::size_t>(rank) * bytes; };
     scratch_.resize(at(size_));
     const auto terms = gradients_->createUnboundBuffer(scratch_.data(), scratch_.size());
-    const auto rows = gradients_->createUnboundBuffer(c.data, at(size_));
+    const auto data =
+        gradients_->createUnboundBuffer(c.data, static_cast<std::size_t>(all_of(c, size_).bytes));
     const auto slot = gloo::Slot::build(kDirectSlotPrefix, o.number);
     for (int i = 1; i < size_; ++i) {
         const int from = (rank_ + size_ - i) % size_;
@@ -265,14 +287,38 @@ void GlooCommunicator::reduce_scatter(const Operation& o) {
     }
     for (int i = 1; i < size_; ++i) {
         const int to = (rank_ + i) % size_;
-        rows->send(to, slot, at(to), bytes);
+        const ByteRange sent = share(o, to);
+        data->send(to, slot, static_cast<std::size_t>(sent.begin_bytes),
+                   static_cast<std::size_t>(sent.bytes));
     }
     for (int i = 1; i < size_; ++i) {
         terms->waitRecv();
-        rows->waitSend();
+        data->waitSend();
     }
-    comm::add_terms(c.type, size_, rank_, static_cast<std::size_t>(c.count),
-                    static_cast<std::byte*>(c.data) + at(rank_), scratch_.data());
+    tree_.add_received(c.type, size_, rank_, bytes / bytes_of(c.type),
+                       static_cast<std::byte*>(c.data) + own.begin_bytes, scratch_.data());
+}
+
+void GlooCommunicator::gather_shares(const Operation& o) {
+    const Collective& c = o.collective;
+    const auto data = gradients_->createUnboundBuffer(c.data, o.bytes());
+    const auto slot = gloo::Slot::build(kSumSlotPrefix, o.number);
+    const auto with = [&](int rank, const auto& call) {
+        const ByteRange part = share(o, rank);
+        call(static_cast<std::size_t>(part.begin_bytes), static_cast<std::size_t>(part.bytes));
+    };
+    for (int i = 1; i < size_; ++i) {
+        const int from = (rank_ + size_ - i) % size_;
+        with(from, [&](std::size_t at, std::size_t bytes) { data->recv(from, slot, at, bytes); });
+    }
+    for (int i = 1; i < size_; ++i) {
+        const int to = (rank_ + i) % size_;
+        with(rank_, [&](std::size_t at, std::size_t bytes) { data->send(to, slot, at, bytes); });
+    }
+    for (int i = 1; i < size_; ++i) {
+        data->waitRecv();
+        data->waitSend();
+    }
 }
 
 std::shared_ptr<gloo::Context> GlooCommunicator::connect(
@@ -407,14 +453,11 @@ void GlooCommunicator::add_terms(const Operation& o) {
         o.buffer->waitRecv();
         o.buffer->waitSend();
     }
-    // In the order of the ranks, so that all have the same sum.
     const Collective& c = o.collective;
-    const std::size_t bytes = o.bytes();
-    const void* sum = o.terms.data();
-    for (std::size_t at = bytes; at < o.terms.size(); at += bytes) {
-        term_sum_of(c.type)(c.data, sum, o.terms.data() + at, static_cast<std::size_t>(c.count));
-        sum = c.data;
-    }
+    tree_.add_up(
+        c.type, size_, static_cast<std::size_t>(c.count),
+        [&](int rank) { return o.terms.data() + static_cast<std::size_t>(rank) * o.bytes(); },
+        static_cast<std::byte*>(c.data));
 }
 
 void GlooCommunicator::allreduce_sum(std::span<double> data) {

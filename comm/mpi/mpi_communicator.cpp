@@ -18,6 +18,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <limits>
 #include <mutex>
@@ -57,10 +58,10 @@ void add_narrow(void* in, void* inout, int* elems, MPI_Datatype*) {
     term_sum_of(type)(inout, inout, in, static_cast<std::size_t>(*elems));
 }
 
-// The lists and terms of a reduce_scatter, which MPI uses while it is under way.
+// The lists and terms of a sum of shares, which MPI uses while it is under way.
 struct Exchange {
     std::vector<int> send_counts, send_offsets, receive_counts, receive_offsets;
-    std::vector<std::byte> terms;  // [ranks][columns]
+    std::vector<std::byte> terms;  // [ranks][elements of the own share]
 };
 
 // Sets variables that must be set before MPI starts. Values set by the user are kept.
@@ -101,6 +102,7 @@ class MpiCommunicator final : public Communicator {
     int size() const override { return size_; }
     int local_rank() const override { return local_rank_; }
     int local_size() const override { return local_size_; }
+    bool can_sum_in_tree() const override { return true; }
     std::unique_ptr<Request> start(const Collective& collective) override;
     void allreduce_sum(std::span<double> data) override;
     void broadcast(void* data, std::size_t bytes, int root) override;
@@ -114,11 +116,23 @@ class MpiCommunicator final : public Communicator {
         Operation* owner;
         std::int64_t row_elems;  // from one row of a reduce_scatter to the next
         MPI_Request request = MPI_REQUEST_NULL;
-        std::unique_ptr<Exchange> exchange = nullptr;  // of a reduce_scatter under way
+        std::unique_ptr<Exchange> exchange = nullptr;  // of a sum of shares under way
+        // Of a sum in the tree that every rank gets: its shares travel twice.
+        enum class Stage { terms, summed, sums } stage = Stage::terms;
+        bool done = false;
+        bool in_tree() const { return part.kind == Collective::Kind::all_reduce && part.in_tree; }
     };
     void begin(Piece& piece);
-    void begin_exchange(Piece& piece);
-    void finish(Piece& piece);
+    // The elements of a piece that a rank adds up: [begin, begin + count).
+    struct Share {
+        int begin, count;
+    };
+    Share share(const Piece& piece, int rank) const;
+    // Sends each rank all terms of its share, and the sum of the own one to all.
+    void begin_terms(Piece& piece);
+    void begin_sums(Piece& piece);
+    // What was asked for has come: adds up the terms, or ends the piece.
+    void arrived(Piece& piece);
     void advance();        // tests the pieces under way and starts waiting ones; needs the mutex
     void make_progress();  // the loop of the helper thread
     // Waits for the operation that `call`, which gets a request, starts on the control
@@ -134,10 +148,13 @@ class MpiCommunicator final : public Communicator {
 
     SpinTime spin_;     // how long waiting threads spin
     std::mutex mutex_;  // guards MPI and everything below
-    MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL;
+    // sums_comm_: of begin_sums(), which ranks call in the order of the pieces, but at other times
+    // between their calls of begin().
+    MPI_Comm control_ = MPI_COMM_NULL, gradients_ = MPI_COMM_NULL, sums_comm_ = MPI_COMM_NULL;
     int rank_ = 0, size_ = 1, local_rank_ = 0, local_size_ = 1;
     std::deque<Piece> waiting_, under_way_;  // in the order of the calls, the same on all ranks
     std::vector<std::unique_ptr<Exchange>> exchanges_;  // unused, kept for their memory
+    TreeSum tree_;
     std::int64_t bytes_left_ = 0;
     bool stopping_ = false;
     std::condition_variable wake_;
@@ -154,6 +171,7 @@ class MpiCommunicator::Operation final : public Request {
             Collective part = collective;
             part.data = static_cast<std::byte*>(collective.data) + at * width;
             part.count = std::min(piece_elems, collective.count - at);
+            part.in_tree = collective.in_tree && !comm.sums_in_tree();
             comm_.waiting_.push_back({part, this, collective.count});
             comm_.bytes_left_ += bytes_of(part);
             ++pieces_left_;
@@ -227,6 +245,10 @@ void MpiCommunicator::begin(Piece& piece) {
     const Collective& part = piece.part;
     switch (part.kind) {
         case Collective::Kind::all_reduce: {
+            if (part.in_tree) {
+                begin_terms(piece);
+                return;
+            }
             const Sum& sum = sums_[static_cast<std::size_t>(part.type)];
             GYRE_MPI(MPI_Iallreduce(MPI_IN_PLACE, part.data, static_cast<int>(part.count), sum.type,
                                     sum.operation, gradients_, &piece.request));
@@ -238,15 +260,23 @@ void MpiCommunicator::begin(Piece& piece) {
                                     &piece.request));
             return;
         case Collective::Kind::reduce_scatter:
-            begin_exchange(piece);
+            begin_terms(piece);
             return;
     }
 }
 
-// Sends each rank all terms of its row, which it adds up. MPI's own implementation (Open MPI 4)
-// reduces all rows on one rank, which distributes them, and adds in an order that the library
-// chooses.
-void MpiCommunicator::begin_exchange(Piece& piece) {
+MpiCommunicator::Share MpiCommunicator::share(const Piece& piece, int rank) const {
+    const std::int64_t count = piece.part.count;
+    if (!piece.in_tree()) {
+        return {static_cast<int>(rank * piece.row_elems), static_cast<int>(count)};
+    }
+    const std::int64_t begin = count * rank / size_, end = count * (rank + 1) / size_;
+    return {static_cast<int>(begin), static_cast<int>(end - begin)};
+}
+
+// MPI's own reduce_scatter (Open MPI 4) reduces all rows on one rank, which distributes them, and
+// adds in an order that the library chooses.
+void MpiCommunicator::begin_terms(Piece& piece) {
     const Collective& part = piece.part;
     if (exchanges_.empty()) {
         exchanges_.push_back(std::make_unique<Exchange>());
@@ -254,33 +284,66 @@ void MpiCommunicator::begin_exchange(Piece& piece) {
     piece.exchange = std::move(exchanges_.back());
     exchanges_.pop_back();
     Exchange& e = *piece.exchange;
-    const auto count = static_cast<int>(part.count);
-    e.send_counts.assign(static_cast<std::size_t>(size_), count);
-    e.send_counts[static_cast<std::size_t>(rank_)] = 0;
-    e.receive_counts = e.send_counts;
-    e.send_offsets.resize(e.send_counts.size());
-    e.receive_offsets.resize(e.send_counts.size());
+    const auto ranks = static_cast<std::size_t>(size_);
+    const Share own = share(piece, rank_);
+    for (auto* list : {&e.send_counts, &e.send_offsets, &e.receive_counts, &e.receive_offsets}) {
+        list->resize(ranks);
+    }
     for (int rank = 0; rank < size_; ++rank) {
         const auto i = static_cast<std::size_t>(rank);
-        e.send_offsets[i] = static_cast<int>(rank * piece.row_elems);
-        e.receive_offsets[i] = rank * count;
+        const Share to = share(piece, rank);
+        e.send_counts[i] = rank == rank_ ? 0 : to.count;
+        e.send_offsets[i] = to.begin;
+        e.receive_counts[i] = rank == rank_ ? 0 : own.count;
+        e.receive_offsets[i] = rank * own.count;
     }
-    e.terms.resize(static_cast<std::size_t>(bytes_of(part) * size_));
+    e.terms.resize(ranks * static_cast<std::size_t>(own.count) * bytes_of(part.type));
     const MPI_Datatype type = sums_[static_cast<std::size_t>(part.type)].type;
     GYRE_MPI(MPI_Ialltoallv(part.data, e.send_counts.data(), e.send_offsets.data(), type,
                             e.terms.data(), e.receive_counts.data(), e.receive_offsets.data(), type,
                             gradients_, &piece.request));
 }
 
-void MpiCommunicator::finish(Piece& piece) {
+void MpiCommunicator::begin_sums(Piece& piece) {
     const Collective& part = piece.part;
-    bytes_left_ -= bytes_of(part);
-    if (piece.exchange != nullptr && piece.owner != nullptr) {
-        const auto width = static_cast<std::int64_t>(bytes_of(part.type));
-        add_terms(part.type, size_, rank_, static_cast<std::size_t>(part.count),
-                  static_cast<std::byte*>(part.data) + rank_ * piece.row_elems * width,
-                  piece.exchange->terms.data());
+    Exchange& e = *piece.exchange;
+    // Who got a share's terms sends its sum, from where the terms were: MPI allows no call in which
+    // both buffers are the same.
+    const Share own = share(piece, rank_);
+    const std::size_t width = bytes_of(part.type);
+    if (piece.owner != nullptr) {
+        std::memcpy(
+            e.terms.data(),
+            static_cast<const std::byte*>(part.data) + static_cast<std::size_t>(own.begin) * width,
+            static_cast<std::size_t>(own.count) * width);
     }
+    std::swap(e.send_counts, e.receive_counts);
+    e.receive_offsets = e.send_offsets;
+    std::fill(e.send_offsets.begin(), e.send_offsets.end(), 0);
+    const MPI_Datatype type = sums_[static_cast<std::size_t>(part.type)].type;
+    GYRE_MPI(MPI_Ialltoallv(e.terms.data(), e.send_counts.data(), e.send_offsets.data(), type,
+                            part.data, e.receive_counts.data(), e.receive_offsets.data(), type,
+                            sums_comm_, &piece.request));
+    piece.stage = Piece::Stage::sums;
+}
+
+void MpiCommunicator::arrived(Piece& piece) {
+    const Collective& part = piece.part;
+    const bool terms = piece.exchange != nullptr && piece.stage == Piece::Stage::terms;
+    if (terms && piece.owner != nullptr) {
+        const Share own = share(piece, rank_);
+        const std::size_t width = bytes_of(part.type);
+        tree_.add_received(
+            part.type, size_, rank_, static_cast<std::size_t>(own.count),
+            static_cast<std::byte*>(part.data) + static_cast<std::size_t>(own.begin) * width,
+            piece.exchange->terms.data());
+    }
+    if (terms && piece.in_tree()) {
+        piece.stage = Piece::Stage::summed;
+        return;
+    }
+    piece.done = true;
+    bytes_left_ -= bytes_of(part);
     if (piece.exchange != nullptr) {
         exchanges_.push_back(std::move(piece.exchange));
     }
@@ -298,19 +361,25 @@ void MpiCommunicator::advance() {
             waiting_.pop_front();
         }
         bool finished = false;
+        bool earlier_waits = false;  // a piece whose sums go first
         for (Piece& piece : under_way_) {
             int flag = 0;
-            GYRE_MPI(MPI_Test(&piece.request, &flag, MPI_STATUS_IGNORE));
+            if (piece.stage != Piece::Stage::summed) {
+                GYRE_MPI(MPI_Test(&piece.request, &flag, MPI_STATUS_IGNORE));
+            }
             if (flag != 0) {
-                finish(piece);
+                arrived(piece);
                 finished = true;
             }
+            if (piece.stage == Piece::Stage::summed && !earlier_waits) {
+                begin_sums(piece);
+            }
+            earlier_waits = earlier_waits || (piece.in_tree() && piece.stage != Piece::Stage::sums);
         }
         if (!finished) {
             return;
         }
-        std::erase_if(under_way_,
-                      [](const Piece& piece) { return piece.request == MPI_REQUEST_NULL; });
+        std::erase_if(under_way_, [](const Piece& piece) { return piece.done; });
     }
 }
 
@@ -326,6 +395,7 @@ MpiCommunicator::MpiCommunicator() {
     GYRE_MPI(MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN));
     GYRE_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &control_));
     GYRE_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &gradients_));
+    GYRE_MPI(MPI_Comm_dup(MPI_COMM_WORLD, &sums_comm_));
     GYRE_MPI(MPI_Comm_rank(control_, &rank_));
     GYRE_MPI(MPI_Comm_size(control_, &size_));
     MPI_Comm local = MPI_COMM_NULL;
@@ -348,6 +418,7 @@ MpiCommunicator::~MpiCommunicator() {
     // Errors cannot be reported here, and the process is about to end.
     MPI_Op_free(&sums_[1].operation);
     MPI_Op_free(&sums_[2].operation);
+    MPI_Comm_free(&sums_comm_);
     MPI_Comm_free(&gradients_);
     MPI_Comm_free(&control_);
     MPI_Finalize();

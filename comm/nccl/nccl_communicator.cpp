@@ -57,6 +57,9 @@ class NcclCommunicator final : public ForwardingCommunicator {
     bool sums_in_tree() const override {
         return device_ == nullptr ? inner().sums_in_tree() : Communicator::sums_in_tree();
     }
+    bool can_sum_in_tree() const override {
+        return device_ == nullptr ? inner().can_sum_in_tree() : Communicator::sums_in_tree();
+    }
     std::string async_error() override;
     [[noreturn]] void abort(int exit_code) noexcept override;
 

@@ -80,10 +80,6 @@ class SharedCommunicator final : public ForwardingCommunicator {
     void post(const Piece& piece, std::uint64_t number);
     void add_up(const Piece& piece, std::uint64_t number);
     void take(const Piece& piece, std::uint64_t number);
-    // Adds the terms of the ranks [first, last), two or more, in the tree over all.
-    template <typename Term, typename Add>
-    void add_tree(const Term& term, int first, int last, std::size_t depth, std::byte* sum,
-                  std::size_t bytes, const Add& add);
     bool sliced(const Piece& piece) const {
         return piece.collective.kind == Collective::Kind::all_reduce &&
                piece.bytes() * size_ > kWholeBytes;
@@ -96,7 +92,7 @@ class SharedCommunicator final : public ForwardingCommunicator {
     const double seconds_;
     std::deque<Piece> pieces_;  // that are not taken yet; the first has the number taken_
     std::uint64_t posted_ = 0, summed_ = 0, taken_ = 0;
-    std::vector<std::vector<std::byte>> partial_sums_;  // of add_tree(), of a node's right child
+    TreeSum tree_;
 };
 
 class SharedCommunicator::Operation final : public Request {
@@ -218,28 +214,6 @@ void SharedCommunicator::post(const Piece& piece, std::uint64_t number) {
     }
 }
 
-template <typename Term, typename Add>
-void SharedCommunicator::add_tree(const Term& term, int first, int last, std::size_t depth,
-                                  std::byte* sum, std::size_t bytes, const Add& add) {
-    // The left child has the greatest power of two of the terms that is less than all.
-    const int middle =
-        first + static_cast<int>(std::bit_floor(static_cast<unsigned>(last - first - 1)));
-    const std::byte* left = term(first);
-    if (middle - first > 1) {
-        add_tree(term, first, middle, depth, sum, bytes, add);
-        left = sum;
-    }
-    const std::byte* right = term(middle);
-    if (last - middle > 1) {
-        partial_sums_.resize(std::max(partial_sums_.size(), depth + 1));
-        partial_sums_[depth].resize(std::max(partial_sums_[depth].size(), bytes));
-        std::byte* const own = partial_sums_[depth].data();
-        add_tree(term, middle, last, depth + 1, own, bytes, add);
-        right = own;
-    }
-    add(sum, left, right);
-}
-
 void SharedCommunicator::add_up(const Piece& piece, std::uint64_t number) {
     if (piece.owner == nullptr || piece.collective.kind == Collective::Kind::all_gather) {
         return;
@@ -251,10 +225,7 @@ void SharedCommunicator::add_up(const Piece& piece, std::uint64_t number) {
     const std::int64_t elems = part.bytes / piece.width();
     const auto term = [&](int rank) { return memory_->slot(rank, number) + part.begin_bytes; };
     std::byte* const sum = row_wise ? piece.row(rank_) : piece.row(0) + part.begin_bytes;
-    add_tree(term, 0, size_, 0, sum, static_cast<std::size_t>(part.bytes),
-             [add = term_sum_of(piece.collective.type), elems](auto* to, auto* left, auto* right) {
-                 add(to, left, right, static_cast<std::size_t>(elems));
-             });
+    tree_.add_up(piece.collective.type, size_, static_cast<std::size_t>(elems), term, sum);
     if (sliced(piece)) {  // only this rank has read its own slice of its own slot
         std::memcpy(term(rank_), sum, static_cast<std::size_t>(part.bytes));
     }

@@ -230,6 +230,21 @@ class Gyre:
                 return
         check.fail("not within 25 %")
 
+    def tree(self, check: Check, ranks: int) -> None:
+        """A sum in the tree over the ranks sends as much as a ring, 2 (n-1)/n S, and some for headers."""
+        size, sums = 32 << 20, 2
+        before = [int(number) for number in hosts("bytes", "host1").split()]
+        command = [*MPIRUN, "--host", first_hosts(ranks), str(self.build / "bench-allreduce"),
+                   *f"-b 32M -e 32M -n {sums - 1} -w 1 --no-peer --comm mpi --in-tree".split()]  # fmt: skip
+        check.status(run(30, command), 0)
+        check.says("Out of bounds values : 0 OK")
+        formula = 2 * (ranks - 1) / ranks * size * sums
+        now = [int(number) for number in hosts("bytes", "host1").split()]
+        ratios = [(b - a) / formula for a, b in zip(before, now, strict=True)]
+        check.measured = f"received {ratios[0]:.2f} and sent {ratios[1]:.2f} of a ring's bytes"
+        if not all(1.0 <= ratio <= 1.2 for ratio in ratios):
+            check.fail("not between 1 and 1.2")
+
     def endless(self, timeout: int) -> list[str]:
         """A training that only a failure or a signal ends. timeout: of its watchdog."""
         (OUT / "run.jsonl").unlink(missing_ok=True)
@@ -380,6 +395,8 @@ def table(on: Gyre) -> list[Row]:
         Row("losses", "2 hosts without MPI, over Gloo: the same", 65, on.without_mpi),
         Row("failures", "without MPI and a secret: refused", 10, on.without_mpi_or_secret),
         Row("failures", "without MPI, a pulled cable ends both ranks", 40, on.without_mpi_or_cable),
+        Row("losses", "4 hosts: a sum in the tree over the ranks sends a ring's bytes", 35,
+            lambda c: on.tree(c, 4)),
         Row("rings", "2 hosts, 1 Gbit/s: a reduction takes a ring's time", 60,
             lambda c: on.ring(c, 2), ring),
         Row("rings", "3 hosts, 1 Gbit/s: the same", 60, lambda c: on.ring(c, 3), ring),
