@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cstdint>
-#include <cstring>
 
 namespace gyre::comm {
 namespace {
@@ -39,7 +38,7 @@ void TreeSum::add_node(DataType type, int first, int last, std::size_t elems, Te
                        std::size_t depth, std::byte* sum) {
     const std::size_t bytes = elems * bytes_of(type);
     if (last - first == 1) {
-        std::memcpy(sum, term(first), bytes);
+        std::copy_n(term(first), bytes, sum);
         return;
     }
     // The left child has the greatest power of two of the terms that is less than all.
@@ -65,7 +64,7 @@ void TreeSum::add_received(DataType type, int ranks, int own_rank, std::size_t e
                            std::byte* terms) {
     const std::size_t bytes = elems * bytes_of(type);
     const auto row = [&](int rank) { return terms + static_cast<std::size_t>(rank) * bytes; };
-    std::memcpy(row(own_rank), own_row, bytes);
+    std::copy_n(static_cast<const std::byte*>(own_row), bytes, row(own_rank));
     add_up(type, ranks, elems, row, static_cast<std::byte*>(own_row));
 }
 

@@ -18,7 +18,6 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
-#include <cstring>
 #include <deque>
 #include <limits>
 #include <mutex>
@@ -312,10 +311,9 @@ void MpiCommunicator::begin_sums(Piece& piece) {
     const Share own = share(piece, rank_);
     const std::size_t width = bytes_of(part.type);
     if (piece.owner != nullptr) {
-        std::memcpy(
-            e.terms.data(),
+        std::copy_n(
             static_cast<const std::byte*>(part.data) + static_cast<std::size_t>(own.begin) * width,
-            static_cast<std::size_t>(own.count) * width);
+            static_cast<std::size_t>(own.count) * width, e.terms.data());
     }
     std::swap(e.send_counts, e.receive_counts);
     e.receive_offsets = e.send_offsets;
