@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "base/round_up.hpp"
+
 namespace gyre::comm {
 
 namespace {
@@ -51,8 +53,7 @@ std::vector<Bucket> plan_buckets(const std::vector<std::int64_t>& tensor_begins,
         }
         // The last part is what remains, up to twice a part.
         while (end - *begin > 2 * part_elems) {
-            const std::int64_t part =
-                std::max(*begin, (end - part_elems + kGrainElems - 1) / kGrainElems * kGrainElems);
+            const std::int64_t part = std::max(*begin, round_up(end - part_elems, kGrainElems));
             buckets.push_back({part, end});
             end = part;
         }

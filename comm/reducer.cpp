@@ -5,6 +5,8 @@
 #include <string>
 #include <utility>
 
+#include "base/round_up.hpp"
+
 namespace gyre::comm {
 namespace {
 
@@ -20,7 +22,7 @@ static_assert(kMostParts < kMostOperations, "of each step");
 // Whole vectors of a kernel, so that those of the next rank begin where one does.
 std::int64_t aligned(std::int64_t elems) {
     constexpr std::int64_t kAlignElems = 16;
-    return (elems + kAlignElems - 1) / kAlignElems * kAlignElems;
+    return round_up(elems, kAlignElems);
 }
 
 // The device's work up to an event, as a request.

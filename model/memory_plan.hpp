@@ -4,6 +4,8 @@
 #include <cstddef>
 #include <vector>
 
+#include "base/round_up.hpp"
+
 namespace gyre::model {
 
 // Needed from time `first` to time `last`, both included.
@@ -20,7 +22,7 @@ struct MemoryPlan {
 
 constexpr std::size_t kBlockAlignBytes = 256;
 inline std::size_t whole_blocks(std::size_t bytes) {
-    return (bytes + kBlockAlignBytes - 1) / kBlockAlignBytes * kBlockAlignBytes;
+    return round_up(bytes, kBlockAlignBytes);
 }
 
 // The largest block first, each at the lowest place that is free for all of its life.

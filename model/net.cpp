@@ -81,8 +81,9 @@ void Net::make_operations(const NetOptions& options) {
 }
 
 void Net::count_leaves(const NetOptions& options) {
-    meets_ = options.leaves > 0 && std::any_of(ops_.begin(), ops_.end(), [](const auto& op) {
-                 return op->needs().phases > 1;
+    meets_ = options.leaves > 0 && std::any_of(ops_.begin(), ops_.end(), [&](const auto& op) {
+                 const OpNeeds needs = op->needs();
+                 return needs.phases > 1 || (options.together && needs.together);
              });
     leaves_ = meets_ ? options.leaves : 1;
     places_ = leaves_ + (meets_ && options.guest ? 1 : 0);
@@ -229,6 +230,10 @@ void Net::forward(std::span<const Batch> leaves) {
     for (std::size_t i = 0; i < ops; ++i) {
         const TimelineSpan span(leaves.front().timeline, "forward", graph_.nodes[i].name);
         const int phases = leaves.size() > 1 ? steps_[i].phases : 1;
+        if (leaves.size() > 1 && steps_[i].together) {
+            ops_[i]->forward_leaves(at_node(i, leaves));
+            continue;
+        }
         for (int phase = 0; phase < phases; ++phase) {
             for (const Batch& batch : leaves) {
                 const Step& step = step_of(batch, i);
@@ -310,14 +315,18 @@ void Net::backward(std::span<const Batch> leaves, const BackwardHooks& hooks) {
         }
         const TimelineSpan span(leaves.front().timeline, "backward", graph_.nodes[i].name);
         // Leaves that meet do so after the first function; others go through all three alone.
-        const std::size_t together = steps_[i].phases > 1 ? leaves.size() : 1;
+        const bool at_once = leaves.size() > 1 && steps_[i].together;
+        const std::size_t together = at_once || steps_[i].phases > 1 ? leaves.size() : 1;
         for (std::size_t first = 0; first < leaves.size(); first += together) {
             const std::span<const Batch> some = leaves.subspan(first, together);
-            for (const Batch& batch : some) {
-                backward_weights(i, batch, hooks);
+            if (at_once) {
+                backward_together(i, some, hooks);
             }
-            for (const Batch& batch : some) {
-                backward_inputs(i, batch);
+            for (std::size_t leaf = 0; leaf < some.size() && !at_once; ++leaf) {
+                backward_weights(i, some[leaf], hooks);
+            }
+            for (std::size_t leaf = 0; leaf < some.size() && !at_once; ++leaf) {
+                backward_inputs(i, some[leaf]);
             }
             for (const Batch& batch : some) {
                 backward_sums(i, batch, hooks);
@@ -352,7 +361,32 @@ void Net::backward_weights(std::size_t node, const Batch& batch, const BackwardH
     }
 }
 
-void Net::backward_inputs(std::size_t node, const Batch& batch) {
+void Net::backward_together(std::size_t node, std::span<const Batch> leaves,
+                            const BackwardHooks& hooks) {
+    const std::vector<Parameter>& parameters = graph_.nodes[node].parameters;
+    Op& op = *ops_[node];
+    if (hooks.sums.nodes.empty()) {
+        for (const Batch& batch : leaves) {
+            backward_weights(node, batch, hooks);
+        }
+    } else {
+        for (const Batch& batch : leaves) {
+            op.backward_begin(batch, step_of(batch, node).train);
+        }
+        op.backward_params_leaves(at_node(node, leaves), hooks.sums);
+        hooks.summed(parameters.front().offset_elems);
+    }
+    bool any = false;
+    for (const Batch& batch : leaves) {
+        any = prepare_inputs(node, batch);
+    }
+    if (any) {
+        op.backward_input_leaves(at_node(node, leaves));
+    }
+}
+
+// Returns whether the operation has a gradient to compute.
+bool Net::prepare_inputs(std::size_t node, const Batch& batch) {
     const Step& step = step_of(batch, node);
     const OpIo& io = step.train;
     if (step.second_gradient && !io.dx2) {
@@ -361,8 +395,12 @@ void Net::backward_inputs(std::size_t node, const Batch& batch) {
     if ((io.dx || io.dx2) && step.copy_dy) {
         backend_.copy(io.dx.data, io.dy.data, activation_bytes(graph_.nodes[node].in, batch.n));
     }
-    if ((io.dx || io.dx2) && !with_loss(node)) {
-        ops_[node]->backward_input(batch, io);
+    return (io.dx || io.dx2) && !with_loss(node);
+}
+
+void Net::backward_inputs(std::size_t node, const Batch& batch) {
+    if (prepare_inputs(node, batch)) {
+        ops_[node]->backward_input(batch, step_of(batch, node).train);
     }
 }
 

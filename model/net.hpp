@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "base/function_ref.hpp"
+#include "base/round_up.hpp"
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/converted_op.hpp"
 #include "model/graph.hpp"
@@ -33,6 +34,9 @@ struct NetOptions {
     // The parts of a step that are passes of this rank, if the step is cut into such as do not
     // depend on the ranks; 0: it is not.
     int leaves = 0;
+    // Leaves go through the net side by side also where that only saves time, in operations that
+    // take several together.
+    bool together = false;
     // Where leaves meet, there is room for a guest: another rank's leaf, computed beside them with
     // the number after theirs, whose sums do not count.
     bool guest = false;
@@ -45,6 +49,10 @@ struct BackwardHooks {
     // All gradients of this leaf at and after this offset are final, and the next leaf overwrites
     // them. The last of several leaves calls ready() instead.
     FunctionRef<void(int leaf, std::int64_t offset)> leaf_ready = {};
+    // Leaves that go through a node together have their gradients added up at once, to these sums,
+    // which are final at and after this offset; without nodes, they are final as others are.
+    LeafSums sums = {};
+    FunctionRef<void(std::int64_t offset)> summed = {};
     // A node with parameters is offered, x [n][in] and dy [n][out]; returns whether its gradients
     // are computed elsewhere.
     FunctionRef<bool(std::size_t node, const Tensor& x, const Tensor& dy)> take = {};
@@ -63,7 +71,7 @@ class Net {
  public:
     static constexpr std::int64_t kAlignElems = 16;
     static constexpr std::int64_t padded(std::int64_t elems) {
-        return (elems + kAlignElems - 1) / kAlignElems * kAlignElems;
+        return round_up(elems, kAlignElems);
     }
     static constexpr std::int64_t kStatsElems = sizeof(StepStats) / sizeof(float);
 
@@ -119,7 +127,7 @@ class Net {
     bool with_loss(std::size_t node) const { return head_ != nullptr && node + 1 == ops_.size(); }
 
     // The leaves that go through a training pass side by side: all of a step's, if they meet in an
-    // operation; otherwise 1, as each is a pass of its own.
+    // operation, or one gains by it; otherwise 1, as each is a pass of its own.
     int leaves() const { return leaves_; }
     bool leaves_meet() const { return meets_; }
     static bool is_guest(const Batch& batch) { return batch.leaf == batch.leaves; }
@@ -166,6 +174,7 @@ class Net {
         Tensor second_gradient = {};
         bool second_adds = false;
         int phases = 1;
+        bool together = false;
     };
     struct Plan;  // while the net is made
 
@@ -179,7 +188,14 @@ class Net {
     // inputs; and the sums of these with other readers' gradients, or the update of parameters
     // whose gradients the first step has left out.
     void backward_weights(std::size_t node, const Batch& batch, const BackwardHooks& hooks);
+    bool prepare_inputs(std::size_t node, const Batch& batch);
     void backward_inputs(std::size_t node, const Batch& batch);
+    // The first two for all leaves together.
+    void backward_together(std::size_t node, std::span<const Batch> leaves,
+                           const BackwardHooks& hooks);
+    Leaves at_node(std::size_t node, std::span<const Batch> leaves) const {
+        return {leaves, leaf_ios_.data() + node * static_cast<std::size_t>(places_)};
+    }
     void backward_sums(std::size_t node, const Batch& batch, const BackwardHooks& hooks);
     bool updates(std::size_t node, const Batch& batch, const BackwardHooks& hooks) const;
     // Gives dy to a node's second input.
@@ -223,7 +239,8 @@ class Net {
     std::vector<std::int64_t> layer_begins_;
     std::int64_t flat_elems_ = 0;
     DeviceBuffer<float> flat_parameters_, flat_gradients_, flat_state_;
-    DeviceBuffer<float> unused_state_;  // of all leaves but the first
+    std::vector<const OpIo*> leaf_ios_;  // [node][place]
+    DeviceBuffer<float> unused_state_;   // of all leaves but the first
     DeviceBuffer<float> guest_gradients_;
     DeviceBuffer<std::byte> input_;
     DeviceBuffer<std::byte> arena_;

@@ -237,6 +237,11 @@ void Net::place_activations(const NetOptions& options) {
     for (int leaf = places_ - 1; leaf >= 0; --leaf) {
         bind(plan, leaf);
     }
+    for (std::size_t node = 0; node < ops_.size(); ++node) {
+        for (int leaf = 0; leaf < places_; ++leaf) {
+            leaf_ios_.push_back(&steps_[static_cast<std::size_t>(leaf) * ops_.size() + node].train);
+        }
+    }
 }
 
 void Net::bind(const Plan& plan, int leaf) {
@@ -257,6 +262,7 @@ void Net::bind(const Plan& plan, int leaf) {
         Step& step = steps_[static_cast<std::size_t>(leaf) * ops_.size() + i];
         step = steps_[i];
         step.phases = plan.needs[i].phases;
+        step.together = plan.needs[i].together;
         const auto inputs_and_output = [&](OpIo& io, const std::vector<std::size_t>& offsets) {
             io.x = value(node.inputs.front(), offsets);
             io.y = value(static_cast<int>(i), offsets);

@@ -31,6 +31,14 @@ MicroBatches::MicroBatches(Backend& backend, std::span<float> gradients, std::sp
     for (std::size_t i = 0; i < most_waiting; ++i) {
         partial_sums_.emplace_back(backend, std::ssize(gradients));
     }
+    if (tree_ && rounding_.type == DataType::float32) {
+        const TreeNode own = sharding.own_shards();
+        for (const TreeNode& node : tree_nodes(own.first, own.last, sharding.shards)) {
+            const bool last = node.last == own.last;
+            sums_.push_back({node.first - own.first, node.last - own.first,
+                             last ? gradients.data() : partial_sums_[sums_.size()].get()});
+        }
+    }
 }
 
 std::vector<const float*> MicroBatches::earlier_nodes() const {

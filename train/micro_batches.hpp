@@ -49,6 +49,10 @@ class MicroBatches {
     // adds up those of the passes before it and keeps them. Called from the end of the gradients
     // on, and before add_earlier() of the same elements.
     void keep(int pass, std::int64_t begin);
+    // Where passes that are leaves of one may add up their gradients at once, instead of the next
+    // two functions; no nodes if they are rounded. Then, for each node of the net, summed().
+    LeafSums sums() const { return {sums_, gradients_.data()}; }
+    void summed(std::int64_t begin) { added_from_ = begin; }
     // In the last pass, when its gradients at and after element `begin` are final: adds those of
     // the earlier passes. Called from the end of the gradients on.
     void add_earlier(std::int64_t begin);
@@ -76,6 +80,7 @@ class MicroBatches {
     };
     std::vector<Merge> merges_;
     std::vector<DeviceBuffer<float>> partial_sums_;
+    std::vector<LeafSums::Node> sums_;
     DeviceBuffer<float> first_state_;  // as the first shard left it
     std::int64_t added_from_ = 0;      // gradients from here on have the earlier passes' added
 };

@@ -129,6 +129,8 @@ std::unique_ptr<Net> Session::make_net(const Shape& shape, const LossSpec& loss,
                        .train_sizes = train_sizes(),
                        .logits = logits,
                        .leaves = sharding_.shards > 0 ? sharding_.shard_count(sharding_.rank) : 0,
+                       // Passes that `accumulate` asks for are there to save memory.
+                       .together = run_.batch.accumulate == 1,
                        .guest = run_.reports.audit > 0};
     for (const std::int64_t images : eval_images_) {
         for (const int n : evaluation_sizes(comm_, images, eval_batch_, run_.batch.shards)) {

@@ -168,7 +168,14 @@ void Trainer::run_leaves(std::int64_t global_count, const DeviceBuffer<std::int3
         micro_batches_.add_earlier(begin);
         reducer_.ready(begin);
     };
-    leaves.front().hooks = {.ready = ready, .leaf_ready = leaf_ready};
+    const auto summed = [&](std::int64_t begin) {
+        micro_batches_.summed(begin);
+        reducer_.ready(begin);
+    };
+    leaves.front().hooks = {.ready = ready,
+                            .leaf_ready = leaf_ready,
+                            .sums = audit_ == nullptr ? micro_batches_.sums() : LeafSums(),
+                            .summed = summed};
     program_.run_leaves(leaves);
     if (audit_ != nullptr) {
         audit_->own_hash = gradients_hash(own.get());

@@ -18,6 +18,7 @@
 
 #include "base/clock.hpp"
 #include "base/descriptor.hpp"
+#include "base/round_up.hpp"
 #include "base/spin.hpp"
 #include "comm/launch/secret.hpp"
 
@@ -29,7 +30,7 @@ constexpr std::size_t kPageBytes = 4096;
 
 std::size_t header_bytes(int ranks) {
     const std::size_t bytes = 64 * (1 + static_cast<std::size_t>(ranks));
-    return (kTokenBytes + bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+    return round_up(kTokenBytes + bytes, kPageBytes);
 }
 
 }  // namespace

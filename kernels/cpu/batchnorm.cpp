@@ -61,7 +61,7 @@ class BatchNorm2dOp final : public Op {
                     sum(batch, c, [x = io.x.f32()](std::int64_t at) { return load(x + at); });
             });
         } else if (phase == 1) {
-            add_ranks(batch, sums, channels_);
+            spec_.add_up(batch, sums, channels_, leaf_floats_);
             for_channels([&](int c) {
                 mean[c] = static_cast<float>(double{sums[c]} / count);
                 squares[own + c] = sum(batch, c, [x = io.x.f32(), m = mean[c]](std::int64_t at) {
@@ -70,7 +70,7 @@ class BatchNorm2dOp final : public Op {
                 });
             });
         } else {
-            add_ranks(batch, squares, channels_);
+            spec_.add_up(batch, squares, channels_, leaf_floats_);
             for (int c = 0; c < channels_; ++c) {
                 inverse[c] = inverse_deviation(static_cast<float>(double{squares[c]} / count));
                 spec_.move(io.state[0].f32()[c], mean[c]);
@@ -100,7 +100,7 @@ class BatchNorm2dOp final : public Op {
     }
     void backward_input(const Batch& batch, const OpIo& io) override {
         float* const sums = leaf_sums(0);
-        add_ranks(batch, sums, 2 * channels_);
+        spec_.add_up(batch, sums, 2 * channels_, leaf_floats_);
         const auto count = static_cast<float>(spec_.count(batch));
         const float *x = io.x.f32(), *dy = io.dy.f32();
         float* dx = io.dx.f32();
@@ -131,13 +131,6 @@ class BatchNorm2dOp final : public Op {
     // The sums of a leaf [2][channels]; of forward passes those of x begin at leaf 0, and those of
     // squares at leaf `leaves_`.
     float* leaf_sums(int leaf) const { return context_.workspace.shared() + leaf * leaf_floats_; }
-    // Once for all leaves: their sums become one, in the first one's place.
-    void add_ranks(const Batch& batch, float* values, int elems) const {
-        RankSums* const ranks = spec_.ranks(batch);
-        if (ranks != nullptr && batch.leaf == 0) {
-            ranks->sum({values, elems, batch.leaves, leaf_floats_});
-        }
-    }
     template <typename Body>
     void for_channels(Body&& body) const {
         context_.pool.parallel_for(channels_,

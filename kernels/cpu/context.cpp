@@ -16,7 +16,7 @@ constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 void* allocate_aligned(std::size_t bytes) {
     const std::size_t alignment = bytes >= kHugePage ? kHugePage : 64;
-    const std::size_t rounded = (std::max<std::size_t>(bytes, 1) + 63) / 64 * 64;
+    const std::size_t rounded = round_up<std::size_t>(std::max<std::size_t>(bytes, 1), 64);
     void* memory = nullptr;
     if (posix_memalign(&memory, alignment, rounded) != 0) {
         throw Error(ExitCode::internal,

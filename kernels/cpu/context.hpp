@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "base/round_up.hpp"
 #include "kernels/cpu/simd.hpp"
 #include "kernels/cpu/thread_pool.hpp"
 
@@ -20,7 +21,7 @@ void release_aligned(void* memory) noexcept;
 
 // Rounds up to a whole number of cache lines.
 inline std::int64_t whole_lines(std::int64_t floats) {
-    return (floats + 15) / 16 * 16;
+    return round_up<std::int64_t>(floats, 16);
 }
 
 // Operations reserve what they need when they are created; a pass never allocates. Only one

@@ -6,10 +6,14 @@
 //
 // Optionally with a fused ReLU: y = max(y, 0), and backward starts by setting dy = 0 where y <= 0.
 //
+// Several leaves (Op::forward_leaves) are one product, whose blocks of images lie apart; their
+// weight gradients are added up tile by tile, and only the sums go to memory.
+//
 // All three use the register tile of tile.hpp; n counts blocks of kLanes images. Large weight
 // matrices are read (or written) once from memory, and the smaller operand stays in the level-2
 // cache.
 #include <algorithm>
+#include <bit>
 
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/tile.hpp"
@@ -34,6 +38,48 @@ void prefetch_rows(const float* first, std::ptrdiff_t row_step, int rows, int co
     }
 }
 
+int all_blocks(const Leaves& leaves) {
+    int blocks = 0;
+    for (const Batch& batch : leaves.batches) {
+        blocks += block_count(batch.n);
+    }
+    return blocks;
+}
+
+// Goes through the blocks of all leaves: set(c, io, block) for the columns c of a group, then
+// run(group, columns).
+template <typename Set, typename Run>
+void for_column_groups(const Leaves& leaves, const Split& groups, const Set& set, const Run& run) {
+    int group = 0, c = 0;
+    for (std::size_t leaf = 0; leaf < leaves.batches.size(); ++leaf) {
+        for (int block = 0; block < block_count(leaves.batches[leaf].n); ++block) {
+            set(c++, *leaves.io[leaf], block);
+            if (c == groups.size(group)) {
+                run(group++, c);
+                c = 0;
+            }
+        }
+    }
+}
+
+// Adds up `count` terms as the tree of base/sum_tree.hpp does, in slots of which about log2(count)
+// are needed: compute(term, slot), add(left, right) into the left one. The sum is in slot 0.
+template <typename Compute, typename Add>
+void add_in_tree(int count, const Compute& compute, const Add& add) {
+    int used = 0;
+    for (int term = 0; term < count; ++term) {
+        compute(term, used++);
+        const auto complete = std::countr_one(static_cast<unsigned>(term));
+        for (int left = term + 1 == count ? used - 1 : complete; left > 0; --left) {
+            --used;
+            add(used - 1, used);
+        }
+    }
+}
+int slots_of(int terms) {
+    return static_cast<int>(std::bit_width(static_cast<unsigned>(terms))) + 1;
+}
+
 class LinearOp final : public Op {
  public:
     LinearOp(const Context& context, const LinearSpec& spec, const OpSizes& sizes)
@@ -41,39 +87,61 @@ class LinearOp final : public Op {
           in_(spec.shape.in_features),
           out_(spec.shape.out_features),
           relu_(spec.relu),
+          // Whatever is larger than the cache would come from memory for each leaf.
+          together_(std::int64_t{in_} * out_ > kCacheFloats),
           rows_(out_, kTileRows),
           gradient_blocks_(std::max(1, block_count(sizes.train_images))) {
         const std::int64_t images = std::int64_t{gradient_blocks_} * kLanes;
-        context.workspace.reserve(0, std::max<std::int64_t>(kPanelRows * kPanelCols,
-                                                            images * kGradientCols + kSpillFloats));
+        const int leaves = together_ ? sizes.leaves : 1;
+        const std::int64_t shared = together_ ? slots_of(leaves) * std::int64_t{out_} : 0;
+        const std::int64_t tiles =
+            together_ ? slots_of(leaves) * std::int64_t{kTileRows} * kGradientCols : 0;
+        context.workspace.reserve(
+            shared, std::max<std::int64_t>(kPanelRows * kPanelCols,
+                                           leaves * images * kGradientCols + kSpillFloats + tiles));
     }
 
-    OpNeeds needs() const override { return {.backward_reads_y = relu_}; }
-    void forward(const Batch& batch, const OpIo& io) override;
+    OpNeeds needs() const override { return {.backward_reads_y = relu_, .together = together_}; }
+    void forward(const Batch& batch, const OpIo& io) override {
+        const OpIo* const ios[] = {&io};
+        forward_leaves({{&batch, 1}, ios});
+    }
     // dy = 0 where y <= 0.
     void backward_begin(const Batch& batch, const OpIo& io) override;
     void backward_params(const Batch& batch, const OpIo& io) override;
-    void backward_input(const Batch& batch, const OpIo& io) override;
+    void backward_input(const Batch& batch, const OpIo& io) override {
+        const OpIo* const ios[] = {&io};
+        backward_input_leaves({{&batch, 1}, ios});
+    }
+    void forward_leaves(const Leaves& leaves) override;
+    void backward_params_leaves(const Leaves& leaves, const LeafSums& sums) override;
+    void backward_input_leaves(const Leaves& leaves) override;
 
  private:
     // For the last columns of a row tile of dw, if they do not fill a vector.
     static constexpr std::int64_t kSpillFloats = kTileRows * kLanes;
 
-    void input_gradient_panel(int blocks, int first, int width, float* panel, const float* dy,
-                              const float* w, float* dx) const;
+    void input_gradient_panel(const Leaves& leaves, int blocks, int first, int width,
+                              float* panel) const;
+    void transpose_columns(int first, int width, int first_block, int blocks, const float* x,
+                           float* panel) const;
     void weight_gradient_panel(int first, int width, int first_block, int blocks, float* panel,
                                const OpIo& io) const;
+    void weight_sums_panel(const Leaves& leaves, const LeafSums& sums, const LeafSums::Node& node,
+                           int first, int width, float* memory) const;
     void bias_gradient(int blocks, const float* dy, float* db) const;
 
     const Context context_;
     const int in_, out_;
     const bool relu_;
+    const bool together_;
     const Split rows_;           // of w, in the forward pass and the weight gradient
     const int gradient_blocks_;  // blocks whose x fits in the workspace
 };
 
-void LinearOp::forward(const Batch& batch, const OpIo& io) {
-    const int blocks = block_count(batch.n);
+void LinearOp::forward_leaves(const Leaves& leaves) {
+    const int blocks = all_blocks(leaves);
+    const OpIo& io = *leaves.io[0];  // for what all have in common
     const int depth = std::max(64, kCacheFloats / (kLanes * std::max(1, blocks)));
     const Split cols(blocks, kTileCols), depths(in_, depth);
     for (int part = 0; part < depths.parts && blocks > 0; ++part) {
@@ -92,14 +160,13 @@ void LinearOp::forward(const Batch& batch, const OpIo& io) {
             op.start = io.params[1].f32() + row;
             op.accumulate = part > 0;
             op.relu = relu_ && part + 1 == depths.parts;
-            for (int group = 0; group < cols.parts; ++group) {
-                for (int c = 0; c < cols.size(group); ++c) {
-                    const std::ptrdiff_t block = cols.begin(group) + c;
-                    op.x[c] = io.x.f32() + (block * in_ + k) * kLanes;
-                    op.y[c] = io.y.f32() + (block * out_ + row) * kLanes;
-                }
-                tile_function(row_count, cols.size(group))(loops, op);
-            }
+            for_column_groups(
+                leaves, cols,
+                [&](int c, const OpIo& of_leaf, std::ptrdiff_t block) {
+                    op.x[c] = of_leaf.x.f32() + (block * in_ + k) * kLanes;
+                    op.y[c] = of_leaf.y.f32() + (block * out_ + row) * kLanes;
+                },
+                [&](int, int count) { tile_function(row_count, count)(loops, op); });
         });
     }
 }
@@ -116,22 +183,23 @@ void LinearOp::backward_begin(const Batch& batch, const OpIo& io) {
     }
 }
 
-void LinearOp::backward_input(const Batch& batch, const OpIo& io) {
-    const int blocks = block_count(batch.n);
+void LinearOp::backward_input_leaves(const Leaves& leaves) {
+    const int blocks = all_blocks(leaves);
     if (blocks == 0) {
         return;
     }
     const Split panels(in_, kPanelCols);
     context_.pool.parallel_for(panels.parts, [&](std::int64_t task, int worker) {
-        input_gradient_panel(blocks, panels.begin(static_cast<int>(task)),
-                             panels.size(static_cast<int>(task)), context_.workspace.worker(worker),
-                             io.dy.f32(), io.params[0].f32(), io.dx.f32());
+        input_gradient_panel(leaves, blocks, panels.begin(static_cast<int>(task)),
+                             panels.size(static_cast<int>(task)),
+                             context_.workspace.worker(worker));
     });
 }
 
 // Computes dx of input features [first, first + width); `panel` holds a copy of their weights.
-void LinearOp::input_gradient_panel(int blocks, int first, int width, float* panel, const float* dy,
-                                    const float* w, float* dx) const {
+void LinearOp::input_gradient_panel(const Leaves& leaves, int blocks, int first, int width,
+                                    float* panel) const {
+    const float* const w = leaves.io[0]->params[0].f32();
     const Split depths(out_, kPanelRows), cols(blocks, kTileCols), rows(width, kTileRows);
     for (int part = 0; part < depths.parts; ++part) {
         const int k = depths.begin(part);
@@ -147,7 +215,8 @@ void LinearOp::input_gradient_panel(int blocks, int first, int width, float* pan
         op.w_row = 1;
         op.y_row = kLanes;
         op.accumulate = part > 0;
-        for (int group = 0; group < cols.parts; ++group) {
+        const auto run = [&](int group, int count) {
+            const TileOperands of_group = op;
             for (int tile = 0; tile < rows.parts; ++tile) {
                 const int row = rows.begin(tile);
                 if (group == 0) {
@@ -162,14 +231,19 @@ void LinearOp::input_gradient_panel(int blocks, int first, int width, float* pan
                                          std::min(width, in_ - next_first));
                 }
                 op.w = panel + row;
-                for (int c = 0; c < cols.size(group); ++c) {
-                    const std::ptrdiff_t block = cols.begin(group) + c;
-                    op.x[c] = dy + (block * out_ + k) * kLanes;
-                    op.y[c] = dx + (block * in_ + first + row) * kLanes;
+                for (int c = 0; c < count; ++c) {
+                    op.y[c] = of_group.y[c] + std::ptrdiff_t{row} * kLanes;
                 }
-                tile_function(rows.size(tile), cols.size(group))(loops, op);
+                tile_function(rows.size(tile), count)(loops, op);
             }
-        }
+        };
+        for_column_groups(
+            leaves, cols,
+            [&](int c, const OpIo& of_leaf, std::ptrdiff_t block) {
+                op.x[c] = of_leaf.dy.f32() + (block * out_ + k) * kLanes;
+                op.y[c] = of_leaf.dx.f32() + (block * in_ + first) * kLanes;
+            },
+            run);
     }
 }
 
@@ -195,16 +269,7 @@ void LinearOp::backward_params(const Batch& batch, const OpIo& io) {
 // and adds it to the sums so far unless first_block = 0.
 void LinearOp::weight_gradient_panel(int first, int width, int first_block, int blocks,
                                      float* panel, const OpIo& io) const {
-    // Transpose x of these features to [images][kGradientCols].
-    for (int block = 0; block < blocks; ++block) {
-        const float* from =
-            io.x.f32() + (std::ptrdiff_t{first_block + block} * in_ + first) * kLanes;
-        float* to = panel + std::ptrdiff_t{block} * kLanes * kGradientCols;
-        for (int f = 0; f < kGradientCols; f += kLanes) {
-            transpose(from + f * kLanes, kLanes, std::clamp(width - f, 0, kLanes), to + f,
-                      kGradientCols);
-        }
-    }
+    transpose_columns(first, width, first_block, blocks, io.x.f32(), panel);
     float* spill = panel + std::ptrdiff_t{gradient_blocks_} * kLanes * kGradientCols;
     TileLoops loops;
     loops.count = {1, blocks, kLanes};
@@ -245,6 +310,103 @@ void LinearOp::weight_gradient_panel(int first, int width, int first_block, int 
             for (int r = 0; r < row_count; ++r) {
                 std::copy_n(spill + r * kLanes, rest, end + std::ptrdiff_t{r} * in_);
             }
+        }
+    }
+}
+
+// panel: x of these features, as [images][kGradientCols].
+void LinearOp::transpose_columns(int first, int width, int first_block, int blocks, const float* x,
+                                 float* panel) const {
+    for (int block = 0; block < blocks; ++block) {
+        const float* from = x + (std::ptrdiff_t{first_block + block} * in_ + first) * kLanes;
+        float* to = panel + std::ptrdiff_t{block} * kLanes * kGradientCols;
+        for (int f = 0; f < kGradientCols; f += kLanes) {
+            transpose(from + f * kLanes, kLanes, std::clamp(width - f, 0, kLanes), to + f,
+                      kGradientCols);
+        }
+    }
+}
+
+void LinearOp::backward_params_leaves(const Leaves& leaves, const LeafSums& sums) {
+    const int panel_count = (in_ + kGradientCols - 1) / kGradientCols;
+    const OpIo& io = *leaves.io[0];
+    context_.pool.parallel_for(panel_count, [&](std::int64_t task, int worker) {
+        const int first = static_cast<int>(task) * kGradientCols;
+        for (const LeafSums::Node& node : sums.nodes) {
+            weight_sums_panel(leaves, sums, node, first, std::min(kGradientCols, in_ - first),
+                              context_.workspace.worker(worker));
+        }
+    });
+    float* const slots = context_.workspace.shared();
+    const auto slot = [&](int i) { return slots + std::ptrdiff_t{i} * out_; };
+    for (const LeafSums::Node& node : sums.nodes) {
+        add_in_tree(
+            node.last - node.first,
+            [&](int term, int to) {
+                const auto leaf = static_cast<std::size_t>(node.first + term);
+                bias_gradient(block_count(leaves.batches[leaf].n), leaves.io[leaf]->dy.f32(),
+                              slot(to));
+            },
+            [&](int left, int right) {
+                for (int o = 0; o < out_; ++o) {
+                    slot(left)[o] += slot(right)[o];
+                }
+            });
+        std::copy_n(slot(0), out_, sums.place(node, io.grads[1]));
+    }
+}
+
+// Computes the sum of dw of input features [first, first + width) over the leaves of a node.
+void LinearOp::weight_sums_panel(const Leaves& leaves, const LeafSums& sums,
+                                 const LeafSums::Node& node, int first, int width,
+                                 float* memory) const {
+    constexpr std::ptrdiff_t kTileFloats = std::ptrdiff_t{kTileRows} * kGradientCols;
+    const int terms = node.last - node.first;
+    float* const tiles = memory;
+    float* const panels = tiles + slots_of(terms) * kTileFloats;
+    const std::ptrdiff_t panel_floats = std::ptrdiff_t{gradient_blocks_} * kLanes * kGradientCols;
+    for (int term = 0; term < terms; ++term) {
+        const auto leaf = static_cast<std::size_t>(node.first + term);
+        transpose_columns(first, width, 0, block_count(leaves.batches[leaf].n),
+                          leaves.io[leaf]->x.f32(), panels + term * panel_floats);
+    }
+    TileLoops loops;
+    loops.x_step = {0, std::ptrdiff_t{kLanes} * kGradientCols, kGradientCols};
+    loops.w_step = {0, std::ptrdiff_t{out_} * kLanes, 1};
+    const Split groups((width + kLanes - 1) / kLanes, kTileCols);
+    float* const sum = sums.place(node, leaves.io[0]->grads[0]);
+    for (int tile = 0; tile < rows_.parts; ++tile) {
+        const int row = rows_.begin(tile);
+        const int row_count = rows_.size(tile);
+        float* const to = sum + std::ptrdiff_t{row} * in_ + first;
+        prefetch_rows<true>(to, in_, row_count, width);
+        add_in_tree(
+            terms,
+            [&](int term, int slot) {
+                const auto leaf = static_cast<std::size_t>(node.first + term);
+                loops.count = {1, block_count(leaves.batches[leaf].n), kLanes};
+                TileOperands op;
+                op.w = leaves.io[leaf]->dy.f32() + std::ptrdiff_t{row} * kLanes;
+                op.w_row = kLanes;
+                op.y_row = kGradientCols;
+                for (int group = 0; group < groups.parts; ++group) {
+                    for (int c = 0; c < groups.size(group); ++c) {
+                        const std::ptrdiff_t at = std::ptrdiff_t{groups.begin(group) + c} * kLanes;
+                        op.x[c] = panels + term * panel_floats + at;
+                        op.y[c] = tiles + slot * kTileFloats + at;
+                    }
+                    tile_function(row_count, groups.size(group))(loops, op);
+                }
+            },
+            [&](int left, int right) {
+                float* const y = tiles + left * kTileFloats;
+                const float* const x = tiles + right * kTileFloats;
+                for (std::ptrdiff_t i = 0; i < std::ptrdiff_t{row_count} * kGradientCols; ++i) {
+                    y[i] += x[i];
+                }
+            });
+        for (int r = 0; r < row_count; ++r) {
+            std::copy_n(tiles + r * kGradientCols, width, to + std::ptrdiff_t{r} * in_);
         }
     }
 }

@@ -3,6 +3,7 @@
 // Memory-bound: forward reads x three times and writes y, backward reads x and dy twice and writes
 // dx. Sums: kSplits blocks of 256 threads per channel, each over every kSplits-th image, in double;
 // then one thread per channel adds the partial sums in order. No atomics.
+#include "base/round_up.hpp"
 #include "kernels/cuda/elementwise.cuh"
 #include "kernels/cuda/ops.hpp"
 
@@ -146,7 +147,7 @@ class BatchNorm2dOp final : public Op {
         : context_(context),
           spec_(spec),
           channels_(spec.in.channels),
-          leaf_floats_((2 * channels_ + kAlignElems - 1) / kAlignElems * kAlignElems),
+          leaf_floats_(round_up(2 * channels_, kAlignElems)),
           leaves_(spec.local ? 1 : sizes.leaves) {
         context.workspace.reserve(static_cast<std::size_t>(workspace_floats()) * sizeof(float));
     }
@@ -173,7 +174,7 @@ class BatchNorm2dOp final : public Op {
         }
         float* const statistics = static_cast<float*>(io.saved);
         if (phase > 0) {
-            add_ranks(batch, totals(phase - 1), channels_);
+            spec_.add_up(batch, totals(phase - 1), channels_, leaf_floats_);
         }
         if (phase == 2) {
             for_channels("batchnorm_statistics", batchnorm_statistics_kernel,
@@ -204,7 +205,7 @@ class BatchNorm2dOp final : public Op {
         context_.stream.copy(io.grads[1].data, sums(batch), bytes);
     }
     void backward_input(const Batch& batch, const OpIo& io) override {
-        add_ranks(batch, totals(0), 2 * channels_);
+        spec_.add_up(batch, totals(0), 2 * channels_, leaf_floats_);
         launch_elementwise("batchnorm_backward", batchnorm_backward_kernel, context_,
                            spec_.in.elems() * batch.n, channels_, spec_.in.plane_elems(),
                            io.x.f32(), io.dy.f32(), static_cast<const float*>(io.saved),
@@ -223,18 +224,11 @@ class BatchNorm2dOp final : public Op {
     }
     float* workspace() const { return context_.workspace.floats(workspace_floats()); }
     float* partial() const { return workspace() + sums_floats(); }
-    // Of forward passes the sums of x (0) and of squares (1), each [leaves][leaf_floats]; of
-    // backward passes the first are those of dy and of products.
+    // The sums of a forward pass: those of x (0) and of squares (1), each [leaves][leaf_floats].
+    // The sums of a backward pass, of dy and of products, are in the place of the first.
     float* totals(int which) const { return workspace() + which * leaves_ * leaf_floats_; }
     float* sums(const Batch& batch) const {  // of a backward pass: [2][channels]
         return workspace() + spec_.leaf(batch) * leaf_floats_;
-    }
-    // Once for all leaves: their sums become one, in the first one's place.
-    void add_ranks(const Batch& batch, float* values, int elems) const {
-        RankSums* const ranks = spec_.ranks(batch);
-        if (ranks != nullptr && batch.leaf == 0) {
-            ranks->sum({values, elems, batch.leaves, leaf_floats_});
-        }
     }
     Extents extents(const Batch& batch) const {
         return {batch.n, channels_, spec_.in.plane_elems()};

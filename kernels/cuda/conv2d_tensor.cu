@@ -12,6 +12,7 @@
 // sector of floats. Block and grid, bytes and FLOPs are in tensor_gemm.cuh.
 #include <algorithm>
 
+#include "base/round_up.hpp"
 #include "kernels/cuda/channels_last.cuh"
 #include "kernels/cuda/conv2d.cuh"
 #include "kernels/cuda/tensor_operands.cuh"
@@ -246,7 +247,7 @@ class TensorConv2dOp final : public Op {
     }
 
  private:
-    static std::int64_t aligned(std::int64_t elems) { return (elems + 63) / 64 * 64; }
+    static std::int64_t aligned(std::int64_t elems) { return round_up<std::int64_t>(elems, 64); }
     bool pooled() const { return spec_.pool_kernel > 0; }
     // If no other implementation's forward pass can precede this backward pass (auto_factory.cpp),
     // the forward pass packs the weights for both.

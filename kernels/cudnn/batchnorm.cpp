@@ -7,6 +7,7 @@
 // PyTorch relies on it.
 //
 // Not yet run on a GPU. tests/kernels/norm_pool_test.cpp checks it if there is one.
+#include "base/round_up.hpp"
 #include "kernels/cudnn/handles.hpp"
 
 #if defined(GYRE_WITH_LIBRARIES)
@@ -21,7 +22,7 @@ class BatchNorm2dOp final : public Op {
     BatchNorm2dOp(Handles& handles, const BatchNorm2dSpec& spec, const OpSizes& sizes)
         : handles_(handles),
           spec_(spec),
-          vector_elems_((spec.in.channels + kAlignedElems - 1) / kAlignedElems * kAlignedElems),
+          vector_elems_(round_up(spec.in.channels, kAlignedElems)),
           channels_(handles.cudnn, 1, {spec.in.channels, 1, 1}),
           ours_(cuda::make_op(handles.context, spec, sizes)) {
         for_each_size(sizes, [&](int n, bool) { plan(n); });
@@ -99,7 +100,7 @@ class BatchNorm2dOp final : public Op {
     };
     // The result is the same in the forward and the backward pass of a batch.
     bool by_cudnn(const Batch& batch) const {
-        return spec_.ranks(batch) == nullptr && batch.n * spec_.in.plane_elems() > 1;
+        return (spec_.local || batch.ranks == nullptr) && batch.n * spec_.in.plane_elems() > 1;
     }
     const Plan& plan(int n) {
         return plans_.at(n, [&] { return Plan{n, {handles_.cudnn, n, spec_.in}}; });

@@ -5,8 +5,8 @@
 
 namespace gyre {
 
-// What a rank adds to a sum: of each of its leaves (Batch::leaf) the values [elems], those of the
-// next one stride_elems further. In the device's memory.
+// The terms that a rank adds to a sum: the values [elems] of each of its leaves (Batch::leaf),
+// those of the next one stride_elems further. In the device's memory.
 struct LeafValues {
     float* data = nullptr;
     std::int64_t elems = 0;

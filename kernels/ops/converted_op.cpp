@@ -3,13 +3,15 @@
 #include <utility>
 #include <variant>
 
+#include "base/round_up.hpp"
+
 namespace gyre {
 namespace {
 
 constexpr std::int64_t kAlignElems = 64;
 
 std::int64_t aligned(std::int64_t elems) {
-    return (elems + kAlignElems - 1) / kAlignElems * kAlignElems;
+    return round_up(elems, kAlignElems);
 }
 
 template <typename Spec>
@@ -40,6 +42,12 @@ std::int64_t weight_elems(const Spec& spec) {
     }
 }
 
+OpNeeds needs_of(const Op& op) {
+    OpNeeds needs = op.needs();
+    needs.together = false;  // without phases there is room for one leaf's widened tensors
+    return needs;
+}
+
 class ConvertedOp final : public Op {
  public:
     ConvertedOp(WideMemory& memory, std::unique_ptr<Op> op, const OpSpec& spec,
@@ -47,7 +55,7 @@ class ConvertedOp final : public Op {
         : memory_(memory),
           backend_(memory.backend()),
           op_(std::move(op)),
-          needs_(op_->needs()),
+          needs_(needs_of(*op_)),
           type_(type),
           in_(std::visit([](const auto& each) { return input_of(each); }, spec)),
           in2_(std::visit([](const auto& each) { return second_input_of(each); }, spec)),

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -53,6 +54,28 @@ struct OpNeeds {
     bool backward_reads_x2 = false;
     bool writes_dx2 = false;  // if false, the gradient of a second input is dy itself
     int phases = 1;           // of a forward pass; 1: forward(), more: forward_phase()
+    bool together = false;    // it gains where leaves go through it together, as it can then
+};
+
+// The leaves of a training pass that go through an operation together, each with its own tensors.
+struct Leaves {
+    std::span<const Batch> batches;
+    const OpIo* const* io;  // [batches]
+};
+
+// Where gradients of leaves are added up: the nodes of a tree (base/sum_tree.hpp), which have all
+// leaves in order, each the sum of [first, last). Their sums go to flat buffers like the one that
+// OpIo::grads are in, at the same places.
+struct LeafSums {
+    struct Node {
+        int first = 0, last = 0;
+        float* flat = nullptr;
+    };
+    std::span<const Node> nodes = {};
+    const float* flat = nullptr;  // of OpIo::grads
+    float* place(const Node& node, const Tensor& grad) const {
+        return node.flat + (grad.f32() - flat);
+    }
 };
 
 class Op {
@@ -75,6 +98,11 @@ class Op {
     // Overwrites dx; reads dy, params, saved, and x, x2 or y if needs() says so. If that writes
     // dx2, both are overwritten, except one that is null.
     virtual void backward_input(const Batch& batch, const OpIo& io) = 0;
+    // If needs().together: forward(), backward_params() and backward_input() for several leaves, to
+    // the same bits as one by one; but of their gradients only the sums are written.
+    virtual void forward_leaves(const Leaves&) {}
+    virtual void backward_params_leaves(const Leaves&, const LeafSums&) {}
+    virtual void backward_input_leaves(const Leaves&) {}
     // True if backward_update() can and should replace backward_params() for this batch.
     virtual bool can_update(const Batch&) const { return false; }
     // Called after backward_input(), which reads the parameters before the update. Updates params

@@ -159,7 +159,13 @@ struct BatchNorm2dSpec {
     std::int64_t count(const Batch& batch) const {
         return (local || batch.global_n == 0 ? batch.n : batch.global_n) * in.plane_elems();
     }
-    RankSums* ranks(const Batch& batch) const { return local ? nullptr : batch.ranks; }
+    // Once for all leaves: their sums, which are `stride` values apart, become one over the ranks,
+    // in the first one's place.
+    void add_up(const Batch& batch, float* values, std::int64_t elems, std::int64_t stride) const {
+        if (!local && batch.ranks != nullptr && batch.leaf == 0) {
+            batch.ranks->sum({values, elems, batch.leaves, stride});
+        }
+    }
     static constexpr int kPhases = 3;  // the sum, that of squares, and the result
     int phases() const { return local ? 1 : kPhases; }
     // The most values that are summed over leaves and ranks at once; 0: none.

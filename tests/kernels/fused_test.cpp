@@ -2,9 +2,12 @@
 // signs of zeros: on the CPU, with one and several threads.
 #include <algorithm>
 #include <cmath>
+#include <deque>
+#include <functional>
 #include <limits>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "tests/kernels/chains.hpp"
@@ -115,6 +118,97 @@ TEST_CASE("a linear layer fused with ReLU equals its parts") {
                                         shape.out_features));
         }
     }
+}
+
+// Leaves without images, of less than a block of them and of several.
+TEST_CASE("leaves that go through a linear layer together have the bits that they have alone") {
+    constexpr int kImages[] = {16, 5, 0, 37, 16, 1, 20};
+    constexpr int kMost = 37;
+    const std::vector<std::pair<int, int>> ranges = {{0, 4}, {4, 6}, {6, 7}};
+    for (const LinearShape& shape : {LinearShape{36, 4100}, {2309, 61}}) {
+        for (const bool relu : {false, true}) {
+            for (const int threads : cpu_threads()) {
+                INFO("linear " << shape.in_features << " -> " << shape.out_features << ", relu "
+                               << relu << ", threads " << threads);
+                const LinearSpec spec{
+                    .in = {shape.in_features, 1, 1}, .shape = shape, .relu = relu};
+                const auto backend = make_cpu_backend(threads);
+                Bench bench(*backend);
+                const std::int64_t weights = shape.weight_elems(), biases = shape.out_features;
+                const Floats w = random_floats(weights, 2), b = random_floats(biases, 3);
+                const Guarded dev_w = bench.vector(w), dev_b = bench.vector(b);
+                const Guarded flat = bench.empty(weights + biases);
+                std::vector<Results> alone;
+                std::vector<Batch> batches;
+                std::deque<Guarded> memory;
+                std::vector<OpIo> ios;
+                for (const int n : kImages) {
+                    const auto leaf = static_cast<unsigned>(alone.size());
+                    Operands on{n, random_floats(n * spec.in.elems(), 10 + leaf), w, b,
+                                random_floats(n * biases, 20 + leaf)};
+                    batches.push_back({.n = n, .training = true});
+                    OpIo& io = ios.emplace_back();
+                    io.x = memory.emplace_back(bench.activation(spec.in, n, on.x)).get();
+                    io.dy = memory.emplace_back(bench.activation(spec.out(), n, on.dy)).get();
+                    io.y = memory.emplace_back(bench.empty_activation(spec.out(), n)).get();
+                    io.dx = memory.emplace_back(bench.empty_activation(spec.in, n)).get();
+                    io.params = {dev_w.get(), dev_b.get()};
+                    io.grads = {flat.get(), flat.get() + weights};
+                    alone.push_back(run_chain(bench, {spec}, on));
+                }
+                std::vector<const OpIo*> places;
+                for (const OpIo& io : ios) {
+                    places.push_back(&io);
+                }
+                std::vector<LeafSums::Node> nodes;
+                for (const auto& [first, last] : ranges) {
+                    nodes.push_back(
+                        {first, last, memory.emplace_back(bench.empty(weights + biases)).get()});
+                }
+                const auto op = backend->make("layer", spec, {.train_images = kMost, .leaves = 7});
+                REQUIRE(op->needs().together);
+                const Leaves leaves{batches, places.data()};
+                op->forward_leaves(leaves);
+                for (std::size_t leaf = 0; leaf < ios.size(); ++leaf) {
+                    op->backward_begin(batches[leaf], ios[leaf]);
+                }
+                op->backward_params_leaves(leaves, {nodes, flat.get()});
+                op->backward_input_leaves(leaves);
+                for (std::size_t leaf = 0; leaf < ios.size(); ++leaf) {
+                    const int n = kImages[leaf];
+                    INFO("leaf " << leaf);
+                    Floats y(static_cast<std::size_t>(n * biases)),
+                        dx(static_cast<std::size_t>(n * spec.in.elems()));
+                    backend->export_activation(spec.out(), n, ios[leaf].y.f32(), y.data());
+                    backend->export_activation(spec.in, n, ios[leaf].dx.f32(), dx.data());
+                    CHECK(y == alone[leaf].y);
+                    CHECK(dx == alone[leaf].dx);
+                }
+                const auto sum = [](Floats left, const Floats& right) {
+                    std::transform(left.begin(), left.end(), right.begin(), left.begin(),
+                                   std::plus<>());
+                    return left;
+                };
+                const auto sums = [&](Floats Results::*part) {
+                    const auto of = [&](int leaf) {
+                        return alone[static_cast<std::size_t>(leaf)].*part;
+                    };
+                    return std::vector<Floats>{sum(sum(of(0), of(1)), sum(of(2), of(3))),
+                                               sum(of(4), of(5)), of(6)};
+                };
+                const std::vector<Floats> dw = sums(&Results::dw), db = sums(&Results::db);
+                for (std::size_t i = 0; i < nodes.size(); ++i) {
+                    const float* const found = nodes[i].flat;
+                    CHECK(Floats(found, found + weights) == dw[i]);
+                    CHECK(Floats(found + weights, found + weights + biases) == db[i]);
+                }
+            }
+        }
+    }
+    // A small layer's weights stay in the cache in any case.
+    const auto backend = make_cpu_backend(1);
+    const LinearSpec small{.in = {320, 1, 1}, .shape = {320, 50}};
+    CHECK(!backend->make("layer", small, {.train_images = 1, .leaves = 2})->needs().together);
 }
 
 TEST_CASE("fused operations propagate NaN") {

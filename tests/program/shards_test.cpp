@@ -172,6 +172,29 @@ TEST_CASE("a training by shards resumes on any number of ranks to the same bits"
     }
 }
 
+// The second layer has more weights than a cache holds.
+TEST_CASE("shards that go through a large layer together give the bits that they give alone") {
+    const Training training;
+    std::ofstream(training.model())
+        << "linear 40\nrelu\nlinear 3300\nrelu\ndropout 0.5\nlinear classes\n";
+    for (const std::string flags :
+         {"--global-batch 40 --optimizer adam", "--batch-size 3 --momentum 0.9 --max-grad-norm 0.5",
+          "--global-batch 24 --comm-dtype bf16", "--global-batch 24 --precision bf16",
+          "--global-batch 24 --optimizer adam --shard-optimizer on --bucket-kib 64"}) {
+        const std::string all = flags + " --virtual-ranks 6";
+        const Bits alone = trained(training, 6, all);  // a shard to a rank
+        for (const int ranks : {1, 2, 3, 4, 5}) {
+            INFO(all << ", " << ranks << " ranks");
+            CHECK(trained(training, ranks, all) == alone);
+        }
+        INFO(all);
+        CHECK(trained(training, 2, all + " --audit 1") == alone);
+    }
+    const std::string flags = "--global-batch 24 --optimizer adam ";
+    CHECK(trained(training, 2, flags + "--virtual-ranks 3 --accumulate 2").weights ==
+          trained(training, 2, flags + "--virtual-ranks 6").weights);
+}
+
 TEST_CASE("ranks of one host are virtual ranks unless settings say otherwise") {
     const Training training;
     const auto expect = [&](int ranks, const std::string& flags, const std::string& count) {

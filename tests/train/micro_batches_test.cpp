@@ -130,6 +130,33 @@ TEST_CASE("gradients of shards become the nodes of a tree over all ranks'", "[mi
     }
 }
 
+TEST_CASE("leaves add up at once where one after another would leave their nodes",
+          "[micro_batches]") {
+    const auto backend = make_cpu_backend(1);
+    const DeviceBuffer<float> gradients(*backend, kElems);
+    for (int rank = 0; rank < 3; ++rank) {
+        const Sharding sharding{
+            .images = 100, .global_batch = 48, .rank = rank, .ranks = 3, .shards = 16};
+        const MicroBatches passes(*backend, {gradients.get(), kElems}, {}, sharding, 1);
+        const TreeNode own = sharding.own_shards();
+        std::vector<const float*> places = passes.earlier_nodes();
+        places.push_back(gradients.get());
+        const std::vector<TreeNode> expected = tree_nodes(own.first, own.last, 16);
+        const LeafSums sums = passes.sums();
+        CHECK(sums.flat == gradients.get());
+        REQUIRE(sums.nodes.size() == expected.size());
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+            CHECK(sums.nodes[i].first == expected[i].first - own.first);
+            CHECK(sums.nodes[i].last == expected[i].last - own.first);
+            CHECK(sums.nodes[i].flat == places[i]);
+        }
+        // Not if each gradient is rounded before it is added.
+        const MicroBatches rounded(*backend, {gradients.get(), kElems}, {}, sharding, 1,
+                                   {DataType::bfloat16, kElems});
+        CHECK(rounded.sums().nodes.empty());
+    }
+}
+
 TEST_CASE("shards side by side leave the same nodes as one after another", "[micro_batches]") {
     const auto backend = make_cpu_backend(1);
     const DeviceBuffer<float> gradients(*backend, kElems);
