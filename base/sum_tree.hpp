@@ -8,6 +8,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <utility>
 #include <vector>
 
@@ -40,6 +41,24 @@ void push_node(std::vector<std::pair<TreeNode, Value>>& waiting, TreeNode node, 
         left.last = waiting.back().first.last;
         waiting.pop_back();
     }
+}
+
+// Adds up the terms [0, terms), one or more, in tree_slots(terms) slots: compute(term, slot), and
+// add(left, right), which leaves the sum of two slots in the left one. The sum is in slot 0.
+template <class Compute, class Add>
+void add_in_tree(int terms, const Compute& compute, const Add& add) {
+    int used = 0;
+    for (int term = 0; term < terms; ++term) {
+        compute(term, used++);
+        const int complete = std::countr_one(static_cast<unsigned>(term));
+        for (int left = term + 1 == terms ? used - 1 : complete; left > 0; --left) {
+            --used;
+            add(used - 1, used);
+        }
+    }
+}
+inline int tree_slots(int terms) {
+    return static_cast<int>(std::bit_width(static_cast<unsigned>(terms))) + 1;
 }
 
 // Returns whether near-equal parts of the terms are a node each, so that the rest of the tree is

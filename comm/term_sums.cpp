@@ -1,8 +1,9 @@
 #include "comm/term_sums.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cstdint>
+
+#include "base/sum_tree.hpp"
 
 namespace gyre::comm {
 namespace {
@@ -34,30 +35,24 @@ TermSum term_sum_of(DataType type) {
                                         : &add_narrow<DataType::float16>;
 }
 
-void TreeSum::add_node(DataType type, int first, int last, std::size_t elems, Term term,
-                       std::size_t depth, std::byte* sum) {
+void TreeSum::add_up(DataType type, int ranks, std::size_t elems, Term term, std::byte* sum) {
     const std::size_t bytes = elems * bytes_of(type);
-    if (last - first == 1) {
-        std::copy_n(term(first), bytes, sum);
-        return;
+    slots_.resize(static_cast<std::size_t>(tree_slots(ranks)));
+    const auto slot = [&](int i) -> Slot& { return slots_[static_cast<std::size_t>(i)]; };
+    add_in_tree(
+        ranks, [&](int rank, int i) { slot(i).value = term(rank); },
+        [&](int left, int right) {
+            std::vector<std::byte>& memory = slot(left).memory;
+            if (left > 0) {
+                memory.resize(std::max(memory.size(), bytes));
+            }
+            std::byte* const to = left == 0 ? sum : memory.data();
+            term_sum_of(type)(to, slot(left).value, slot(right).value, elems);
+            slot(left).value = to;
+        });
+    if (ranks == 1) {
+        std::copy_n(term(0), bytes, sum);
     }
-    // The left child has the greatest power of two of the terms that is less than all.
-    const int middle =
-        first + static_cast<int>(std::bit_floor(static_cast<unsigned>(last - first - 1)));
-    const std::byte* left = term(first);
-    if (middle - first > 1) {
-        add_node(type, first, middle, elems, term, depth, sum);
-        left = sum;
-    }
-    const std::byte* right = term(middle);
-    if (last - middle > 1) {
-        right_.resize(std::max(right_.size(), depth + 1));
-        right_[depth].resize(std::max(right_[depth].size(), bytes));
-        std::byte* const own = right_[depth].data();
-        add_node(type, middle, last, elems, term, depth + 1, own);
-        right = own;
-    }
-    term_sum_of(type)(sum, left, right, elems);
 }
 
 void TreeSum::add_received(DataType type, int ranks, int own_rank, std::size_t elems, void* own_row,

@@ -19,18 +19,18 @@ class TreeSum {
  public:
     using Term = FunctionRef<const std::byte*(int rank)>;
     // sum [elems] = that of the terms of the ranks [0, ranks), none of which it may be.
-    void add_up(DataType type, int ranks, std::size_t elems, Term term, std::byte* sum) {
-        add_node(type, 0, ranks, elems, term, 0, sum);
-    }
+    void add_up(DataType type, int ranks, std::size_t elems, Term term, std::byte* sum);
     // own_row [elems], which is this rank's term, becomes the sum. terms: [ranks][elems], all but
     // the own one received.
     void add_received(DataType type, int ranks, int own_rank, std::size_t elems, void* own_row,
                       std::byte* terms);
 
  private:
-    void add_node(DataType type, int first, int last, std::size_t elems, Term term,
-                  std::size_t depth, std::byte* sum);
-    std::vector<std::vector<std::byte>> right_;  // [depth]: the sum of a node's right child
+    struct Slot {
+        const std::byte* value = nullptr;  // a term, or a sum in `memory` or, of slot 0, the result
+        std::vector<std::byte> memory = {};
+    };
+    std::vector<Slot> slots_;
 };
 
 }  // namespace gyre::comm

@@ -13,8 +13,8 @@
 // matrices are read (or written) once from memory, and the smaller operand stays in the level-2
 // cache.
 #include <algorithm>
-#include <bit>
 
+#include "base/sum_tree.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/tile.hpp"
 
@@ -62,24 +62,6 @@ void for_column_groups(const Leaves& leaves, const Split& groups, const Set& set
     }
 }
 
-// Adds up `count` terms as the tree of base/sum_tree.hpp does, in slots of which about log2(count)
-// are needed: compute(term, slot), add(left, right) into the left one. The sum is in slot 0.
-template <typename Compute, typename Add>
-void add_in_tree(int count, const Compute& compute, const Add& add) {
-    int used = 0;
-    for (int term = 0; term < count; ++term) {
-        compute(term, used++);
-        const auto complete = std::countr_one(static_cast<unsigned>(term));
-        for (int left = term + 1 == count ? used - 1 : complete; left > 0; --left) {
-            --used;
-            add(used - 1, used);
-        }
-    }
-}
-int slots_of(int terms) {
-    return static_cast<int>(std::bit_width(static_cast<unsigned>(terms))) + 1;
-}
-
 class LinearOp final : public Op {
  public:
     LinearOp(const Context& context, const LinearSpec& spec, const OpSizes& sizes)
@@ -93,9 +75,9 @@ class LinearOp final : public Op {
           gradient_blocks_(std::max(1, block_count(sizes.train_images))) {
         const std::int64_t images = std::int64_t{gradient_blocks_} * kLanes;
         const int leaves = together_ ? sizes.leaves : 1;
-        const std::int64_t shared = together_ ? slots_of(leaves) * std::int64_t{out_} : 0;
+        const std::int64_t shared = together_ ? tree_slots(leaves) * std::int64_t{out_} : 0;
         const std::int64_t tiles =
-            together_ ? slots_of(leaves) * std::int64_t{kTileRows} * kGradientCols : 0;
+            together_ ? tree_slots(leaves) * std::int64_t{kTileRows} * kGradientCols : 0;
         context.workspace.reserve(
             shared, std::max<std::int64_t>(kPanelRows * kPanelCols,
                                            leaves * images * kGradientCols + kSpillFloats + tiles));
@@ -363,7 +345,7 @@ void LinearOp::weight_sums_panel(const Leaves& leaves, const LeafSums& sums,
     constexpr std::ptrdiff_t kTileFloats = std::ptrdiff_t{kTileRows} * kGradientCols;
     const int terms = node.last - node.first;
     float* const tiles = memory;
-    float* const panels = tiles + slots_of(terms) * kTileFloats;
+    float* const panels = tiles + tree_slots(terms) * kTileFloats;
     const std::ptrdiff_t panel_floats = std::ptrdiff_t{gradient_blocks_} * kLanes * kGradientCols;
     for (int term = 0; term < terms; ++term) {
         const auto leaf = static_cast<std::size_t>(node.first + term);

@@ -56,6 +56,17 @@ TEST_CASE("a sum over a tree does not depend on who has which terms", "[sum_tree
     for (int terms = 1; terms <= 33; ++terms) {
         const std::string expected = by_definition(0, terms);
         INFO(terms << " terms: " << expected);
+        std::vector<std::string> slots(static_cast<std::size_t>(tree_slots(terms)));
+        add_in_tree(
+            terms,
+            [&](int term, int slot) {
+                slots.at(static_cast<std::size_t>(slot)) = std::to_string(term);
+            },
+            [&](int left, int right) {
+                add(slots.at(static_cast<std::size_t>(left)),
+                    slots.at(static_cast<std::size_t>(right)));
+            });
+        CHECK(slots.front() == expected);
         for (int owners = 1; owners <= terms; ++owners) {
             std::vector<int> bounds{0};
             for (int owner = 1; owner <= owners; ++owner) {
