@@ -91,7 +91,7 @@ def cli_page(commands: list[dict]) -> str:
                 out.append(f"| {typed.replace('|', chr(92) + '|')} | {cell(default)} | {cell(text)} |")
             out.append("")
         if command["name"] == "train":
-            own = [option for option in command["options"] if not option["all_ranks"]]
+            own = [option for option in command["options"] if not option["all_ranks"] and not option["stands_for"]]
             free = [option for option in command["options"] if option["all_ranks"] and option["may_change_on_resume"]]
             out += ["### Ranks and resumed trainings", "",
                     cell("Ranks may differ in these (what --data and --config contain is compared): "

@@ -85,8 +85,8 @@ class Planted(unittest.TestCase):
         code, lines = self.run_steps(
             'Step("good", 5, [sh("echo fine")], lambda ran: (PASS, ran.text.split()[-1])),'
             'Step("bad", 5, [sh("true"), sh("echo reason; exit 7"), sh("echo still done")]),'
-            # It ignores SIGTERM, and its child outlives it.
-            f'Step("hangs", 3, [sh("trap : TERM; sleep 600 & echo $! >{child}; while :; do wait; done")]),'
+            # It ignores SIGTERM, and its child outlives it. It ends with gpu-check, should that be killed.
+            f'Step("hangs", 3, [sh("trap : TERM; sleep 600 & echo $! >{child}; while kill -0 $PPID; do sleep 0.1; done")]),'
             'Step("unreadable", 5, [sh("true")], lambda ran: (PASS, {}["key"])),'
             'Step("not there", 5, [Command(["/no/such/program"])]),'
             'Step("left out", 5, [sh("true")], skip="no GPU")')

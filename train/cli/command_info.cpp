@@ -146,6 +146,7 @@ void print_commands() {
                             {"positional", row.positional},
                             {"excludes", row.excludes},
                             {"all_ranks", row.compared()},
+                            {"stands_for", row.short_for},
                             {"may_change_on_resume", !row.must_match_on_resume()}});
         }
         all.push_back({{"name", command.name},
