@@ -32,7 +32,9 @@ struct Gpu {
         own::fill(context, elems, value, x);
     }
     void clip_norm(std::int64_t elems, float most, GradientFacts* facts, float* x) const {
-        own::sum_of_squares(context, elems, x, {}, false, &facts->sum_of_squares);
+        own::fill(context, sizeof facts->squares / sizeof(float), 0.0f,
+                  reinterpret_cast<float*>(&facts->squares));
+        own::sum_of_squares(context, elems, x, {}, &facts->squares);
         own::scale_to_norm(context, {.most = most, .of_ranks = facts}, elems, x);
     }
     // Writes d_log_probabilities of a loss: -scale at the label, 0 elsewhere.
@@ -64,7 +66,8 @@ struct Cpu {
     }
     void fill(std::int64_t elems, float value, float* x) const { std::fill_n(x, elems, value); }
     void clip_norm(std::int64_t elems, float most, GradientFacts* facts, float* x) const {
-        backend.sum_of_squares(elems, x, {}, false, &facts->sum_of_squares);
+        backend.fill_zero(&facts->squares, sizeof facts->squares);
+        backend.sum_of_squares(elems, x, {}, &facts->squares);
         backend.scale_to_norm({.most = most, .of_ranks = facts}, elems, x);
     }
     void one_hot(int, int, float, const std::int32_t*, float*) const {}

@@ -201,7 +201,7 @@ void Optimizer::gather(const Bucket& bucket) {
 
 void Optimizer::finish_gradients() {
     GradientFacts* const own = facts_.get() + rank();
-    bool add = false;
+    backend_.fill_zero(&own->squares, sizeof own->squares);
     for (const Range& range : ranges_) {
         float* const gradients = net_.gradient_data() + range.begin;
         if (spec_.loss_scaling) {
@@ -209,9 +209,8 @@ void Optimizer::finish_gradients() {
                              gradients);
         }
         if (spec_.max_grad_norm && range.counted) {
-            backend_.sum_of_squares(range.elems(), gradients, {clip_word_, range.begin}, add,
-                                    &own->sum_of_squares);
-            add = true;
+            backend_.sum_of_squares(range.elems(), gradients, {clip_word_, range.begin},
+                                    &own->squares);
         }
     }
     if (shared_out()) {

@@ -62,15 +62,25 @@ Sharding checked(const Sharding& sharding) {
 
 }  // namespace
 
+const char* refusal_of_shards(const RunSpec& run) {
+    if (run.device.kernels == "auto") {
+        return "`kernels` auto cannot be combined with `virtual-ranks`, as it chooses by what is "
+               "fast at the moment, and bits follow; say ours or cudnn";
+    }
+    if (run.reduction.factors == FactorUse::on) {
+        return "`factors` on cannot be combined with `virtual-ranks`, as a product over all images "
+               "has another order of sums; leave it at auto";
+    }
+    return nullptr;
+}
+
 int choose_shards(const Communicator& comm, const Backend& backend, const RunSpec& run) {
-    const bool open = run.batch.automatic_shards && run.batch.shards == 0;
-    const bool in_order = backend.host_memory() && comm.size() > 1 &&
-                          comm.local_size() == comm.size() && comm.sums_in_tree();
-    const bool shares_norm =
-        run.reduction.shard_optimizer == ShardUse::on && run.optimizer.max_grad_norm.has_value();
-    const bool takes_shards = run.batch.accumulate == 1 && run.device.kernels != "auto" &&
-                              run.reduction.factors != FactorUse::on && !shares_norm;
-    return open && in_order && takes_shards ? comm.size() : run.batch.shards;
+    const bool in_tree = backend.host_memory() && comm.size() > 1 && comm.can_sum_in_tree();
+    // Between hosts, factors may save more than the order is worth.
+    const bool own_order =
+        run.batch.accumulate > 1 || refusal_of_shards(run) != nullptr ||
+        (comm.local_size() < comm.size() && run.reduction.factors != FactorUse::off);
+    return in_tree && !own_order ? comm.size() : 0;
 }
 
 Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const TrainingTask& task,
@@ -190,24 +200,16 @@ void Session::check_shards() const {
     if (shards == 0) {
         return;
     }
-    const auto refuse = [](const std::string& why) { throw AgreedError(ExitCode::usage, why); };
     if (shards < comm_.size()) {
-        refuse(
+        throw AgreedError(
+            ExitCode::usage,
             fmt::format("`virtual-ranks` {}: each of the {} ranks must have one; begin as many "
                         "ranks or fewer, or give a new training more virtual ones",
                         shards, comm_.size()));
     }
-    const auto without = [&](bool asked, const char* what, const char* instead) {
-        if (asked) {
-            refuse(fmt::format("{} cannot be combined with `virtual-ranks`; {}", what, instead));
-        }
-    };
-    without(shares_ && optimizer_spec_.max_grad_norm.has_value(),
-            "`max-grad-norm` with `shard-optimizer` on",
-            "leave one of the three out: the norm would be added up by the ranks' shares, whose "
-            "number changes its last bits");
-    without(run_.reduction.factors == FactorUse::on, "`factors` on",
-            "leave it at auto: a product over all images has another order of sums");
+    if (const char* const refusal = refusal_of_shards(run_)) {
+        throw AgreedError(ExitCode::usage, refusal);
+    }
 }
 
 bool Session::by_library() const {

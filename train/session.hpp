@@ -33,9 +33,11 @@ struct TrainingTask {
     std::vector<std::int64_t> eval_images = {};  // of each set that evaluate() is for
 };
 
-// Returns the virtual ranks (BatchSpec::shards) of a new training: as many as are asked for or, if
-// that is left open, as ranks where these are CPU ranks of one host whose own sums are in the
-// tree's order already, so that nothing is lost by them; else 0. The same on all ranks.
+// Returns why a training with these settings cannot have virtual ranks; null if it can.
+const char* refusal_of_shards(const RunSpec& run);
+// Returns the virtual ranks (BatchSpec::shards) of a new training that leaves them open: as many as
+// ranks if these are CPU ranks whose sums can be in the tree's order at no price; else 0. The same
+// on all ranks.
 int choose_shards(const Communicator& comm, const Backend& backend, const RunSpec& run);
 
 class Session {

@@ -63,8 +63,8 @@ std::vector<Setting> length_settings(RunSpec& run) {
             "virtual-ranks", batch,
             "Cut each batch into so many parts, which are summed up in one order: "
             "the same bits on any number of ranks from 1 to that; 0: not; auto: "
-            "as the training was begun with, at first as many as ranks if these "
-            "are CPU ranks of one host"),
+            "the number that the training was begun with, which is that of its "
+            "ranks where these are CPU ranks of one host"),
         virtual_ranks_setting("shards", batch, "The same as `virtual-ranks`")
             .standing_for("virtual-ranks"),
         number("seed", run.seed, {}, "Seed of weights, order and dropout"),
@@ -395,7 +395,7 @@ const SettingValue* find(const std::vector<SettingValue>& values, std::string_vi
 }
 
 Values values_to_resume(RunSpec run) {
-    run.batch.automatic_shards = false;  // what nobody has chosen by now is as it is
+    run.batch.automatic_shards = false;  // a number that is still open counts as 0
     Values values;
     for (const SettingValue& setting : values_of(run)) {
         if (setting.must_match_on_resume && !setting.value.empty()) {

@@ -56,8 +56,8 @@ class CpuBackend final : public Backend {
     void gather(const GatherArgs& args, int n, const Tensor& x, std::int32_t* y) override;
 
     void cross_entropy(const CrossEntropyArgs& args, int n) override;
-    void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& check, bool add,
-                        double* sum_of_squares) override;
+    void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& check,
+                        ExactSum* sum) override;
     void scale_to_norm(const ClipArgs& args, std::int64_t elems, float* x) override;
     void unscale(std::int64_t elems, const LossScale* state, const FiniteCheck& check,
                  float* g) override;
@@ -75,7 +75,7 @@ class CpuBackend final : public Backend {
     ThreadPool pool_;
     Workspace workspace_;
     const Context context_{pool_, workspace_};
-    std::vector<double> sums_;  // of sum_of_squares(); a member to reuse its memory
+    std::vector<ExactSum> sums_;  // of sum_of_squares(); a member to reuse its memory
 };
 
 }  // namespace gyre::cpu

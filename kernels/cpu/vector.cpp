@@ -1,4 +1,5 @@
 // Functions on whole vectors on the CPU: clipping to a norm, sums and 16-bit conversions.
+#include <algorithm>
 #include <cmath>
 #include <type_traits>
 
@@ -9,28 +10,33 @@
 namespace gyre::cpu {
 
 void CpuBackend::sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& check,
-                                bool add, double* sum_of_squares) {
-    // One sum per range, added in order, so the result is the same for any number of threads.
-    sums_.assign(static_cast<std::size_t>((elems + Context::kRange - 1) / Context::kRange), 0.0);
+                                ExactSum* sum) {
+    sums_.assign(static_cast<std::size_t>((elems + Context::kRange - 1) / Context::kRange), {});
     context_.for_ranges(elems, [&](std::int64_t begin, std::int64_t end) {
-        double sum = 0.0;
-        for (std::int64_t i = begin; i < end; ++i) {
-            sum += double{x[i]} * double{x[i]};
+        ExactSum of_range;
+        const std::int64_t whole = begin + (end - begin) / 16 * 16;
+        for (std::int64_t i = begin; i < whole; i += 16) {
+            of_range.add(sum_of_16_squares(x + i));
         }
-        sums_[static_cast<std::size_t>(begin / Context::kRange)] = sum;
-        if (!std::isfinite(sum)) {
+        float rest[16] = {};
+        std::copy(x + whole, x + end, rest);
+        of_range.add(sum_of_16_squares(rest));
+        sums_[static_cast<std::size_t>(begin / Context::kRange)] = of_range;
+        if (!std::isfinite(of_range.value())) {
             report_not_finite(check, x, begin, end);
         }
     });
-    double total = 0.0;
-    for (const double sum : sums_) {
-        total += sum;
+    for (const ExactSum& of_range : sums_) {
+        sum->add(of_range);
     }
-    *sum_of_squares = add ? *sum_of_squares + total : total;
 }
 
 void CpuBackend::scale_to_norm(const ClipArgs& args, std::int64_t elems, float* x) {
-    const double norm = gradient_norm(args);
+    ExactSum squares;
+    for (int i = 0; i < ExactSum::kLimbs; ++i) {
+        squares.limbs[i] = limb_of_ranks(args, i);
+    }
+    const double norm = std::sqrt(squares.value());
     const float factor = clip_factor(args, norm);
     if (args.norm != nullptr) {
         *args.norm = static_cast<float>(norm);

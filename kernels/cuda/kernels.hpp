@@ -115,7 +115,7 @@ void widen(const Context& context, DataType type, std::int64_t elems, const std:
            float* y);
 void round_to(const Context& context, DataType type, std::int64_t elems, const float* x, float* y);
 void sum_of_squares(const Context& context, std::int64_t elems, const float* x,
-                    const FiniteCheck& finite, bool add, double* sum);
+                    const FiniteCheck& finite, ExactSum* sum);
 void scale_to_norm(const Context& context, const ClipArgs& args, std::int64_t elems, float* x);
 
 }  // namespace gyre::SIMT_NAMESPACE

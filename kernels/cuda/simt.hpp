@@ -133,6 +133,13 @@ __device__ __forceinline__ void warp_argmax(float& value, int& index) {
 __device__ __forceinline__ void atomic_max(std::int32_t* at, std::int32_t value) {
     atomicMax(at, value);
 }
+// *at += value, likewise; at: in shared or device memory.
+__device__ __forceinline__ void atomic_add(std::uint32_t* at, std::uint32_t value) {
+    atomicAdd(at, value);
+}
+__device__ __forceinline__ void atomic_add(std::int64_t* at, std::int64_t value) {
+    atomicAdd(reinterpret_cast<unsigned long long*>(at), static_cast<unsigned long long>(value));
+}
 
 // Counts a block's arrival at *count, which is 0 before and after; returns true for the last of
 // `blocks`. Called by one thread of each block, number `index` among them. The last block sees all

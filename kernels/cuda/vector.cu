@@ -1,10 +1,10 @@
-// Functions on vectors: x = value; floats to 16 bits, back, and both at once; ||x||^2 in double
-// precision; x *= min(1, most / (norm + 1e-6)), the rule of torch.nn.utils.clip_grad_norm_, with
-// the norm read on the device, where each rank has left the square of its part.
+// Functions on vectors: x = value; floats to 16 bits, back, and both at once; ||x||^2, whose bits
+// do not depend on the order (base/exact_sum.hpp); x *= min(1, most / (norm + 1e-6)), the rule of
+// torch.nn.utils.clip_grad_norm_, with the norm read on the device, where each rank has left the
+// square of its part.
 //
-// Memory-bound: 4, 6, 6, 8, 4 and 8 bytes per element. One thread per 4 elements (16-byte
-// accesses). Sums have a fixed order: the elements of a thread, the threads of a block, then one
-// block adds the blocks.
+// Memory-bound: 4, 6, 6, 8, 4 and 8 bytes per element. One thread per 4 elements, of ||x||^2 per 16
+// (16-byte accesses).
 #include <cmath>
 
 #include "kernels/cuda/elementwise.cuh"
@@ -66,9 +66,20 @@ __global__ void round_kernel(std::int64_t elems, const float* x, float* y) {
 }
 
 __global__ void scale_to_norm_kernel(std::int64_t elems, ClipArgs args, float* x) {
-    const double norm = gradient_norm(args);
+    SIMT_SHARED(std::int64_t, limbs, [ExactSum::kLimbs]);
+    SIMT_SHARED(double, norms, [1]);
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < ExactSum::kLimbs) {
+        limbs[thread] = limb_of_ranks(args, thread);
+    }
+    __syncthreads();
+    if (thread == 0) {
+        norms[0] = sqrt(ExactSum::value_of(limbs));
+    }
+    __syncthreads();
+    const double norm = norms[0];
     const float factor = clip_factor(args, norm);
-    if (args.norm != nullptr && blockIdx.x == 0 && threadIdx.x == 0) {
+    if (args.norm != nullptr && blockIdx.x == 0 && thread == 0) {
         *args.norm = static_cast<float>(norm);
     }
     for_my_quad(
@@ -80,41 +91,55 @@ __global__ void scale_to_norm_kernel(std::int64_t elems, ClipArgs args, float* x
         [=](std::int64_t i) { x[i] *= factor; });
 }
 
-// partial: [blocks]
+// Each block adds its limbs as numbers of 16 bits, with 32-bit atomics in shared memory, and then
+// those that are not 0 to *sum.
 __global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, FiniteCheck finite,
-                                      double* partial) {
-    double sum = 0.0;
-    const auto add = [&](float v) { sum += static_cast<double>(v) * static_cast<double>(v); };
-    for_my_quad(
-        elems,
-        [&](std::int64_t i) {
-            const float4 v = load4(x + i);
-            check_finite(finite, i, v);
-            add(v.x);
-            add(v.y);
-            add(v.z);
-            add(v.w);
-        },
-        [&](std::int64_t i) {
-            check_finite(finite, i, x[i]);
-            add(x[i]);
-        });
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) {
-        partial[blockIdx.x] = sum;
+                                      ExactSum* sum) {
+    SIMT_SHARED(std::uint32_t, halves, [2 * ExactSum::kLimbs]);
+    const int thread = static_cast<int>(threadIdx.x);
+    if (thread < 2 * ExactSum::kLimbs) {
+        halves[thread] = 0;
     }
-}
-
-// Launched with one block.
-__global__ void sum_kernel(int elems, const double* x, bool add, double* result) {
-    double sum = 0.0;
-    for (int i = static_cast<int>(threadIdx.x); i < elems;
-         i += static_cast<int>(kElementwiseBlock)) {
-        sum += x[i];
+    __syncthreads();
+    const std::int64_t begin = (std::int64_t{blockIdx.x} * blockDim.x + threadIdx.x) * 16;
+    if (begin < elems) {
+        float grain[16];
+        SIMT_UNROLL
+        for (int i = 0; i < 16; i += 4) {
+            float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (begin + i + 4 <= elems) {
+                v = load4(x + begin + i);
+                check_finite(finite, begin + i, v);
+            } else {
+                const auto element = [&](int j) {
+                    const bool there = begin + i + j < elems;
+                    const float value = there ? x[begin + i + j] : 0.0f;
+                    check_finite(finite, begin + i + j, value);
+                    return value;
+                };
+                v = make_float4(element(0), element(1), element(2), element(3));
+            }
+            grain[i] = v.x;
+            grain[i + 1] = v.y;
+            grain[i + 2] = v.z;
+            grain[i + 3] = v.w;
+        }
+        const ExactSum::Term term = ExactSum::split(sum_of_16_squares(grain));
+        SIMT_UNROLL
+        for (int i = 0; i < 3; ++i) {
+            std::uint32_t* const at = halves + 2 * (term.limb + i);
+            if (term.parts[i] != 0) {
+                atomic_add(at, term.parts[i] & 0xffffu);
+                atomic_add(at + 1, term.parts[i] >> 16);
+            }
+        }
     }
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) {
-        *result = add ? *result + sum : sum;
+    __syncthreads();
+    if (thread < ExactSum::kLimbs) {
+        const std::int64_t limb = halves[2 * thread] + (std::int64_t{halves[2 * thread + 1]} << 16);
+        if (limb != 0) {
+            atomic_add(&sum->limbs[thread], limb);
+        }
     }
 }
 
@@ -148,15 +173,9 @@ void round_to(const Context& context, DataType type, std::int64_t elems, const f
 }
 
 void sum_of_squares(const Context& context, std::int64_t elems, const float* x,
-                    const FiniteCheck& finite, bool add, double* sum) {
-    const unsigned blocks = elementwise_blocks(elems);
-    auto* sums =
-        static_cast<double*>(context.workspace.bytes(sizeof(double) * std::size_t{blocks}));
-    const dim3 block(kElementwiseBlock);
-    launch("sum_of_squares", sum_of_squares_kernel, dim3(blocks), block, context.stream, elems, x,
-           finite, sums);
-    launch("sum", sum_kernel, dim3(1), block, context.stream, static_cast<int>(blocks),
-           static_cast<const double*>(sums), add, sum);
+                    const FiniteCheck& finite, ExactSum* sum) {
+    launch("sum_of_squares", sum_of_squares_kernel, dim3(elementwise_blocks((elems + 3) / 4)),
+           dim3(kElementwiseBlock), context.stream, elems, x, finite, sum);
 }
 
 void scale_to_norm(const Context& context, const ClipArgs& args, std::int64_t elems, float* x) {

@@ -7,6 +7,12 @@ namespace simt::emulator {
 void atomic_max(std::int32_t* at, std::int32_t value) {
     *at = std::max(*at, value);
 }
+void atomic_add(std::uint32_t* at, std::uint32_t value) {
+    *at += value;
+}
+void atomic_add(std::int64_t* at, std::int64_t value) {
+    *at += value;
+}
 
 bool arrives_last(std::uint32_t* count, std::uint32_t blocks, std::uint32_t index) {
     if (cluster_blocks > 1) {

@@ -90,6 +90,8 @@ void warp_operation(WarpOperation operation, void* operand, const Place& place);
 
 // Atomic because one thread runs at a time; not visible to the checker.
 void atomic_max(std::int32_t* at, std::int32_t value);
+void atomic_add(std::uint32_t* at, std::uint32_t value);
+void atomic_add(std::int64_t* at, std::int64_t value);
 
 // The same, but the checker is notified of the arrival. If launches run only some of their blocks,
 // the block with the largest index counts as the last.

@@ -136,6 +136,12 @@ inline void warp_argmax(float& value, int& index, Place place = Place::current()
 inline void atomic_max(std::int32_t* at, std::int32_t value) {
     emulator::atomic_max(at, value);
 }
+inline void atomic_add(std::uint32_t* at, std::uint32_t value) {
+    emulator::atomic_add(at, value);
+}
+inline void atomic_add(std::int64_t* at, std::int64_t value) {
+    emulator::atomic_add(at, value);
+}
 inline bool arrives_last(std::uint32_t* count, std::uint32_t blocks, std::uint32_t index) {
     return emulator::arrives_last(count, blocks, index);
 }

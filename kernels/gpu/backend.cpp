@@ -192,9 +192,9 @@ class GpuBackend final : public Backend {
             own::fill(context_, 2, 0.0f, args.sums);
         }
     }
-    void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& finite, bool add,
-                        double* sum) override {
-        own::sum_of_squares(context_, elems, x, finite, add, sum);
+    void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& finite,
+                        ExactSum* sum) override {
+        own::sum_of_squares(context_, elems, x, finite, sum);
     }
     void scale_to_norm(const ClipArgs& args, std::int64_t elems, float* x) override {
         own::scale_to_norm(context_, args, elems, x);

@@ -64,9 +64,10 @@ class Backend : public Device, public OpFactory {
     }
     virtual void cross_entropy(const CrossEntropyArgs& args, int n) = 0;
 
-    // *sum = ||x||^2, added to what is there if `add`. The sum is on the device.
+    // *sum += ||x||^2; each 16 elements from the first on are one term, whichever range they are
+    // in. The sum is on the device.
     virtual void sum_of_squares(std::int64_t elems, const float* x, const FiniteCheck& finite,
-                                bool add, double* sum) = 0;
+                                ExactSum* sum) = 0;
     // x *= clip_factor()
     virtual void scale_to_norm(const ClipArgs& args, std::int64_t elems, float* x) = 0;
     // g *= 1 / state->scale, with state on the device; non-finite values are reported and set to 0.

@@ -7,6 +7,7 @@
 
 #include "base/data_type.hpp"
 #include "base/epoch_order.hpp"
+#include "base/exact_sum.hpp"
 #include "kernels/ops/augment.hpp"
 #include "kernels/ops/mix.hpp"
 #include "kernels/ops/shapes.hpp"
@@ -96,7 +97,7 @@ struct FiniteCheck {
 // A rank's findings in its gradients of a step, on the device, before they are clipped or an update
 // is skipped. If ranks have shares of the gradients, all of them gather the findings of each.
 struct GradientFacts {
-    double sum_of_squares = 0.0;
+    ExactSum squares = {};        // of its gradients
     std::int32_t not_finite = 0;  // FiniteCheck's word; 0 again once the step is decided
     std::int32_t unused = 0;      // so that no byte is undefined
 };
@@ -109,14 +110,13 @@ struct ClipArgs {
     float* norm = nullptr;  // on the device: set to their norm before; null: not asked for
 };
 
-// The norm of gradients of which ranks have found this: its square is the sum over the ranks, in
-// their order.
-GYRE_HOST_DEVICE inline double gradient_norm(const ClipArgs& args) {
-    double sum = 0.0;
+// A limb of the sum of the squares that all ranks have found.
+GYRE_HOST_DEVICE inline std::int64_t limb_of_ranks(const ClipArgs& args, int limb) {
+    std::int64_t sum = 0;
     for (int rank = 0; rank < args.ranks; ++rank) {
-        sum += args.of_ranks[rank].sum_of_squares;
+        sum += args.of_ranks[rank].squares.limbs[limb];
     }
-    return sqrt(sum);
+    return sum;
 }
 
 // The factor of torch.nn.utils.clip_grad_norm_: min(1, most / (norm + 1e-6)), NaN if the norm is.

@@ -81,16 +81,24 @@ TEST_CASE("gradients are clipped to a norm", "[gpu]") {
                 // Two ranks have found it in three parts, and a third has found nothing.
                 const Guarded parts = bench.vector(g);
                 const std::int64_t first = elems / 48 * 16, second = elems / 32 * 16;
-                const auto sum = [&](int rank, std::int64_t begin, std::int64_t end, bool add) {
+                const auto sum = [&](int rank, std::int64_t begin, std::int64_t end) {
                     if (begin < end) {
-                        bench.backend.sum_of_squares(end - begin, parts.get() + begin, {}, add,
-                                                     &facts.get()[rank].sum_of_squares);
+                        bench.backend.sum_of_squares(end - begin, parts.get() + begin, {},
+                                                     &facts.get()[rank].squares);
                     }
                 };
+                ExactSum all, parted;
+                bench.backend.download(&all, &facts.get()->squares, sizeof all);
                 bench.backend.fill_zero(facts.get(), facts.bytes());
-                sum(0, 0, first, false);
-                sum(2, first, second, false);
-                sum(2, second, elems, true);
+                sum(0, 0, first);
+                sum(2, first, second);
+                sum(2, second, elems);
+                std::array<GradientFacts, 3> of_ranks;
+                bench.backend.download(of_ranks.data(), facts.get(), sizeof of_ranks);
+                for (const GradientFacts& of_rank : of_ranks) {
+                    parted.add(of_rank.squares);
+                }
+                CHECK(std::equal(all.limbs, all.limbs + ExactSum::kLimbs, parted.limbs));
                 const Guarded whole = bench.empty(1);
                 bench.backend.scale_to_norm({.most = static_cast<float>(most),
                                              .of_ranks = facts.get(),

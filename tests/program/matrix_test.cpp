@@ -35,7 +35,7 @@ constexpr SmallNet kNets[] = {
 };
 constexpr const char* kRules[] = {
     "--optimizer sgd --momentum 0.9 --max-grad-norm 0.5",
-    "--optimizer adam --shard-optimizer on",
+    "--optimizer adam --shard-optimizer on --max-grad-norm 0.5",
 };
 
 // Under a sanitizer, which makes all of it slow, the odd ones.

@@ -97,16 +97,15 @@ void store(Warp& warp, const Instruction& instruction, std::uint32_t mask) {
     });
 }
 
-template <typename Operation>
+template <Space kSpace, typename T, typename Operation>
 void atomic(Warp& warp, const Instruction& instruction, std::uint32_t mask) {
     for_lanes(mask, [&](int lane) {
-        std::uint8_t* const at = place<Space::global>(warp, instruction, 4, lane);
-        std::uint32_t old = 0;
+        std::uint8_t* const at = place<kSpace>(warp, instruction, sizeof(T), lane);
+        T old = 0;
         std::memcpy(&old, at, sizeof old);
-        const std::uint32_t now =
-            Operation::of(old, source<std::uint32_t>(warp, instruction, 1)[lane]);
+        const T now = Operation::of(old, source<T>(warp, instruction, 1)[lane]);
         std::memcpy(at, &now, sizeof now);
-        result<std::uint32_t>(warp, instruction)[lane] = old;
+        result<T>(warp, instruction)[lane] = old;
     });
 }
 struct Increment {
@@ -117,6 +116,13 @@ struct Increment {
 struct SignedMax {
     static std::uint32_t of(std::uint32_t old, std::uint32_t other) {
         return static_cast<std::int32_t>(old) > static_cast<std::int32_t>(other) ? old : other;
+    }
+};
+
+struct Add {
+    template <typename T>
+    static T of(T old, T other) {
+        return old + other;
     }
 };
 
@@ -197,8 +203,10 @@ void add_memory(Handlers& handlers) {
     add_space<Space::global>(handlers, "global");
     add_space<Space::shared>(handlers, "shared");
     add_space<Space::param>(handlers, "param");
-    handlers.add("atom.global.inc.u32", atomic<Increment>);
-    handlers.add("atom.global.max.s32", atomic<SignedMax>);
+    handlers.add("atom.global.inc.u32", atomic<Space::global, std::uint32_t, Increment>);
+    handlers.add("atom.global.max.s32", atomic<Space::global, std::uint32_t, SignedMax>);
+    handlers.add("atom.global.add.u64", atomic<Space::global, std::uint64_t, Add>);
+    handlers.add("atom.shared.add.u32", atomic<Space::shared, std::uint32_t, Add>);
     handlers.add("cvta.shared.u64", convert_address<false>);
     handlers.add("cvta.to.shared.u64", convert_address<true>);
     handlers.add("cp.async.cg.shared.global", begin_copy);

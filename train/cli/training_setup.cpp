@@ -15,6 +15,7 @@
 #include "data/sampler.hpp"
 #include "kernels/make_backend.hpp"
 #include "train/hash.hpp"
+#include "train/session.hpp"
 #include "train/settings.hpp"
 
 namespace gyre::train {
@@ -38,10 +39,9 @@ void check_together(const RunSpec& options) {
         throw usage_error(
             "--keep, --save-every and --receipt-every say how --save does it: give that, too");
     }
-    if (options.batch.shards > 0 && options.device.kernels == "auto") {
-        throw usage_error(
-            "`kernels` auto chooses by what is fast at the moment, and bits follow; "
-            "with `virtual-ranks` say ours or cudnn");
+    if (const char* const refusal = refusal_of_shards(options);
+        refusal != nullptr && options.batch.shards > 0) {
+        throw usage_error(refusal);
     }
 }
 
