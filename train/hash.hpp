@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "comm/communicator.hpp"
 #include "data/dataset.hpp"
 #include "model/safetensors.hpp"
 #include "train/rooms.hpp"
@@ -18,15 +19,19 @@ std::string hash_dataset(const Dataset& dataset);
 std::string hash_text(const std::string& text);
 // Hash of names, values and metadata in any order, except for metadata by these names.
 std::string hash_tensors(const TensorFile& file, const std::set<std::string>& without = {});
-// The same of tensors that are not in a file, without metadata.
-class TensorsHash {
+std::uint64_t hash_bytes(const void* data, std::size_t bytes);
+
+// A hash of tensors of which ranks have slices. Each is a sum over blocks of 16 elements, so that
+// it depends neither on the slices nor on the ranks.
+class SlicesHash {
  public:
-    void add(const std::string& name, std::span<const float> values);
-    std::string text(const std::string& metadata = {}) const;
+    // A slice from this element on, a multiple of 16, of the tensor, which all ranks must name.
+    void add(const std::string& name, std::int64_t first_elem, std::span<const float> values);
+    // Collective: a hash of the names, and the sums of what all ranks have added.
+    std::string text(Communicator& comm) const;
 
  private:
-    std::map<std::string, std::uint64_t> hashes_;
+    std::map<std::string, std::uint64_t> sums_;
 };
-std::uint64_t hash_bytes(const void* data, std::size_t bytes);
 
 }  // namespace gyre::train

@@ -305,7 +305,7 @@ std::vector<HostTensor> Optimizer::export_state() const {
     return copies([&](const TensorVisitor& visit) { visit_state(visit); });
 }
 
-void Optimizer::visit_state(const TensorVisitor& visit) const {
+void Optimizer::visit_scalars(const TensorVisitor& visit) const {
     const auto scalar = [&](const char* name, auto number) {
         const auto value = static_cast<float>(number);
         visit(name, {}, {&value, 1});
@@ -325,6 +325,38 @@ void Optimizer::visit_state(const TensorVisitor& visit) const {
         scalar("scheduler.num_bad_epochs", plateau_.num_bad_epochs);
         scalar("scheduler.falls", plateau_.falls);
     }
+}
+
+void Optimizer::visit_slices(const SliceVisitor& visit) const {
+    visit_scalars([&](const std::string& name, const std::vector<std::int64_t>&,
+                      std::span<const float> value) { visit(name, 0, value, true); });
+    std::vector<float> copy;
+    for (const auto& [state_name, state] : kept()) {
+        for (const Parameter& parameter : net_.parameters()) {
+            const std::string name = fmt::format("{}.{}", parameter.name, state_name);
+            visit(name, 0, {}, true);
+            for (const Range& range : ranges_) {
+                const std::int64_t begin = std::max(range.begin, parameter.offset_elems);
+                const std::int64_t end =
+                    std::min(range.end, parameter.offset_elems + parameter.elems);
+                if (begin >= end || (shared_out() && !range.counted)) {
+                    continue;
+                }
+                const auto elems = static_cast<std::size_t>(end - begin);
+                const float* values = state + range.moment + (begin - range.begin);
+                if (!backend_.host_memory()) {
+                    copy.resize(elems);
+                    backend_.download(copy.data(), values, elems * sizeof(float));
+                    values = copy.data();
+                }
+                visit(name, begin - parameter.offset_elems, {values, elems}, !shared_out());
+            }
+        }
+    }
+}
+
+void Optimizer::visit_state(const TensorVisitor& visit) const {
+    visit_scalars(visit);
     const std::vector<std::pair<const char*, float*>> all = kept();
     std::vector<const float*> flat;  // over all parameters
     std::vector<std::vector<float>> downloaded;

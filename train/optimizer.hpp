@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -61,6 +62,11 @@ class Optimizer {
     // shared out: all ranks get all. visit_state() does not copy what the host can read in place.
     std::vector<HostTensor> export_state() const;
     void visit_state(const TensorVisitor& visit) const;
+    // Calls visit(name, first_elem, values, on_all_ranks) for what this rank has of that: slices of
+    // the tensors, from elements on that are multiples of 16, and an empty one of each.
+    using SliceVisitor =
+        FunctionRef<void(const std::string&, std::int64_t, std::span<const float>, bool)>;
+    void visit_slices(const SliceVisitor& visit) const;
     // Calls body() with the moving average of the parameters in the net, frozen ones as they are,
     // if there is one; else with the net as it is. After next_steps(), and between steps.
     // Collective where updates are shared out.
@@ -94,6 +100,7 @@ class Optimizer {
     void finish_gradients();
     // All that is kept for each parameter, by its name in exported states.
     std::vector<std::pair<const char*, float*>> kept() const;
+    void visit_scalars(const TensorVisitor& visit) const;
     // One of these over the flat buffer, from all ranks; 0 for frozen parameters.
     std::vector<float> download(const float* state) const;
     void update(std::int64_t begin, std::int64_t end);

@@ -11,23 +11,25 @@ using namespace gyre::test;
 namespace {
 
 // `gyre train` on the emulated GPU; environment: NAME=VALUE ... in front of it.
-Outcome train(const TempDir& dir, const std::string& flags, const std::string& environment = {}) {
+Outcome train(const TempDir& dir, const std::string& flags, const std::string& environment = {},
+              int ranks = 2) {
     if (!std::filesystem::exists(dir.path() / "set")) {
         make_dataset(dir.path() / "set", 80, 10, 1, 28, 28, 10);
     }
     return run_shell("GYRE_NCCL_LIBRARY=" + built_file(FAKE_NCCL) + " " + environment +
                      " timeout -k 1 120 " +
-                     gyre_command(2,
+                     gyre_command(ranks,
                                   "train --threads 1 --no-eval --seed 7 --log-interval 1 "
                                   "--global-batch 8 --data " +
                                       (dir.path() / "set").string() + " " + flags));
 }
 
-std::vector<double> losses(const TempDir& dir, const std::string& flags) {
+std::vector<double> losses(const TempDir& dir, const std::string& flags, int ranks = 2) {
     const auto json = dir.path() / "losses.jsonl";
     std::filesystem::remove(json);
     const Outcome run =
-        train(dir, "--device emulated --epochs 1 --metrics " + json.string() + kSmoothNet + flags);
+        train(dir, "--device emulated --epochs 1 --metrics " + json.string() + kSmoothNet + flags,
+              {}, ranks);
     INFO(run.output);
     REQUIRE(run.exit_code == 0);
     CHECK(run.output.find("NCCL is not used") == std::string::npos);
@@ -68,6 +70,28 @@ TEST_CASE("shards over NCCL, in a graph or not, give the bits of MPI") {
         REQUIRE(mpi.size() == 10);
         CHECK(losses(dir, flags + "--comm nccl --check-sync 7") == mpi);
         CHECK(losses(dir, flags + "--comm nccl --graph on") == mpi);
+    }
+}
+
+TEST_CASE("virtual ranks have one result on one GPU and on several over NCCL") {
+    const TempDir dir;
+    std::ofstream(dir.path() / "normed")
+        << "conv 4 k5 s2\nbatchnorm\nrelu\nas a\nconv 4 k3 p1\nbatchnorm\nadd a\nrelu\n"
+           "maxpool 2\nlinear classes\n";
+    const std::string normed = " --model " + (dir.path() / "normed").string();
+    for (const std::string& net : {std::string(), normed}) {
+        for (const std::string rule :
+             {"--optimizer sgd --momentum 0.9 --max-grad-norm 0.5",
+              "--optimizer adam --max-grad-norm 0.5 --shard-optimizer on"}) {
+            const std::string flags = "--virtual-ranks 4 --bucket-kib 4 " + rule + net;
+            INFO(flags);
+            const std::vector<double> one = losses(dir, flags, 1);
+            REQUIRE(one.size() == 10);
+            for (const int ranks : {3, 4}) {
+                INFO(ranks << " ranks");
+                CHECK(losses(dir, flags + " --comm nccl", ranks) == one);
+            }
+        }
     }
 }
 
