@@ -75,19 +75,15 @@ struct ExactSum {
 
 // The sum of 16 squares: those of elements 8 apart are added first, then sums 4, 2 and 1 apart.
 GYRE_HOST_DEVICE inline double sum_of_16_squares(const float* x) {
-    double sums[16];
-    for (int i = 0; i < 16; ++i) {
-        sums[i] = static_cast<double>(x[i]) * static_cast<double>(x[i]);
+    double sums[8];
+    for (int i = 0; i < 8; ++i) {
+        const double left = x[i], right = x[i + 8];
+        sums[i] = left * left + right * right;
     }
-#if defined(__CUDACC__)
-#pragma unroll
-#endif
-    for (int width = 8; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) {
-            sums[i] += sums[i + width];
-        }
+    for (int i = 0; i < 4; ++i) {
+        sums[i] += sums[i + 4];
     }
-    return sums[0];
+    return (sums[0] + sums[2]) + (sums[1] + sums[3]);
 }
 
 }  // namespace gyre

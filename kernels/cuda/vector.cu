@@ -109,13 +109,9 @@ __global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, Finite
             float4 v = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
             if (begin + i + 4 <= elems) {
                 v = load4(x + begin + i);
-                check_finite(finite, begin + i, v);
             } else {
                 const auto element = [&](int j) {
-                    const bool there = begin + i + j < elems;
-                    const float value = there ? x[begin + i + j] : 0.0f;
-                    check_finite(finite, begin + i + j, value);
-                    return value;
+                    return begin + i + j < elems ? x[begin + i + j] : 0.0f;
                 };
                 v = make_float4(element(0), element(1), element(2), element(3));
             }
@@ -124,7 +120,9 @@ __global__ void sum_of_squares_kernel(std::int64_t elems, const float* x, Finite
             grain[i + 2] = v.z;
             grain[i + 3] = v.w;
         }
-        const ExactSum::Term term = ExactSum::split(sum_of_16_squares(grain));
+        const double squares = sum_of_16_squares(grain);
+        check_finite(finite, begin, static_cast<float>(squares - squares));  // 0 or NaN
+        const ExactSum::Term term = ExactSum::split(squares);
         SIMT_UNROLL
         for (int i = 0; i < 3; ++i) {
             std::uint32_t* const at = halves + 2 * (term.limb + i);

@@ -202,7 +202,7 @@ TEST_CASE("gyre verify refuses another training before the first step") {
 
 TEST_CASE("lines that are not a receipt's are named") {
     const std::string start =
-        R"({"event":"start","receipt":1,"version":"x","settings":{},"identity":{"schema":2,"flags":{},"facts":{}}})"
+        R"({"event":"start","receipt":2,"version":"x","settings":{},"identity":{"schema":2,"flags":{},"facts":{}}})"
         "\n";
     const std::string state = R"({"event":"state","step":4,"hash":"ab"})"
                               "\n";

@@ -171,6 +171,7 @@ void add_conversions(Handlers& handlers) {
     handlers.add("cvt.rn.f32.u16", convert<uint16_t, float>);
     handlers.add("cvt.rn.f64.s32", convert<int32_t, double>);
     handlers.add("cvt.rn.f64.u32", convert<uint32_t, double>);
+    handlers.add("cvt.rn.f64.s64", convert<int64_t, double>);
     add_integers_of<uint8_t>(handlers, "u8");
     add_integers_of<int8_t>(handlers, "s8");
     add_integers_of<uint16_t>(handlers, "u16");

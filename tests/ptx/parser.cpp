@@ -212,9 +212,11 @@ class Parser {
             return parse_whole_warp(statement, instruction);
         }
         if (base == "atom") {
-            instruction.results[0] = operands_.place(statement.operand(0), 4);
-            instruction.sources[0] = address(statement.operand(1), 8, instruction);
-            instruction.sources[1] = operands_.place(statement.operand(2), 4);
+            const std::size_t bytes = statement.has("u64") ? 8 : 4;
+            instruction.results[0] = operands_.place(statement.operand(0), bytes);
+            instruction.sources[0] =
+                address(statement.operand(1), statement.has("shared") ? 4 : 8, instruction);
+            instruction.sources[1] = operands_.place(statement.operand(2), bytes);
             return statement.opcode;
         }
         if (base == "call") {
