@@ -277,7 +277,7 @@ void read_identity(const std::string& input) {
 }
 
 std::vector<std::string> receipt_seeds() {
-    const std::string start = R"({"event":"start","receipt":1,"version":"x","settings":{"lr":"1"},)"
+    const std::string start = R"({"event":"start","receipt":2,"version":"x","settings":{"lr":"1"},)"
                               R"("identity":{"schema":2,"flags":{},"facts":{"ranks":"2"}}})"
                               "\n";
     return {start + R"({"event":"state","step":4,"hash":"00"})"
