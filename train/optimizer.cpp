@@ -201,7 +201,9 @@ void Optimizer::gather(const Bucket& bucket) {
 
 void Optimizer::finish_gradients() {
     GradientFacts* const own = facts_.get() + rank();
-    backend_.fill_zero(&own->squares, sizeof own->squares);
+    if (spec_.max_grad_norm) {
+        backend_.fill_zero(&own->squares, sizeof own->squares);
+    }
     for (const Range& range : ranges_) {
         float* const gradients = net_.gradient_data() + range.begin;
         if (spec_.loss_scaling) {
