@@ -108,7 +108,7 @@ class Net {
 
     // As each parameter's Init says, from the stream (seed, init, index of the parameter).
     void initialise(std::uint64_t seed);
-    // Shows parameters and state, where the host can read them in place without copying.
+    // Shows parameters, then state, where the host can read them in place without copying.
     void visit_parameters(const TensorVisitor& visit) const;
     // Copies of parameters and state to and from host tensors. import matches them as
     // match_parameters() does, and returns its remarks for the user; `source` says where the

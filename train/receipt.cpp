@@ -103,9 +103,15 @@ std::string state_hash(Session& session) {
         }
         hash.add(name, first_elem, values);
     };
-    session.net().visit_parameters(
-        [&](const std::string& name, const std::vector<std::int64_t>&,
-            std::span<const float> values) { add(name, 0, values, true); });
+    // The net's running statistics follow its parameters. Until an evaluation, ranks may have their
+    // own; those of rank 0 count, as in a checkpoint.
+    auto parameters_left = session.net().parameters().size();
+    session.net().visit_parameters([&](const std::string& name, const std::vector<std::int64_t>&,
+                                       std::span<const float> values) {
+        const bool is_parameter = parameters_left > 0;
+        parameters_left -= is_parameter ? 1 : 0;
+        add(name, 0, is_parameter || comm.is_root() ? values : values.first(0), is_parameter);
+    });
     session.optimizer().visit_slices(
         [&](const std::string& name, std::int64_t first_elem, std::span<const float> values,
             bool on_all_ranks) { add(state_name(name), first_elem, values, on_all_ranks); });

@@ -29,8 +29,8 @@ std::filesystem::path receipt_file(const std::filesystem::path& folder);
 // count. Throws Error(bad_input) that begins with the place and names the line.
 Receipt parse_receipt(const std::string& text, const std::string& place);
 
-// Collective. Returns a hash of the names and values of the parameters and of the optimiser's
-// state, which does not depend on how the ranks share them.
+// Collective. Returns a hash of the names and values of the parameters, of rank 0's running
+// statistics and of the optimiser's state, which does not depend on how the ranks share them.
 std::string state_hash(Session& session);
 
 // Writes the receipt. Only rank 0 has the file, but all functions are collective.

@@ -64,6 +64,16 @@ TEST_CASE(
     CHECK(receipt.settings.at("virtual-ranks") == "4");
 }
 
+TEST_CASE("a receipt has rank 0's running statistics where each rank has its own") {
+    const Training training;
+    std::ofstream(training.model()) << "conv 6 k3 nobias\nbatchnorm local\nrelu\nlinear classes\n";
+    const std::string one = training.file("one"), three = training.file("three");
+    training.run(1, kFlags + ("--no-eval --save " + one));
+    training.run(3, kFlags + ("--no-eval --save " + three));
+    CHECK(receipt_of(one).hashes.size() == 6);
+    CHECK(receipt_of(three).hashes == receipt_of(one).hashes);
+}
+
 TEST_CASE("gyre verify finds the same training again, on other ranks and from a checkpoint") {
     const Training training;
     const std::string run = training.file("run");
