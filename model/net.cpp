@@ -56,8 +56,9 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
 }
 
 void Net::make_operations(const NetOptions& options) {
+    const int leaves = std::max(options.leaves, 1) + (options.guest ? 1 : 0);
     const OpSizes sizes{options.train_batch, options.eval_batch, options.train_sizes,
-                        options.eval_sizes, std::max(options.leaves, 1) + (options.guest ? 1 : 0)};
+                        options.eval_sizes, std::max(leaves, options.most_leaves)};
     const auto accepts = [&](const Node& node) {
         return make_op(wide_, node.name, node.spec, sizes, type_) != nullptr;
     };
@@ -296,11 +297,13 @@ void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_s
     }
 }
 
-void Net::backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy) {
-    OpIo io = steps_[node].train;
-    io.x = x;
-    io.dy = dy;
-    ops_[node]->backward_params(batch, io);
+void Net::backward_params(std::size_t node, const Leaves& leaves) {
+    const auto count = static_cast<int>(leaves.batches.size());
+    if (count == 1) {
+        return ops_[node]->backward_params(leaves.batches.front(), *leaves.io[0]);
+    }
+    const LeafSums::Node sum{0, count, gradient_data()};
+    ops_[node]->backward_params_leaves(leaves, {{&sum, 1}, gradient_data()});
 }
 
 Net::FlatRange Net::flat_range(const Node& node) {
@@ -350,7 +353,7 @@ void Net::backward_weights(std::size_t node, const Batch& batch, const BackwardH
         return;
     }
     // Before the inputs, so that their reduction can start while the rest is computed.
-    if (!with_loss(node) && (!hooks.take || !hooks.take(node, io.x, io.dy))) {
+    if (!with_loss(node) && (!hooks.take || !hooks.take(batch, node, io.x, io.dy))) {
         ops_[node]->backward_params(batch, io);
     }
     const std::int64_t offset = parameters.front().offset_elems;
@@ -370,10 +373,15 @@ void Net::backward_together(std::size_t node, std::span<const Batch> leaves,
             backward_weights(node, batch, hooks);
         }
     } else {
+        bool taken = false;
         for (const Batch& batch : leaves) {
-            op.backward_begin(batch, step_of(batch, node).train);
+            const OpIo& io = step_of(batch, node).train;
+            op.backward_begin(batch, io);
+            taken = hooks.take && hooks.take(batch, node, io.x, io.dy);
         }
-        op.backward_params_leaves(at_node(node, leaves), hooks.sums);
+        if (!taken) {
+            op.backward_params_leaves(at_node(node, leaves), hooks.sums);
+        }
         hooks.summed(parameters.front().offset_elems);
     }
     bool any = false;

@@ -40,6 +40,8 @@ struct NetOptions {
     // Where leaves meet, there is room for a guest: another rank's leaf, computed beside them with
     // the number after theirs, whose sums do not count.
     bool guest = false;
+    // The most leaves for backward_params(), such as those of all ranks; 0: as many as here.
+    int most_leaves = 0;
 };
 
 // Calls during a backward pass, from the end of the net on; each may be empty.
@@ -53,9 +55,10 @@ struct BackwardHooks {
     // which are final at and after this offset; without nodes, they are final as others are.
     LeafSums sums = {};
     FunctionRef<void(std::int64_t offset)> summed = {};
-    // A node with parameters is offered, x [n][in] and dy [n][out]; returns whether its gradients
-    // are computed elsewhere.
-    FunctionRef<bool(std::size_t node, const Tensor& x, const Tensor& dy)> take = {};
+    // A node with parameters is offered, x [n][in] and dy [n][out] of each leaf; returns whether
+    // its gradients are computed elsewhere, the same for all leaves.
+    FunctionRef<bool(const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy)> take =
+        {};
     // Operations that can apply the update at once do so instead of writing gradients; updated()
     // says to which range of the flat parameters.
     const UpdateArgs* update = nullptr;
@@ -157,9 +160,12 @@ class Net {
     void backward(const Batch& batch, const BackwardHooks& hooks = {}) {
         backward(std::span(&batch, 1), hooks);
     }
-    // Writes the gradients of a node's parameters, from x and dy of batch.n images. On CPUs, where
-    // no operation is of 16 bits, they are float32 in any net.
-    void backward_params(std::size_t node, const Batch& batch, const float* x, const float* dy);
+    // Writes the gradients of a node's parameters, from x and dy of a batch; of several leaves, the
+    // sum in the tree over them, if takes_together(). On CPUs, where no operation is of 16 bits, x
+    // and dy are float32 in any net. io: copies of gradient_io() with those.
+    void backward_params(std::size_t node, const Leaves& leaves);
+    const OpIo& gradient_io(std::size_t node) const { return steps_[node].train; }
+    bool takes_together(std::size_t node) const { return meets_ && steps_[node].together; }
 
  private:
     // Everything that running a node needs besides its operation.

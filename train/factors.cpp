@@ -4,6 +4,8 @@
 
 #include <algorithm>
 
+#include "data/sampler.hpp"
+
 namespace gyre::train {
 namespace {
 
@@ -15,8 +17,9 @@ constexpr double kMostOnGpu = 0.25, kLeastElemsOnGpu = 4 << 20;
 
 }  // namespace
 
-std::vector<FactoredLayer> choose_factored(const Net& net, const Communicator& comm,
-                                           std::int64_t most_images, FactorUse use, bool on_gpu) {
+std::vector<FactoredLayer> choose_factored(const Net& net, const Backend& backend,
+                                           const Communicator& comm, const FactorBatch& batch,
+                                           FactorUse use, bool on_gpu) {
     std::vector<FactoredLayer> chosen;
     const bool several_hosts = comm.local_size() < comm.size();
     if (use == FactorUse::off || comm.size() == 1 ||
@@ -28,13 +31,17 @@ std::vector<FactoredLayer> choose_factored(const Net& net, const Communicator& c
     const double least = use == FactorUse::automatic && on_gpu ? kLeastElemsOnGpu : 0.0;
     for (std::size_t i = 0; i < net.nodes().size(); ++i) {
         const Node& node = net.nodes()[i];
-        if (!node.factored() || net.with_loss(i)) {
+        if (!node.factored() || net.with_loss(i) || (batch.shards > 0 && !net.takes_together(i))) {
             continue;
         }
         const auto in = static_cast<double>(node.in.elems());
         const auto out = static_cast<double>(node.out.elems());
         const double reduced = 2.0 * (ranks - 1.0) / ranks * in * out;
-        const double gathered = (ranks - 1.0) * static_cast<double>(most_images) * (in + out);
+        const auto slots = [&](const Shape& shape) {
+            return static_cast<double>(backend.activation_elems(shape, batch.images)) *
+                   batch.passes;
+        };
+        const double gathered = (ranks - 1.0) * (slots(node.in) + slots(node.out));
         if (gathered < most * reduced && in * out >= least) {
             const Net::FlatRange range = Net::flat_range(node);
             chosen.push_back({i, {range.begin, range.end}});
@@ -52,22 +59,41 @@ std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers) {
 }
 
 Factors::Factors(Backend& backend, Net& net, Communicator& comm,
-                 const std::vector<FactoredLayer>& layers, std::int64_t most_images)
-    : backend_(backend), net_(net), rank_(comm.rank()), ranks_(comm.size()) {
+                 const std::vector<FactoredLayer>& layers, const FactorBatch& batch)
+    : backend_(backend),
+      net_(net),
+      rank_(comm.rank()),
+      ranks_(comm.size()),
+      batch_(batch),
+      products_(static_cast<std::size_t>(std::max(batch.shards, 1))) {
+    const std::int64_t slots = std::int64_t{ranks_} * batch.passes;
     for (const FactoredLayer& which : layers) {
-        const auto elems = [&](const Shape& shape) {
-            return backend.activation_elems(shape, static_cast<int>(most_images));
-        };
         const Node& node = net.nodes()[which.node];
-        const std::int64_t x = elems(node.in), dy = elems(node.out);
-        gathered_.push_back({which, {backend, x * ranks_}, {backend, dy * ranks_}, x, dy});
+        const std::int64_t x = backend.activation_elems(node.in, batch.images);
+        const std::int64_t dy = backend.activation_elems(node.out, batch.images);
+        Gathered& g = gathered_.emplace_back(
+            Gathered{which, {backend, x * slots}, {backend, dy * slots}, x, dy, {}, {}});
+        g.io.assign(products_.size(), net.gradient_io(which.node));
+        int product = 0;
+        for (int rank = 0; rank < ranks_; ++rank) {
+            const auto own =
+                static_cast<int>(rank_share(std::ssize(products_), rank, ranks_).count);
+            for (int pass = 0; pass < own; ++pass) {
+                const int slot = rank * batch.passes + pass;
+                OpIo& io = g.io[static_cast<std::size_t>(product++)];
+                io.x = g.x.get() + slot * x;
+                io.dy = g.dy.get() + slot * dy;
+            }
+        }
+        for (const OpIo& io : g.io) {
+            g.io_list.push_back(&io);
+        }
     }
 }
 
-// A share of fewer images than the slot holds is filled up with zeros, which add nothing.
-void Factors::put(DeviceBuffer<float>& to, std::int64_t slot_elems, const Shape& shape, int n,
+// A pass of fewer images than the slot holds is filled up with zeros, which add nothing.
+void Factors::put(float* slot, std::int64_t slot_elems, const Shape& shape, int n,
                   const Tensor& from) {
-    float* slot = to.get() + slot_elems * rank_;
     const std::int64_t elems = backend_.activation_elems(shape, n);
     if (from.type == DataType::float32) {
         backend_.copy(slot, from.f32(), static_cast<std::size_t>(elems) * sizeof(float));
@@ -80,7 +106,7 @@ void Factors::put(DeviceBuffer<float>& to, std::int64_t slot_elems, const Shape&
     }
 }
 
-bool Factors::take(const Batch& batch, std::size_t node, const Tensor& x, const Tensor& dy) {
+bool Factors::take(const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy) {
     const auto found = std::find_if(gathered_.begin(), gathered_.end(),
                                     [&](const Gathered& g) { return g.which.node == node; });
     if (found == gathered_.end()) {
@@ -88,10 +114,19 @@ bool Factors::take(const Batch& batch, std::size_t node, const Tensor& x, const 
     }
     Gathered& g = *found;
     const Shape& in = net_.nodes()[node].in;
-    put(g.x, g.x_slot_elems, in, batch.n, x);
-    put(g.dy, g.dy_slot_elems, net_.nodes()[node].out, batch.n, dy);
-    g.batch = batch;
-    g.batch.n = static_cast<int>(g.x_slot_elems / in.elems()) * ranks_;
+    const int slot = rank_ * batch_.passes + leaf.leaf;
+    put(g.x.get() + slot * g.x_slot_elems, g.x_slot_elems, in, leaf.n, x);
+    put(g.dy.get() + slot * g.dy_slot_elems, g.dy_slot_elems, net_.nodes()[node].out, leaf.n, dy);
+    if (batch_.shards == 0) {
+        products_.front() = leaf;
+        products_.front().n = static_cast<int>(g.x_slot_elems / in.elems()) * ranks_;
+        return true;
+    }
+    int shard = 0;
+    for (Batch& product : products_) {
+        product = leaf;
+        product.n = static_cast<int>(rank_share(leaf.global_n, shard++, batch_.shards).count);
+    }
     return true;
 }
 
@@ -107,13 +142,13 @@ Collective Factors::collective(const Bucket& bucket, int index) const {
     const Gathered& g = gathered_[index_of(bucket)];
     return {.kind = Collective::Kind::all_gather,
             .data = index == 0 ? g.x.get() : g.dy.get(),
-            .count = index == 0 ? g.x_slot_elems : g.dy_slot_elems};
+            .count = batch_.passes * (index == 0 ? g.x_slot_elems : g.dy_slot_elems)};
 }
 
 void Factors::unpack(const Bucket& bucket) {
     const Gathered& g = gathered_[index_of(bucket)];
     if (!alone_) {
-        net_.backward_params(g.which.node, g.batch, g.x.get(), g.dy.get());
+        net_.backward_params(g.which.node, {products_, g.io_list.data()});
     }
 }
 
@@ -123,7 +158,7 @@ std::string Factors::summary() const {
         text += fmt::format(
             "{}: {:.1f} KiB of factors gathered from each rank, instead of {:.1f} KiB reduced\n",
             net_.nodes()[g.which.node].name,
-            static_cast<double>((g.x_slot_elems + g.dy_slot_elems) * 4) / 1024.0,
+            static_cast<double>((g.x_slot_elems + g.dy_slot_elems) * batch_.passes * 4) / 1024.0,
             static_cast<double>(g.which.range.bytes()) / 1024.0);
     }
     return text;

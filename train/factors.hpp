@@ -22,11 +22,20 @@ struct FactoredLayer {
     std::size_t node;  // of the net
     Bucket range;      // of its gradients
 };
-// The layers whose factors are gathered, ascending. most_images: the largest share of a rank.
-// on_gpu: of ranks that reduce in their GPUs' memory, as others reduce in the host's; not for GPUs
-// whose gradients travel through the host's.
-std::vector<FactoredLayer> choose_factored(const Net& net, const Communicator& comm,
-                                           std::int64_t most_images, FactorUse use, bool on_gpu);
+// The images of a step whose factors the ranks gather.
+struct FactorBatch {
+    int images = 0;  // the most in a pass of a rank
+    int passes = 1;  // of the rank that has most, one for each of its virtual ranks
+    // Virtual ranks. A product of each is added up in their tree; 0: there is one product over all
+    // images.
+    int shards = 0;
+};
+// The layers whose factors are gathered, ascending. With virtual ranks only those that several
+// leaves can go through together. on_gpu: of ranks that reduce in their GPUs' memory, as others
+// reduce in the host's; not for GPUs whose gradients travel through the host's.
+std::vector<FactoredLayer> choose_factored(const Net& net, const Backend& backend,
+                                           const Communicator& comm, const FactorBatch& batch,
+                                           FactorUse use, bool on_gpu);
 // Their ranges, for plan_buckets().
 std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers);
 
@@ -34,11 +43,11 @@ std::vector<Bucket> ranges_of(const std::vector<FactoredLayer>& layers);
 class Factors final : public GradientRoute {
  public:
     Factors(Backend& backend, Net& net, Communicator& comm,
-            const std::vector<FactoredLayer>& layers, std::int64_t most_images);
+            const std::vector<FactoredLayer>& layers, const FactorBatch& batch);
 
     // For Net::backward, before the layer's bucket is ready: keeps a chosen layer's factors in
     // place of its gradients.
-    bool take(const Batch& batch, std::size_t node, const Tensor& x, const Tensor& dy);
+    bool take(const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy);
 
     void pack(const Bucket& /*bucket*/) override {}
     int collectives() const override { return 2; }
@@ -54,19 +63,22 @@ class Factors final : public GradientRoute {
  private:
     struct Gathered {
         FactoredLayer which;
-        // [ranks][slot], each an activation of most_images, in float32 whatever the net's are.
+        // [ranks][passes][slot], each an activation of batch_.images, in float32 whatever the net's
+        // are.
         DeviceBuffer<float> x, dy;
         std::int64_t x_slot_elems, dy_slot_elems;
-        Batch batch = {};  // of all ranks
+        std::vector<OpIo> io;              // of each product
+        std::vector<const OpIo*> io_list;  // the same
     };
     std::size_t index_of(const Bucket& bucket) const;
-    void put(DeviceBuffer<float>& to, std::int64_t slot_elems, const Shape& shape, int n,
-             const Tensor& from);
+    void put(float* slot, std::int64_t slot_elems, const Shape& shape, int n, const Tensor& from);
 
     Backend& backend_;
     Net& net_;
     const int rank_, ranks_;
+    const FactorBatch batch_;
     std::vector<Gathered> gathered_;
+    std::vector<Batch> products_;  // the images of each
     bool alone_ = false;
 };
 

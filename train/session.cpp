@@ -67,19 +67,12 @@ const char* refusal_of_shards(const RunSpec& run) {
         return "`kernels` auto cannot be combined with `virtual-ranks`, as it chooses by what is "
                "fast at the moment, and bits follow; say ours or cudnn";
     }
-    if (run.reduction.factors == FactorUse::on) {
-        return "`factors` on cannot be combined with `virtual-ranks`, as a product over all images "
-               "has another order of sums; leave it at auto";
-    }
     return nullptr;
 }
 
 int choose_shards(const Communicator& comm, const Backend& backend, const RunSpec& run) {
     const bool in_tree = backend.host_memory() && comm.size() > 1 && comm.can_sum_in_tree();
-    // Between hosts, factors may save more than the order is worth.
-    const bool own_order =
-        run.batch.accumulate > 1 || refusal_of_shards(run) != nullptr ||
-        (comm.local_size() < comm.size() && run.reduction.factors != FactorUse::off);
+    const bool own_order = run.batch.accumulate > 1 || refusal_of_shards(run) != nullptr;
     return in_tree && !own_order ? comm.size() : 0;
 }
 
@@ -116,14 +109,14 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
         backend, std::span(net_->gradient_data(), static_cast<std::size_t>(net_->gradient_elems())),
         std::span(net_->state_data(), static_cast<std::size_t>(net_->state_elems())), sharding_,
         run.batch.accumulate, MicroBatches::Rounding{run.reduction.type, net_->stats_offset()});
-    // Passes that a step adds up have no factors of the whole batch, a fused one gives none away,
-    // and a GPU has none in 16 bits. Through the host's memory they travel if asked for.
+    // A fused pass gives no factors away, and a GPU has none in 16 bits. Through the host's memory
+    // they travel if asked for.
     const bool can_gather =
-        run.batch.accumulate == 1 && run.batch.shards == 0 && !program_->fused() &&
+        gathers_factors() && !program_->fused() &&
         (backend.host_memory() || (net_->type() == DataType::float32 &&
                                    (reduces_on_gpu_ || run.reduction.factors == FactorUse::on)));
     factored_ =
-        choose_factored(*net_, comm, train_batch_,
+        choose_factored(*net_, backend, comm, factor_batch(),
                         can_gather ? run.reduction.factors : FactorUse::off, reduces_on_gpu_);
     const std::vector<Bucket> buckets = plan(run.reduction.bucket_bytes);
     require_same_manifest(comm, {{"the bucket layout", bucket_table(buckets, *net_)}});
@@ -141,7 +134,8 @@ std::unique_ptr<Net> Session::make_net(const Shape& shape, const LossSpec& loss,
                        .leaves = sharding_.shards > 0 ? sharding_.shard_count(sharding_.rank) : 0,
                        // Passes that `accumulate` asks for are there to save memory.
                        .together = run_.batch.accumulate == 1,
-                       .guest = run_.reports.audit > 0};
+                       .guest = run_.reports.audit > 0,
+                       .most_leaves = gathers_factors() ? sharding_.shards : 0};
     for (const std::int64_t images : eval_images_) {
         for (const int n : evaluation_sizes(comm_, images, eval_batch_, run_.batch.shards)) {
             options.eval_sizes.push_back(n);
@@ -170,6 +164,20 @@ std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) cons
         }
     }
     return shares_ ? share_out(buckets, comm_.size(), kLeastSharedBytes) : buckets;
+}
+
+// Passes that are added up as gradients, rounded or looked at one by one, have no factors.
+bool Session::gathers_factors() const {
+    return run_.reduction.factors != FactorUse::off && comm_.size() > 1 &&
+           run_.batch.accumulate == 1 &&
+           (sharding_.shards == 0 ||
+            (run_.reports.audit == 0 && run_.reduction.type == DataType::float32));
+}
+
+FactorBatch Session::factor_batch() const {
+    return {.images = train_batch_,
+            .passes = sharding_.shards > 0 ? sharding_.shard_count(0) : 1,
+            .shards = sharding_.shards};
 }
 
 std::int64_t Session::most_in_pass() const {
@@ -265,7 +273,7 @@ void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
     trainer_ = nullptr;  // with the graphs of its steps
     optimizer_ = nullptr;
     reducer_ = nullptr;
-    factors_ = std::make_unique<Factors>(backend_, *net_, comm_, factored_, train_batch_);
+    factors_ = std::make_unique<Factors>(backend_, *net_, comm_, factored_, factor_batch());
     reducer_ = std::make_unique<Reducer>(comm_, backend_, std::move(buckets), net_->gradient_data(),
                                          factors_.get(), shard_sums());
     agree(comm_, [&] {

@@ -64,7 +64,7 @@ std::vector<Setting> length_settings(RunSpec& run) {
             "Cut each batch into so many parts, which are summed up in one order: "
             "the same bits on any number of ranks from 1 to that; 0: not; auto: "
             "the number that the training was begun with, which is that of its "
-            "ranks where these are CPU ranks of one host"),
+            "ranks where these are CPU ranks"),
         virtual_ranks_setting("shards", batch, "The same as `virtual-ranks`")
             .standing_for("virtual-ranks"),
         number("seed", run.seed, {}, "Seed of weights, order and dropout"),

@@ -102,7 +102,6 @@ void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count
     // A pass over all of the rank's share finds its images itself.
     const NextSamplesArgs next = batches_.next_samples(global_count);
     pass.next = micro_batches_.passes() == 1 ? &next : nullptr;
-    const Batch& batch = pass.batch;
     // The gradients of a leaf are hashed before anything is added to them.
     const bool audited =
         audit_ != nullptr && part.index == audit_->own_leaf - sharding_.own_shards().first;
@@ -118,8 +117,8 @@ void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count
             finished(begin);
         }
     };
-    const auto take = [&](std::size_t node, const Tensor& x, const Tensor& dy) {
-        return factors_.take(batch, node, x, dy);
+    const auto take = [&](const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy) {
+        return factors_.take(leaf, node, x, dy);
     };
     const auto updated = [&](std::int64_t from, std::int64_t to) { optimizer_.updated(from, to); };
     pass.hooks = {.ready = ready, .take = take, .update = update, .updated = updated};
@@ -172,10 +171,14 @@ void Trainer::run_leaves(std::int64_t global_count, const DeviceBuffer<std::int3
         micro_batches_.summed(begin);
         reducer_.ready(begin);
     };
+    const auto take = [&](const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy) {
+        return factors_.take(leaf, node, x, dy);
+    };
     leaves.front().hooks = {.ready = ready,
                             .leaf_ready = leaf_ready,
                             .sums = audit_ == nullptr ? micro_batches_.sums() : LeafSums(),
-                            .summed = summed};
+                            .summed = summed,
+                            .take = take};
     program_.run_leaves(leaves);
     if (audit_ != nullptr) {
         audit_->own_hash = gradients_hash(own.get());

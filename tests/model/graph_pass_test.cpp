@@ -121,7 +121,7 @@ PassResults run_passes(Net& net, Backend& backend, const BoundedNet::Images& ima
     net.forward(batch);
     net.loss(batch, scale, device_sums.get());
     results.sums = download(device_sums.get(), 2);
-    const auto look = [&](std::size_t node, const Tensor& x, const Tensor& dy) {
+    const auto look = [&](const Batch&, std::size_t node, const Tensor& x, const Tensor& dy) {
         if (node + 1 == net.nodes().size()) {
             const Node& last = net.nodes().back();
             results.last_x.resize(static_cast<std::size_t>(n * last.in.elems()));

@@ -176,6 +176,35 @@ TEST_CASE("a training by shards resumes on any number of ranks to the same bits"
 }
 
 // The second layer has more weights than a cache holds.
+TEST_CASE("gathered factors of virtual ranks give the bits of reduced gradients") {
+    const Training training;
+    std::ofstream(training.model())
+        << "linear 400\nrelu\nlinear 400\nrelu\ndropout 0.5\nlinear classes\n";
+    for (const std::string rule :
+         {"--optimizer adam", "--momentum 0.9 --max-grad-norm 0.5",
+          "--optimizer adam --max-grad-norm 0.5 --shard-optimizer on --bucket-kib 64"}) {
+        const std::string flags =
+            "--epochs 1 -v --overwrite --seed 7 --global-batch 14 --virtual-ranks 6 " + rule +
+            " --save " + training.file("run");
+        const auto result = [&](int ranks, const std::string& factors) {
+            return training.run(ranks, flags + " --factors " + factors);
+        };
+        const auto one = result(1, "auto");
+        const std::string weights = weights_of(training.file("run"));
+        for (const int ranks : {2, 3, 4, 6}) {
+            INFO(rule << ", " << ranks << " ranks");
+            const auto reduced = result(ranks, "off");
+            CHECK(weights_of(training.file("run")) == weights);
+            const auto gathered = result(ranks, "on");
+            CHECK(weights_of(training.file("run")) == weights);
+            CHECK(gathered.losses == one.losses);
+            CHECK(gathered.output.find("of factors gathered") != std::string::npos);
+            CHECK(reduced.output.find("of factors gathered") == std::string::npos);
+        }
+    }
+}
+
+// The second layer has more weights than a cache holds.
 TEST_CASE("shards that go through a large layer together give the bits that they give alone") {
     const Training training;
     std::ofstream(training.model())
@@ -214,7 +243,7 @@ TEST_CASE("ranks of one host are virtual ranks unless settings say otherwise") {
     expect(1, "--shards 4", "4");
     expect(3, "", "0");  // threads do not add up in the tree over three ranks
     expect(2, "--accumulate 2", "0");
-    expect(2, "--factors on", "0");
+    expect(2, "--factors on", "2");
     expect(2, "--shard-optimizer on --max-grad-norm 1", "2");
 }
 
@@ -317,7 +346,6 @@ TEST_CASE("what cannot be summed up by shards is refused") {
     refuse(4, "--shards 3", {"`virtual-ranks` 3", "4 ranks"});
     refuse(2, "--global-batch 40 --shards 4096 --accumulate 4096",
            {"`virtual-ranks` 4096 with `accumulate` 4096", "16777216 passes"});
-    refuse(2, "--shards 4 --factors on", {"`factors`", "auto"});
     refuse(1, "--audit 2", {"`audit` needs `virtual-ranks`"});
     refuse(1, "--shards 4 --kernels auto --device emulated", {"`kernels` auto", "`virtual-ranks`"});
 }

@@ -150,7 +150,7 @@ void check_messages(const Training& training) {
         return training.run(
             2, "--epochs 1 --no-eval --global-batch 10 --model " + training.file("wide") + flags);
     };
-    CHECK(wide(" --factors on").gatherings == 6 * 2);
+    CHECK(wide(" --factors on --virtual-ranks 0").gatherings == 6 * 2);
     CHECK(wide(" --factors off").gatherings == 0);
     CHECK(wide(" --factors off --shard-optimizer off").gatherings == 0);
     // The model's 20 KiB in one bucket: its parameters, and what was not finite.

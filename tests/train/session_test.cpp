@@ -356,18 +356,19 @@ TEST_CASE("factors are gathered where that is fewer bytes, on GPUs of large laye
                         "large"),
             {1, 6, 6}, kClasses, {.train_batch = 1});
         std::vector<std::string> names;
-        for (const FactoredLayer& layer : choose_factored(net, OneOfTwo(), images, use, on_gpu)) {
+        for (const FactoredLayer& layer :
+             choose_factored(net, *backend, OneOfTwo(), {.images = images}, use, on_gpu)) {
             names.push_back(net.nodes()[layer.node].name);
         }
         return names;
     };
     using Names = std::vector<std::string>;
-    // For fc2, n (2048 + 2048) elements are gathered, or 2048 * 2048 reduced.
-    CHECK(chosen(255, FactorUse::automatic, true) == Names{"fc2"});
-    CHECK(chosen(256, FactorUse::automatic, true).empty());
-    CHECK(chosen(255, FactorUse::on, true) == Names{"fc2"});
-    CHECK(chosen(1023, FactorUse::on, true) == Names{"fc2"});
-    CHECK(chosen(1024, FactorUse::on, true).empty());
+    // For fc2, n (2048 + 2048) elements are gathered, n in blocks of 16, or 2048 * 2048 reduced.
+    CHECK(chosen(240, FactorUse::automatic, true) == Names{"fc2"});
+    CHECK(chosen(241, FactorUse::automatic, true).empty());
+    CHECK(chosen(241, FactorUse::on, true) == Names{"fc2"});
+    CHECK(chosen(1008, FactorUse::on, true) == Names{"fc2"});
+    CHECK(chosen(1009, FactorUse::on, true).empty());
     CHECK(chosen(64, FactorUse::off, true).empty());
     CHECK(chosen(64, FactorUse::automatic, true, "2047").empty());  // less than 4 Mi elements
     CHECK(chosen(64, FactorUse::automatic, false).empty());         // of one host
