@@ -125,6 +125,17 @@ void share_state(Session& session, const std::vector<HostTensor>& read, const st
 
 }  // namespace
 
+std::string resolve_resume(const CheckpointSpec& spec, bool is_root) {
+    if (spec.resume != kAutoResume) {
+        return spec.resume;
+    }
+    if (is_root && spec.save.empty()) {
+        throw usage_error("`resume` auto looks in the folder of `save`: give that, too");
+    }
+    std::error_code error;
+    return is_root && fs::exists(last_checkpoint(spec.save), error) ? spec.save : "";
+}
+
 CheckpointFiles::CheckpointFiles(const RunSpec& run, const WeightFacts& facts,
                                  const Identity& identity, bool is_root)
     : spec_(run.checkpoints),

@@ -24,6 +24,10 @@ struct WeightFacts {
     std::vector<std::string> class_names = {};  // [classes], or none
 };
 
+// Returns where the training resumes if the settings say `auto`: the folder of `save`, if rank 0
+// finds a checkpoint there, else nowhere. Throws Error(usage) if rank 0 has no such folder.
+std::string resolve_resume(const CheckpointSpec& spec, bool is_root);
+
 class CheckpointFiles final : public FitObserver {
  public:
     // Throws Error on rank 0 if its folder cannot be written, or has another training's

@@ -104,13 +104,16 @@ struct SaveEvery {
     bool operator==(const SaveEvery&) const = default;
 };
 
+inline constexpr const char* kAutoResume = "auto";
+
 struct CheckpointSpec {
     std::string save = {};  // folder; empty: none are written
     SaveEvery every = {};
     int keep = 0;                    // numbered checkpoints that stay
     std::int64_t receipt_every = 0;  // steps between two hashes; 0: where checkpoints may be
     bool overwrite = false;          // files of another training may be lost
-    std::string resume = {};         // folder or file to resume from; empty: a new training begins
+    // Folder or file to resume from, or kAutoResume; empty: a new training begins.
+    std::string resume = {};
 };
 
 // Steps of a training, counted from 1 over all epochs.

@@ -177,9 +177,9 @@ std::vector<Setting> checkpoint_settings(RunSpec& run) {
                "Steps between two hashes of the weights in the receipt, besides those at "
                "checkpoints and epochs' ends; 0: none")
             .may_change(),
-        path("resume", spec.resume, "DIR|FILE",
+        path("resume", spec.resume, "DIR|FILE|auto",
              "Resume the training that was saved here, to the last bit: the folder of `save`, "
-             "or a file in it")
+             "or a file in it; auto: that in the folder of `save`, or a new one if it has none")
             .of_rank_0(),
         toggle("overwrite", spec.overwrite, "`save` may write over another training's files")
             .of_rank_0(),

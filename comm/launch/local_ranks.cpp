@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <csignal>
@@ -31,7 +32,9 @@ namespace gyre::comm {
 namespace {
 
 constexpr double kGraceSeconds = 10.0;
-constexpr int kTickMs = 200;  // between two looks at the time
+constexpr double kMostPauseSeconds = 30.0;  // before ranks start again
+constexpr int kNoProgram = 127;             // as a shell's exit code
+constexpr int kTickMs = 200;                // between two looks at the time
 constexpr std::array kForwarded = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 [[noreturn]] void fail(const std::string& what) {
@@ -133,6 +136,8 @@ class LocalRanks {
     LocalRanks& operator=(const LocalRanks&) = delete;
 
     int wait();
+    // After wait(): whether the ranks might do better if they are started again.
+    bool may_restart() const;
 
  private:
     struct Stream {
@@ -166,6 +171,7 @@ class LocalRanks {
     std::optional<Clock::time_point> failed_;
     bool drawn_ = false;  // an unended line of standard output
     int urged_ = 0;       // how often the rest has been told to end
+    bool asked_ = false;  // to end, by a signal to this process
 };
 
 LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command)
@@ -250,7 +256,7 @@ void LocalRanks::become(std::size_t rank, const std::vector<std::string>& comman
     execv(words.front(), words.data());
     fmt::print(stderr, "gyre launch: {}: {}\n", words.front(), error_text(errno));
     std::fflush(stderr);
-    _exit(127);
+    _exit(kNoProgram);
 }
 
 // Whole lines, each with its rank, and what is drawn without an end of line.
@@ -306,8 +312,10 @@ void LocalRanks::signal_all(int signal) const {
 void LocalRanks::take_signals() {
     signalfd_siginfo info;
     while (read(signal_fd_, &info, sizeof info) == sizeof info) {
-        if (info.ssi_signo != SIGCHLD) {
-            signal_all(static_cast<int>(info.ssi_signo));
+        const auto signal = static_cast<int>(info.ssi_signo);
+        if (signal != SIGCHLD) {
+            asked_ = asked_ || (signal != SIGUSR1 && signal != SIGUSR2);
+            signal_all(signal);
         }
     }
 }
@@ -395,10 +403,33 @@ int LocalRanks::wait() {
     return code_;
 }
 
+bool LocalRanks::may_restart() const {
+    // Wrong flags or input, a loss that is not finite, and bits that differ will be so again.
+    constexpr std::array kFinal = {ExitCode::success,  ExitCode::usage,   ExitCode::bad_input,
+                                   ExitCode::diverged, ExitCode::differs, ExitCode::interrupted};
+    return !asked_ && code_ != kNoProgram &&
+           std::find(kFinal.begin(), kFinal.end(), static_cast<ExitCode>(code_)) == kFinal.end();
+}
+
 }  // namespace
 
-int run_local_ranks(int ranks, const std::vector<std::string>& command) {
-    return LocalRanks(ranks, command).wait();
+int run_local_ranks(int ranks, const std::vector<std::string>& command, int max_restarts) {
+    double pause = 0.5;
+    for (int restarts = 0;;) {
+        {
+            LocalRanks job(ranks, command);
+            const int code = job.wait();
+            if (restarts == max_restarts || !job.may_restart()) {
+                return code;
+            }
+            fmt::print(stderr,
+                       "gyre launch: exit code {}; all ranks start again in {} s (restart {} of "
+                       "{})\n",
+                       code, pause, ++restarts, max_restarts);
+        }
+        std::this_thread::sleep_for(std::chrono::duration<double>(pause));  // a signal ends it
+        pause = std::min(2.0 * pause, kMostPauseSeconds);
+    }
 }
 
 }  // namespace gyre::comm

@@ -15,7 +15,9 @@ namespace gyre::comm {
 // outlives its parent. What follows kClearLine is drawn at once, and drawn over by what comes next.
 // Returns 0, or the exit code of the first that failed, 128 + N if signal N
 // ended it. Throws Error(communication) if processes cannot be started.
-int run_local_ranks(int ranks, const std::vector<std::string>& command);
+// max_restarts: how often all ranks are started again, after a pause, where one was killed, has
+// crashed or lost the others; not after what would come again, nor once a signal asked them to end.
+int run_local_ranks(int ranks, const std::vector<std::string>& command, int max_restarts = 0);
 
 // The variable by which such a rank knows where to meet.
 constexpr const char* kLaunchFolder = "GYRE_LAUNCH_DIR";

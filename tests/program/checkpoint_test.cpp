@@ -229,6 +229,22 @@ TEST_CASE("--save refuses a folder with another training's checkpoints, with --r
     CHECK(file_bytes(a / "last.safetensors") == file_bytes(b / "last.safetensors"));
 }
 
+TEST_CASE("--resume auto resumes what the folder of --save has, or begins") {
+    const Training training;
+    const std::string run = training.file("run"), whole = training.file("whole");
+    const auto train = [&](int epochs, const std::string& flags) {
+        return training.run(2, "--global-batch 10 --epochs " + std::to_string(epochs) + flags,
+                            [](int rank) { return rank == 1 ? "--resume auto" : ""; });
+    };
+    train(3, " --save " + whole);
+    CHECK(train(1, " --resume auto --save " + run).losses.size() == 6);
+    const auto resumed = train(3, " --resume auto --save " + run);
+    CHECK(resumed.start.at("resumed").at("epoch") == 2);
+    CHECK(resumed.losses.size() == 12);
+    CHECK(file_bytes(run + "/last.safetensors") == file_bytes(whole + "/last.safetensors"));
+    expect_error(ExitCode::usage, {"`resume` auto", "`save`"}, [&] { train(1, " --resume auto"); });
+}
+
 TEST_CASE("what is not this training's checkpoint is refused, and says what differs") {
     const Training training, other_data;
     const fs::path run = training.file("run"), last = run / "last.safetensors";

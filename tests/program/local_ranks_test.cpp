@@ -137,6 +137,42 @@ TEST_CASE("gyre launch passes signals on to its ranks") {
     CHECK(!job.bytes("run/last.safetensors").empty());
 }
 
+TEST_CASE("gyre launch starts all ranks again where one was killed, and the training resumes") {
+    const Job job;
+    const std::string train = job.base + "--epochs 3 --optimizer adam --save ";
+    REQUIRE(run_gyre(0, "launch -n 2 -- " + train + job.file("whole")).exit_code == 0);
+    // Rank 1 is killed after the first checkpoint; each takes seconds to write.
+    const std::string last = job.file("run/last.safetensors");
+    const Outcome restarted =
+        run_shell("export GYRE_TEST_WRITE_PAUSE_MS=60; " + gyre_binary() +
+                  " launch -n 2 --max-restarts 1 -- " + train + job.file("run") +
+                  " --resume auto & job=$!; for i in $(seq 6000); do [ -e " + last +
+                  " ] && break; sleep 0.02; done; set -- $(cat /proc/$job/task/$job/children); "
+                  "kill -KILL $2; wait $job");
+    INFO(restarted.output);
+    CHECK(restarted.exit_code == 0);
+    CHECK(count_of(restarted.output, "exit code 137; all ranks start again in 0.5 s") == 1);
+    CHECK(count_of(restarted.output, "resumed from " + job.file("run") + ": epoch ") == 1);
+    CHECK(run_gyre(0, "diff " + job.file("whole") + " " + job.file("run")).exit_code == 0);
+}
+
+TEST_CASE("gyre launch starts ranks again as often as it may, and not after wrong input") {
+    const Job job;
+    // A rank may use a second of the processor, then the system ends it by a signal.
+    const Outcome limited =
+        run_shell("ulimit -c 0; ulimit -S -t 1; exec " + gyre_binary() +
+                  " launch -n 1 --max-restarts 1 -- " + job.base + "--epochs 900000 -q");
+    INFO(limited.output);
+    CHECK(limited.exit_code == 128 + SIGXCPU);
+    CHECK(count_of(limited.output, "rank 0 was ended by signal") == 2);
+    CHECK(count_of(limited.output, "(restart 1 of 1)") == 1);
+    const Outcome wrong =
+        run_gyre(0, "launch -n 2 --max-restarts 5 -- train --data " + job.file("none"));
+    INFO(wrong.output);
+    CHECK(wrong.exit_code == 3);
+    CHECK(count_of(wrong.output, "start again") == 0);
+}
+
 TEST_CASE("gyre launch says what it lacks") {
     const auto refuse = [](const std::string& words, const std::string& part) {
         const Outcome outcome = run_gyre(0, "launch " + words);
@@ -148,5 +184,6 @@ TEST_CASE("gyre launch says what it lacks") {
     refuse("-n 2", "what are the ranks to do?");
     refuse("-n 0 -- train", "'0' must be a number from 1 to 1024");
     refuse("-n 2 --gpus -- train", "--gpus");
+    refuse("-n 2 --max-restarts -1 -- train", "--max-restarts: '-1' must be a number >= 0");
     refuse("-n 2 train", "'train'");
 }

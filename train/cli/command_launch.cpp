@@ -31,7 +31,7 @@ int run_launch(const LaunchCommandOptions& options, const std::vector<std::strin
     }
     std::vector<std::string> words = {std::filesystem::read_symlink("/proc/self/exe").string()};
     words.insert(words.end(), command.begin(), command.end());
-    return run_local_ranks(options.gpus ? gpus : *options.ranks, words);
+    return run_local_ranks(options.gpus ? gpus : *options.ranks, words, options.max_restarts);
 }
 
 }  // namespace gyre::train

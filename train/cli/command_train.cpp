@@ -54,6 +54,7 @@ ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* r
     // Every rank sets itself up; nobody continues before all have succeeded and agree.
     agree(comm, [&] {
         check_together(options);
+        options.checkpoints.resume = resolve_resume(options.checkpoints, is_root);
         checkpoints = std::make_unique<CheckpointFiles>(options, facts, identity, is_root);
         backend = make_backend(options, comm);
         tell_of_idle_gpus(comm, *backend, options.reports.quiet);

@@ -250,7 +250,11 @@ std::vector<Setting> plot_flags(PlotOptions& o) {
 std::vector<Setting> launch_flags(LaunchCommandOptions& o) {
     return {
         number("nproc-per-node", o.ranks, {1, 1024}, "Number of ranks").abbreviated("n"),
-        toggle("gpus", o.gpus, "One rank for each GPU of this host").instead_of("nproc-per-node")};
+        toggle("gpus", o.gpus, "One rank for each GPU of this host").instead_of("nproc-per-node"),
+        number(
+            "max-restarts", o.max_restarts, {.least = 0},
+            "Start all ranks again, up to N times, where one was killed, has crashed or lost the "
+            "others; a training with --save DIR --resume auto then resumes")};
 }
 
 }  // namespace gyre::train

@@ -78,6 +78,7 @@ struct PlotOptions {
 struct LaunchCommandOptions {
     std::optional<int> ranks;
     bool gpus = false;  // as many as there are
+    int max_restarts = 0;
 };
 
 // With the rows that only a command line has, such as --config.
