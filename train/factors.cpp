@@ -17,13 +17,17 @@ constexpr double kMostOnGpu = 0.25, kLeastElemsOnGpu = 4 << 20;
 
 }  // namespace
 
+bool may_gather(const Communicator& comm, FactorUse use, bool on_gpu) {
+    const bool several_hosts = comm.local_size() < comm.size();
+    return comm.size() > 1 &&
+           (use == FactorUse::on || (use == FactorUse::automatic && (several_hosts || on_gpu)));
+}
+
 std::vector<FactoredLayer> choose_factored(const Net& net, const Backend& backend,
                                            const Communicator& comm, const FactorBatch& batch,
                                            FactorUse use, bool on_gpu) {
     std::vector<FactoredLayer> chosen;
-    const bool several_hosts = comm.local_size() < comm.size();
-    if (use == FactorUse::off || comm.size() == 1 ||
-        (use == FactorUse::automatic && !several_hosts && !on_gpu)) {
+    if (!may_gather(comm, use, on_gpu)) {
         return chosen;
     }
     const double ranks = comm.size();
@@ -37,11 +41,9 @@ std::vector<FactoredLayer> choose_factored(const Net& net, const Backend& backen
         const auto in = static_cast<double>(node.in.elems());
         const auto out = static_cast<double>(node.out.elems());
         const double reduced = 2.0 * (ranks - 1.0) / ranks * in * out;
-        const auto slots = [&](const Shape& shape) {
-            return static_cast<double>(backend.activation_elems(shape, batch.images)) *
-                   batch.passes;
-        };
-        const double gathered = (ranks - 1.0) * (slots(node.in) + slots(node.out));
+        const double gathered = (ranks - 1.0) * batch.passes *
+                                static_cast<double>(batch.slot_elems(backend, node.in) +
+                                                    batch.slot_elems(backend, node.out));
         if (gathered < most * reduced && in * out >= least) {
             const Net::FlatRange range = Net::flat_range(node);
             chosen.push_back({i, {range.begin, range.end}});
@@ -69,8 +71,8 @@ Factors::Factors(Backend& backend, Net& net, Communicator& comm,
     const std::int64_t slots = std::int64_t{ranks_} * batch.passes;
     for (const FactoredLayer& which : layers) {
         const Node& node = net.nodes()[which.node];
-        const std::int64_t x = backend.activation_elems(node.in, batch.images);
-        const std::int64_t dy = backend.activation_elems(node.out, batch.images);
+        const std::int64_t x = batch.slot_elems(backend, node.in);
+        const std::int64_t dy = batch.slot_elems(backend, node.out);
         Gathered& g = gathered_.emplace_back(
             Gathered{which, {backend, x * slots}, {backend, dy * slots}, x, dy, {}, {}});
         g.io.assign(products_.size(), net.gradient_io(which.node));
@@ -106,7 +108,7 @@ void Factors::put(float* slot, std::int64_t slot_elems, const Shape& shape, int 
     }
 }
 
-bool Factors::take(const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy) {
+bool Factors::operator()(const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy) {
     const auto found = std::find_if(gathered_.begin(), gathered_.end(),
                                     [&](const Gathered& g) { return g.which.node == node; });
     if (found == gathered_.end()) {
@@ -117,15 +119,15 @@ bool Factors::take(const Batch& leaf, std::size_t node, const Tensor& x, const T
     const int slot = rank_ * batch_.passes + leaf.leaf;
     put(g.x.get() + slot * g.x_slot_elems, g.x_slot_elems, in, leaf.n, x);
     put(g.dy.get() + slot * g.dy_slot_elems, g.dy_slot_elems, net_.nodes()[node].out, leaf.n, dy);
-    if (batch_.shards == 0) {
-        products_.front() = leaf;
-        products_.front().n = static_cast<int>(g.x_slot_elems / in.elems()) * ranks_;
-        return true;
-    }
-    int shard = 0;
-    for (Batch& product : products_) {
-        product = leaf;
-        product.n = static_cast<int>(rank_share(leaf.global_n, shard++, batch_.shards).count);
+    // The products are of the same images in all layers. The last of these comes first.
+    if (&g == &gathered_.back() && leaf.leaf == 0) {
+        int shard = 0;
+        for (Batch& product : products_) {
+            product = leaf;
+            product.n = static_cast<int>(
+                batch_.shards == 0 ? g.x_slot_elems / in.elems() * ranks_
+                                   : rank_share(leaf.global_n, shard++, batch_.shards).count);
+        }
     }
     return true;
 }

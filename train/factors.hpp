@@ -29,10 +29,17 @@ struct FactorBatch {
     // Virtual ranks. A product of each is added up in their tree; 0: there is one product over all
     // images.
     int shards = 0;
+
+    // Of a slot: the activations of a pass with the most images.
+    std::int64_t slot_elems(const Backend& backend, const Shape& shape) const {
+        return backend.activation_elems(shape, images);
+    }
 };
+// Whether ranks gather the factors of any layer. on_gpu: of ranks that reduce in their GPUs'
+// memory, as others reduce in the host's; not for GPUs whose gradients travel through the host's.
+bool may_gather(const Communicator& comm, FactorUse use, bool on_gpu);
 // The layers whose factors are gathered, ascending. With virtual ranks only those that several
-// leaves can go through together. on_gpu: of ranks that reduce in their GPUs' memory, as others
-// reduce in the host's; not for GPUs whose gradients travel through the host's.
+// leaves can go through together. on_gpu: as above.
 std::vector<FactoredLayer> choose_factored(const Net& net, const Backend& backend,
                                            const Communicator& comm, const FactorBatch& batch,
                                            FactorUse use, bool on_gpu);
@@ -45,9 +52,9 @@ class Factors final : public GradientRoute {
     Factors(Backend& backend, Net& net, Communicator& comm,
             const std::vector<FactoredLayer>& layers, const FactorBatch& batch);
 
-    // For Net::backward, before the layer's bucket is ready: keeps a chosen layer's factors in
-    // place of its gradients.
-    bool take(const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy);
+    // The hook `take` of a backward pass, before the layer's bucket is ready: keeps a chosen
+    // layer's factors in place of its gradients.
+    bool operator()(const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy);
 
     void pack(const Bucket& /*bucket*/) override {}
     int collectives() const override { return 2; }

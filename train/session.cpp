@@ -109,15 +109,9 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
         backend, std::span(net_->gradient_data(), static_cast<std::size_t>(net_->gradient_elems())),
         std::span(net_->state_data(), static_cast<std::size_t>(net_->state_elems())), sharding_,
         run.batch.accumulate, MicroBatches::Rounding{run.reduction.type, net_->stats_offset()});
-    // A fused pass gives no factors away, and a GPU has none in 16 bits. Through the host's memory
-    // they travel if asked for.
-    const bool can_gather =
-        gathers_factors() && !program_->fused() &&
-        (backend.host_memory() || (net_->type() == DataType::float32 &&
-                                   (reduces_on_gpu_ || run.reduction.factors == FactorUse::on)));
-    factored_ =
-        choose_factored(*net_, backend, comm, factor_batch(),
-                        can_gather ? run.reduction.factors : FactorUse::off, reduces_on_gpu_);
+    // A fused pass gives no factors away.
+    factored_ = choose_factored(*net_, backend, comm, factor_batch(),
+                                program_->fused() ? FactorUse::off : factor_use(), reduces_on_gpu_);
     const std::vector<Bucket> buckets = plan(run.reduction.bucket_bytes);
     require_same_manifest(comm, {{"the bucket layout", bucket_table(buckets, *net_)}});
     restart(buckets);
@@ -125,17 +119,18 @@ Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const
 
 std::unique_ptr<Net> Session::make_net(const Shape& shape, const LossSpec& loss,
                                        bool logits) const {
-    NetOptions options{.train_batch = train_batch_,
-                       .eval_batch = eval_batch_,
-                       .spec = run_.net,
-                       .loss = loss,
-                       .train_sizes = train_sizes(),
-                       .logits = logits,
-                       .leaves = sharding_.shards > 0 ? sharding_.shard_count(sharding_.rank) : 0,
-                       // Passes that `accumulate` asks for are there to save memory.
-                       .together = run_.batch.accumulate == 1,
-                       .guest = run_.reports.audit > 0,
-                       .most_leaves = gathers_factors() ? sharding_.shards : 0};
+    NetOptions options{
+        .train_batch = train_batch_,
+        .eval_batch = eval_batch_,
+        .spec = run_.net,
+        .loss = loss,
+        .train_sizes = train_sizes(),
+        .logits = logits,
+        .leaves = sharding_.shards > 0 ? sharding_.shard_count(sharding_.rank) : 0,
+        // Passes that `accumulate` asks for are there to save memory.
+        .together = run_.batch.accumulate == 1,
+        .guest = run_.reports.audit > 0,
+        .most_leaves = may_gather(comm_, factor_use(), reduces_on_gpu_) ? sharding_.shards : 0};
     for (const std::int64_t images : eval_images_) {
         for (const int n : evaluation_sizes(comm_, images, eval_batch_, run_.batch.shards)) {
             options.eval_sizes.push_back(n);
@@ -166,12 +161,15 @@ std::vector<Bucket> Session::plan(std::optional<std::int64_t> bucket_bytes) cons
     return shares_ ? share_out(buckets, comm_.size(), kLeastSharedBytes) : buckets;
 }
 
-// Passes that are added up as gradients, rounded or looked at one by one, have no factors.
-bool Session::gathers_factors() const {
-    return run_.reduction.factors != FactorUse::off && comm_.size() > 1 &&
-           run_.batch.accumulate == 1 &&
-           (sharding_.shards == 0 ||
-            (run_.reports.audit == 0 && run_.reduction.type == DataType::float32));
+// Passes that are added up as gradients, rounded or looked at one by one, have no factors, nor has
+// a GPU in 16 bits. Through the host's memory a GPU's travel if asked for.
+FactorUse Session::factor_use() const {
+    const bool apart = sharding_.shards > 0 &&
+                       (run_.reports.audit > 0 || run_.reduction.type != DataType::float32);
+    const bool from_gpu =
+        !backend_.host_memory() && (type_of(run_.net.precision) != DataType::float32 ||
+                                    (!reduces_on_gpu_ && run_.reduction.factors != FactorUse::on));
+    return run_.batch.accumulate > 1 || apart || from_gpu ? FactorUse::off : run_.reduction.factors;
 }
 
 FactorBatch Session::factor_batch() const {

@@ -90,7 +90,7 @@ class Session {
     void check_shards() const;
     ShardSums shard_sums() const;
     bool by_library() const;       // the communicator's sums are those that are wanted
-    bool gathers_factors() const;  // as far as settings say
+    FactorUse factor_use() const;  // as far as settings say
     FactorBatch factor_batch() const;
     std::int64_t most_in_pass() const;  // of images, on any rank
     std::vector<int> train_sizes() const;

@@ -117,11 +117,8 @@ void Trainer::run_pass(const MicroBatches::Pass& part, std::int64_t global_count
             finished(begin);
         }
     };
-    const auto take = [&](const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy) {
-        return factors_.take(leaf, node, x, dy);
-    };
     const auto updated = [&](std::int64_t from, std::int64_t to) { optimizer_.updated(from, to); };
-    pass.hooks = {.ready = ready, .take = take, .update = update, .updated = updated};
+    pass.hooks = {.ready = ready, .take = factors_, .update = update, .updated = updated};
     program_.run(pass);
     if (audited) {
         audit_->own_hash = gradients_hash(net_.gradient_data());
@@ -171,14 +168,11 @@ void Trainer::run_leaves(std::int64_t global_count, const DeviceBuffer<std::int3
         micro_batches_.summed(begin);
         reducer_.ready(begin);
     };
-    const auto take = [&](const Batch& leaf, std::size_t node, const Tensor& x, const Tensor& dy) {
-        return factors_.take(leaf, node, x, dy);
-    };
     leaves.front().hooks = {.ready = ready,
                             .leaf_ready = leaf_ready,
                             .sums = audit_ == nullptr ? micro_batches_.sums() : LeafSums(),
                             .summed = summed,
-                            .take = take};
+                            .take = factors_};
     program_.run_leaves(leaves);
     if (audit_ != nullptr) {
         audit_->own_hash = gradients_hash(own.get());

@@ -7,14 +7,11 @@ namespace gyre::comm::elastic {
 
 Keeper::Out Keeper::joined(ProcessId process) {
     connected_.emplace(process, std::nullopt);
-    if (!forming_) {
-        // Beyond the most members a process is a spare: it waits until one is lost.
-        return members_.size() < most_ ? form() : Out{};
+    if (forming_) {
+        return {{process, Form{generation_}}};
     }
-    if (generation_ == 0) {
-        return form();
-    }
-    return {{process, Form{generation_}}};
+    // Beyond the most members a process is a spare: it waits until one is lost.
+    return members_.size() < most_ ? form() : Out{};
 }
 
 Keeper::Out Keeper::left(ProcessId process) {

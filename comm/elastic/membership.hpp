@@ -1,7 +1,7 @@
-// Who trains with whom in a job whose ranks may come and go: the protocol between a keeper, which
-// outlives every rank, and the members. Both are state machines without threads, clocks or
-// connections: they take what has arrived and say what is to be sent. docs/elastic.md draws their
-// states and says what they guarantee; tests/comm/membership_test.cpp plays it.
+// The protocol that decides which processes of an elastic job train together. It runs between a
+// keeper, which outlives every rank, and the members. Both are state machines without threads,
+// clocks or connections: they take what has arrived and say what is to be sent. docs/elastic.md
+// draws their states and says what they guarantee; tests/comm/membership_test.cpp plays it.
 //
 // Messages between the keeper and one member arrive in order, or the connection ends. A process
 // whose connection has ended may join again, as another one.
@@ -71,9 +71,12 @@ class Keeper {
     Generation generation() const { return generation_; }
     Generation trained() const { return trained_; }
     std::int64_t written() const { return written_; }
-    // True if all who are connected have answered and nobody has the state of the last generation
-    // that trained: the job can only begin again from a checkpoint.
-    bool stranded() const { return forming_ && all_answered() && !knows_last(); }
+    // True if somebody is connected, all who are have answered, and nobody has the state of the
+    // last generation that trained. Unless a process that has it, but lost its connection, joins
+    // again, the job can only begin again from a checkpoint.
+    bool stranded() const {
+        return forming_ && !connected_.empty() && all_answered() && !knows_last();
+    }
 
  private:
     Out form();
@@ -85,7 +88,7 @@ class Keeper {
     const std::size_t least_, most_;
     std::map<ProcessId, std::optional<Ready>> connected_;  // with the answer to the last Form
     std::set<ProcessId> members_;                          // of the last Go
-    Generation generation_ = 0, trained_ = 0;
+    Generation generation_ = 1, trained_ = 0;
     bool forming_ = true;
     std::int64_t written_ = 0;
 };

@@ -71,18 +71,19 @@ class World {
         const std::int64_t aim = last_ + 4;
         for (int event = 0; event < 20'000 && fault_.empty(); ++event) {
             proceed();
-            // Who has the state and has lost its connection will join again.
-            if (keeper_.stranded() &&
-                std::none_of(processes_.begin(), processes_.end(), [&](const auto& process) {
-                    return process->alive && process->member.state_of() == keeper_.trained();
-                })) {
+            // A process that has the state but lost its connection will join again.
+            if (living() == 0 ||
+                (keeper_.stranded() &&
+                 std::none_of(processes_.begin(), processes_.end(), [&](const auto& process) {
+                     return process->alive && process->member.state_of() == keeper_.trained();
+                 }))) {
                 return fault_;
             }
             if (keeper_.written() >= aim) {
                 return fault_;
             }
         }
-        return fault_.empty() && living() > 0 ? "no progress" : fault_;
+        return fault_.empty() ? "no progress" : fault_;
     }
 
  private:
@@ -162,7 +163,7 @@ class World {
                 }
         }
     }
-    // What was on its way may arrive in part.
+    // Some of the messages that are on their way are lost.
     template <class Queue>
     void lose_some(Queue& queue) {
         queue.resize(below(queue.size() + 1));
@@ -360,6 +361,7 @@ TEST_CASE("whoever is lost or comes, one generation trains, from one step, and w
 
 TEST_CASE("a keeper forms a generation of those who have the state, and spares wait") {
     Keeper keeper(2, 2);
+    CHECK(!keeper.stranded());  // nobody has come yet
     CHECK(std::get<Form>(keeper.joined(1).at(0).message).generation == 1);
     CHECK(keeper.received(1, Ready{1, 0, 0}).empty());  // too few
     CHECK(keeper.joined(2).size() == 1);

@@ -53,6 +53,12 @@ void write_model(const std::string& path) {
                            "relu\nlinear classes\n";
 }
 
+// Two linear layers before the last, of which the second has more weights than a cache holds.
+void write_large(const std::string& path, int first, int second) {
+    std::ofstream(path) << "linear " << first << "\nrelu\nlinear " << second
+                        << "\nrelu\ndropout 0.5\nlinear classes\n";
+}
+
 // All shards meet in `batchnorm`, also where another path joins; they do not in `batchnorm local`.
 void write_meeting(const std::string& path, const std::string& norm = "batchnorm",
                    const std::string& inner = "batchnorm local") {
@@ -175,11 +181,9 @@ TEST_CASE("a training by shards resumes on any number of ranks to the same bits"
     }
 }
 
-// The second layer has more weights than a cache holds.
 TEST_CASE("gathered factors of virtual ranks give the bits of reduced gradients") {
     const Training training;
-    std::ofstream(training.model())
-        << "linear 400\nrelu\nlinear 400\nrelu\ndropout 0.5\nlinear classes\n";
+    write_large(training.model(), 400, 400);
     for (const std::string rule :
          {"--optimizer adam", "--momentum 0.9 --max-grad-norm 0.5",
           "--optimizer adam --max-grad-norm 0.5 --shard-optimizer on --bucket-kib 64"}) {
@@ -204,11 +208,9 @@ TEST_CASE("gathered factors of virtual ranks give the bits of reduced gradients"
     }
 }
 
-// The second layer has more weights than a cache holds.
 TEST_CASE("shards that go through a large layer together give the bits that they give alone") {
     const Training training;
-    std::ofstream(training.model())
-        << "linear 40\nrelu\nlinear 3300\nrelu\ndropout 0.5\nlinear classes\n";
+    write_large(training.model(), 40, 3300);
     for (const std::string flags :
          {"--global-batch 40 --optimizer adam", "--batch-size 3 --momentum 0.9 --max-grad-norm 0.5",
           "--global-batch 24 --comm-dtype bf16", "--global-batch 24 --precision bf16",
@@ -227,7 +229,7 @@ TEST_CASE("shards that go through a large layer together give the bits that they
           trained(training, 2, flags + "--virtual-ranks 6").weights);
 }
 
-TEST_CASE("ranks of one host are virtual ranks unless settings say otherwise") {
+TEST_CASE("CPU ranks are virtual ranks unless settings say otherwise") {
     const Training training;
     const auto expect = [&](int ranks, const std::string& flags, const std::string& count) {
         INFO(ranks << " ranks, " << flags);

@@ -374,6 +374,33 @@ TEST_CASE("factors are gathered where that is fewer bytes, on GPUs of large laye
     CHECK(chosen(64, FactorUse::automatic, false).empty());         // of one host
 }
 
+TEST_CASE("CPU ranks are virtual ranks by default, also of several hosts") {
+    class Ranks final : public OneOfTwo {
+     public:
+        Ranks(int of_host, bool in_tree) : of_host_(of_host), in_tree_(in_tree) {}
+        int local_size() const override { return of_host_; }
+        bool can_sum_in_tree() const override { return in_tree_; }
+
+     private:
+        const int of_host_;
+        const bool in_tree_;
+    };
+    const auto cpu = make_cpu_backend(1), gpu = make_emulated_backend({});
+    const RunSpec run;
+    for (const int of_host : {1, 2}) {
+        INFO(of_host << " ranks on this host, of 2");
+        CHECK(choose_shards(Ranks(of_host, true), *cpu, run) == 2);
+        CHECK(choose_shards(Ranks(of_host, false), *cpu, run) == 0);
+        CHECK(choose_shards(Ranks(of_host, true), *gpu, run) == 0);
+    }
+    CHECK(choose_shards(*make_single_communicator(), *cpu, run) == 0);
+    RunSpec accumulates, times;
+    accumulates.batch.accumulate = 2;
+    times.device.kernels = "auto";
+    CHECK(choose_shards(Ranks(1, true), *cpu, accumulates) == 0);
+    CHECK(choose_shards(Ranks(1, true), *cpu, times) == 0);
+}
+
 TEST_CASE("frozen parameters stay as they are, and the others' updates do not depend on them") {
     struct Case {
         bool emulated;
