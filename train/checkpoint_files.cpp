@@ -199,8 +199,18 @@ std::optional<KeptNet> CheckpointFiles::best(Session& session) const {
 }
 
 bool CheckpointFiles::pauses_after(std::int64_t steps) {
-    due_ = due_ || (saves_ && spec_.every.steps && steps % spec_.every.count == 0);
+    due_ = due_ ||
+           (saves_ && spec_.every.unit == SaveEvery::Unit::steps && steps % spec_.every.count == 0);
     return due_;
+}
+
+bool CheckpointFiles::wants_save() {
+    if (!writes() || spec_.every.unit != SaveEvery::Unit::seconds ||
+        seconds_since(timed_) < static_cast<double>(spec_.every.count)) {
+        return false;
+    }
+    timed_ = Clock::now();
+    return true;
 }
 
 void CheckpointFiles::on_pause(const Training& training) {
@@ -209,8 +219,9 @@ void CheckpointFiles::on_pause(const Training& training) {
 }
 
 void CheckpointFiles::on_epoch(const Training& training, const EpochFacts& epoch) {
-    const bool due =
-        spec_.every.steps || epoch.epoch % spec_.every.count == 0 || epoch.epoch == stop_.epochs;
+    const SaveEvery& every = spec_.every;
+    const bool due = every.unit == SaveEvery::Unit::steps || epoch.epoch == stop_.epochs ||
+                     (every.unit == SaveEvery::Unit::epochs && epoch.epoch % every.count == 0);
     save(training, epoch.stopped || due || training.save_requested, epoch.best);
 }
 

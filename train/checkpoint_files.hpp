@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/clock.hpp"
 #include "data/dataset.hpp"
 #include "train/checkpoint.hpp"
 #include "train/fit.hpp"
@@ -54,6 +55,7 @@ class CheckpointFiles final : public FitObserver {
 
     // Collective, as all of them.
     bool pauses_after(std::int64_t steps) override;
+    bool wants_save() override;  // not collective
     void on_pause(const Training& training) override;
     void on_epoch(const Training& training, const EpochFacts& epoch) override;
     // Returns when all is on the disk.
@@ -70,6 +72,7 @@ class CheckpointFiles final : public FitObserver {
     const bool is_root_;
     bool saves_;
     bool due_ = false;
+    Clock::time_point timed_ = Clock::now();  // when the last checkpoint was due by the clock
     std::optional<Checkpoint> read_;  // on rank 0: from which the training resumes, until it has
     std::unique_ptr<CheckpointWriter> writer_;  // on rank 0
 };

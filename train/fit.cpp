@@ -130,7 +130,7 @@ class Fit {
                     observer->on_launch(training_, before + step + 1);
                 }
             }
-            const bool saves = launches && take_save_request();
+            const bool saves = launches && wants_save();
             if (const auto done =
                     trainer.step(step, interrupt_requested() || time_is_up(), saves)) {
                 account(*done, epoch);
@@ -144,6 +144,14 @@ class Fit {
             }
         }
         finish_steps(epoch);
+    }
+
+    bool wants_save() const {
+        bool wants = take_save_request();
+        for (FitObserver* observer : observers_) {
+            wants = observer->wants_save() || wants;
+        }
+        return wants;
     }
 
     void pause(EpochFacts& epoch) {

@@ -80,6 +80,9 @@ class FitObserver {
     virtual void on_step(const Training&, const StepResult&) {}
     // Returns whether the training is to pause when this many of its steps are submitted.
     virtual bool pauses_after(std::int64_t /*steps*/) { return false; }
+    // Called before a launch. Returns whether this rank wants a checkpoint: if any does, all pause
+    // after a step that is the same for all. Not for collective calls.
+    virtual bool wants_save() { return false; }
     // Called if some observer asked for a pause, or a checkpoint was requested. The device has done
     // all steps before the cursor, and none after it.
     virtual void on_pause(const Training&) {}

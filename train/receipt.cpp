@@ -159,7 +159,8 @@ void ReceiptWriter::on_start(const Training& training) {
 bool ReceiptWriter::pauses_after(std::int64_t steps) {
     const SaveEvery& every = run_.checkpoints.every;
     const std::int64_t own = run_.checkpoints.receipt_every;
-    due_ = due_ || (every.steps && steps % every.count == 0) || (own > 0 && steps % own == 0);
+    due_ = due_ || (every.unit == SaveEvery::Unit::steps && steps % every.count == 0) ||
+           (own > 0 && steps % own == 0);
     return due_;
 }
 

@@ -97,10 +97,11 @@ inline const EndingFacts& facts(Ending ending) {
     return kEndings[static_cast<std::size_t>(ending)];
 }
 
-// Epochs or steps between two checkpoints.
+// Epochs, steps, or seconds of rank 0's clock between two checkpoints.
 struct SaveEvery {
+    enum class Unit { epochs, steps, seconds };
     std::int64_t count = 1;
-    bool steps = false;
+    Unit unit = Unit::epochs;
     bool operator==(const SaveEvery&) const = default;
 };
 

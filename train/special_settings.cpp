@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdio>
 #include <filesystem>
+#include <map>
 #include <vector>
 
 #include "data/resize.hpp"
@@ -136,21 +137,31 @@ Setting augment_setting(AugmentSpec& field) {
 
 Setting save_every_setting(SaveEvery& field) {
     return custom(
-        "save-every", "N[steps]", "Epochs between two checkpoints, or steps, as in 500steps",
+        "save-every", "N[steps|s]",
+        "Epochs between two checkpoints, or steps, as in 500steps, or seconds, as in 30s",
         [&field](const std::string& text) {
+            static const std::map<std::string, SaveEvery::Unit> kUnits = {
+                {"", SaveEvery::Unit::epochs},       {"epoch", SaveEvery::Unit::epochs},
+                {"epochs", SaveEvery::Unit::epochs}, {"step", SaveEvery::Unit::steps},
+                {"steps", SaveEvery::Unit::steps},   {"s", SaveEvery::Unit::seconds}};
             SaveEvery every;
             const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
-            const std::string unit = text.substr(digits);
-            every.steps = unit == "steps" || unit == "step";
+            const auto unit = kUnits.find(text.substr(digits));
             if (!read_number(text.substr(0, digits), every.count, {.least = 1}).empty() ||
-                !(every.steps || unit.empty() || unit == "epochs" || unit == "epoch")) {
+                unit == kUnits.end()) {
                 return fmt::format(
-                    "'{}' must be a number of epochs, as 2, or of steps, as 500steps", text);
+                    "'{}' must be a number of epochs, as 2, of steps, as 500steps, "
+                    "or of seconds, as 30s",
+                    text);
             }
+            every.unit = unit->second;
             field = every;
             return std::string();
         },
-        [&field] { return fmt::format("{}{}", field.count, field.steps ? "steps" : ""); });
+        [&field] {
+            constexpr const char* kUnits[] = {"", "steps", "s"};
+            return fmt::format("{}{}", field.count, kUnits[static_cast<std::size_t>(field.unit)]);
+        });
 }
 
 // A file without an ending, such as a pipe, gets JSON lines.

@@ -32,9 +32,10 @@ namespace gyre::comm {
 namespace {
 
 constexpr double kGraceSeconds = 10.0;
-constexpr double kMostPauseSeconds = 30.0;  // before ranks start again
-constexpr int kNoProgram = 127;             // as a shell's exit code
-constexpr int kTickMs = 200;                // between two looks at the time
+// Before ranks start again: at once if they had run for a while, else after a pause that doubles.
+constexpr double kSettledSeconds = 10.0, kLeastPauseSeconds = 0.5, kMostPauseSeconds = 30.0;
+constexpr int kNoProgram = 127;  // as a shell's exit code
+constexpr int kTickMs = 200;     // between two looks at the time
 constexpr std::array kForwarded = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
 
 [[noreturn]] void fail(const std::string& what) {
@@ -414,21 +415,24 @@ bool LocalRanks::may_restart() const {
 }  // namespace
 
 int run_local_ranks(int ranks, const std::vector<std::string>& command, int max_restarts) {
-    double pause = 0.5;
+    double pause = 0.0;
     for (int restarts = 0;;) {
+        const Clock::time_point begin = Clock::now();
         {
             LocalRanks job(ranks, command);
             const int code = job.wait();
             if (restarts == max_restarts || !job.may_restart()) {
                 return code;
             }
+            pause = seconds_since(begin) > kSettledSeconds
+                        ? 0.0
+                        : std::clamp(2.0 * pause, kLeastPauseSeconds, kMostPauseSeconds);
             fmt::print(stderr,
                        "gyre launch: exit code {}; all ranks start again in {} s (restart {} of "
                        "{})\n",
                        code, pause, ++restarts, max_restarts);
         }
         std::this_thread::sleep_for(std::chrono::duration<double>(pause));  // a signal ends it
-        pause = std::min(2.0 * pause, kMostPauseSeconds);
     }
 }
 

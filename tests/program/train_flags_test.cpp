@@ -136,7 +136,10 @@ const std::vector<Row> kRows = {
     {"--init", "x", [](O o) { return o.net.init == "x"; }, false},
     {"--finetune", "", [](O o) { return o.net.finetune; }, false},
     {"--save-every", "7steps",
-     [](O o) { return o.checkpoints.every.count == 7 && o.checkpoints.every.steps; }, true},
+     [](O o) {
+         return o.checkpoints.every == SaveEvery{7, SaveEvery::Unit::steps};
+     },
+     true},
     {"--receipt-every", "7", [](O o) { return o.checkpoints.receipt_every == 7; }, true},
     {"--keep", "7", [](O o) { return o.checkpoints.keep == 7; }, true},
     {"--resume", "x", [](O o) { return o.checkpoints.resume == "x"; }, false},

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -247,6 +249,32 @@ TEST_CASE("a training that was stopped resumes from its checkpoint, to the last 
         losses.insert(losses.end(), second.seen.losses.begin(), second.seen.losses.end());
         CHECK(losses == whole.seen.losses);
     }
+}
+
+TEST_CASE("checkpoints are saved by the clock of the rank that writes", "[fit]") {
+    const TempDir dir;
+    const WeightFacts facts{.model = parse_model(kModel, "small"),
+                            .normalisation = {{0.5f}, {0.3f}},
+                            .classes = kClasses};
+    const Identity identity = {{{"lr", "0.5"}}, {{"model", "its hash"}}};
+    const auto saved = [&](std::int64_t seconds) {
+        RunSpec run = small_run(2);
+        run.checkpoints.save = dir.path() / std::to_string(seconds);
+        run.checkpoints.every = {seconds, SaveEvery::Unit::seconds};
+        run.checkpoints.keep = 99;
+        Fixture fixture(run);
+        CheckpointFiles files(fixture.run, facts, identity, true);
+        fixture.fit({&files});
+        std::set<std::string> names;
+        for (const auto& file : std::filesystem::directory_iterator(run.checkpoints.save)) {
+            if (file.path().stem().string().starts_with("step-")) {
+                names.insert(file.path().stem().string());
+            }
+        }
+        return names;
+    };
+    CHECK(saved(0).size() == 2 * kSteps);  // each step
+    CHECK(saved(9999) == std::set{fmt::format("step-{:09}", 2 * kSteps)});
 }
 
 TEST_CASE("a set that is held back is evaluated once, with the best epoch's weights", "[fit]") {

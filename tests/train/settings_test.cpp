@@ -134,4 +134,5 @@ TEST_CASE("values are compared, not the texts that they were read from") {
     CHECK(value_of("augment", "mixup0.25,cutmix1") == "mixup0.25,cutmix1");
     CHECK(value_of("augment", "rotate2,hflip") == value_of("augment", "hflip,rotate2"));
     CHECK(value_of("save-every", "2epochs") == "2");
+    CHECK(value_of("save-every", "30s") == "30s");
 }
