@@ -33,6 +33,9 @@ struct DataSpec {
     std::vector<float> mean = {}, stddev = {};  // per channel, or one for all; empty: measured
     // This part of each class's training images, after `limit`, is held out for validation.
     std::optional<double> val_split = {};
+    // Images of smaller classes are repeated, in turn, until each class of the training images that
+    // are left has as many as the largest.
+    bool balanced = false;
 };
 
 }  // namespace gyre::data

@@ -231,6 +231,39 @@ ImageSet hold_out(ImageSet& train, double part) {
     return held;
 }
 
+// Appends copies of the images of smaller classes, each class's in turn.
+void balance(ImageSet& train) {
+    std::map<std::int32_t, std::vector<std::size_t>> images;  // by class
+    std::size_t largest = 0;
+    for (std::size_t i = 0; i < train.labels.size(); ++i) {
+        auto& of_class = images[train.labels[i]];
+        of_class.push_back(i);
+        largest = std::max(largest, of_class.size());
+    }
+    const std::size_t count = largest * images.size();
+    if (count == train.labels.size()) {
+        return;
+    }
+    if (count > std::numeric_limits<std::int32_t>::max()) {
+        throw input_error(fmt::format(
+            "`balanced-sampler`: {} classes of {} images, as many as the largest has in {}, are "
+            "more than 2^31 - 1 images; use `class-weights` auto, which repeats none",
+            images.size(), largest, train.images_path));
+    }
+    const std::size_t image_bytes = train.pixels.size() / train.labels.size();
+    train.pixels.resize(count * image_bytes);
+    std::uint8_t* const pixels = train.pixels.writable();
+    std::uint8_t* copy = pixels + train.labels.size() * image_bytes;
+    train.labels.reserve(count);
+    for (const auto& [label, of_class] : images) {
+        for (std::size_t i = of_class.size(); i < largest; ++i, copy += image_bytes) {
+            std::memcpy(copy, pixels + of_class[i % of_class.size()] * image_bytes, image_bytes);
+            train.labels.push_back(label);
+        }
+    }
+    train.count = std::ssize(train.labels);
+}
+
 }  // namespace
 
 ClassLimit class_limit(std::optional<int> classes, std::int64_t train_images) {
@@ -293,6 +326,9 @@ Dataset load_dataset(const DataSpec& spec, const TellOfData& tell) {
     }
     if (spec.val_split) {
         set.validation = hold_out(train, *spec.val_split);
+    }
+    if (spec.balanced) {
+        balance(train);
     }
     return set;
 }

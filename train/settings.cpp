@@ -348,7 +348,11 @@ std::vector<Setting> settings(RunSpec& run) {
               {number("limit", run.data.limit, {.least = 1}, "Train on the first N images only"),
                number("val-split", run.data.val_split, {.least = 0.001, .most = 0.9},
                       "Hold this part of the training images out: they say which epoch is the best "
-                      "and when to stop, and the test images are evaluated once, at the end")}));
+                      "and when to stop, and the test images are evaluated once, at the end"),
+               toggle("balanced-sampler", run.data.balanced,
+                      "Repeat the training images of smaller classes until each class has as many "
+                      "as the largest; each copy is a sample of its own, with its own augmentation "
+                      "and dropout")}));
     add(under("Model", model_settings(run)));
     add(under("Training", length_settings(run)));
     add(under("Training", optimizer_settings(run)));

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <string>
 #include <utility>
 
@@ -234,6 +235,45 @@ TEST_CASE("data set: a part of each class is held out for validation", "[data][d
     limited.val_split = 0.01;
     expect_error(ExitCode::bad_input, {"`val-split` 0.01", "100 images"},
                  [&] { load_dataset(limited); });
+}
+
+TEST_CASE("data set: smaller classes are repeated until each has as many images as the largest",
+          "[data][dataset]") {
+    const TempDir dir;
+    SetArrays arrays;
+    arrays.train_images = images_of({12, 4, 5});  // all different
+    arrays.train_labels = labels_of({2, 0, 0, 0, 0, 0, 0, 0, 2, 2, 1, 0});
+    write_set(dir.path(), arrays);
+    DataSpec spec{.path = dir.path().string()};
+    const Dataset all = load_dataset(spec);
+    spec.balanced = true;
+    const Dataset balanced = load_dataset(spec);
+    // The set as it is, then copies of the image of class 1, and of those of class 2 in turn.
+    std::vector<std::size_t> from(12);
+    std::iota(from.begin(), from.end(), std::size_t{0});
+    from.insert(from.end(), {10, 10, 10, 10, 10, 10, 10, 0, 8, 9, 0, 8});
+    REQUIRE(balanced.train.count == 24);
+    REQUIRE(balanced.train.labels.size() == 24);
+    REQUIRE(balanced.train.pixels.size() == 24 * 20);
+    for (std::size_t i = 0; i < from.size(); ++i) {
+        INFO(i);
+        CHECK(balanced.train.labels[i] == all.train.labels[from[i]]);
+        CHECK(std::equal(all.train.pixels.begin() + 20 * from[i],
+                         all.train.pixels.begin() + 20 * (from[i] + 1),
+                         balanced.train.pixels.begin() + 20 * i));
+    }
+    CHECK(balanced.test.labels == all.test.labels);
+    // What is held out is not among the copies, nor repeated.
+    spec.val_split = 0.5;
+    const Dataset split = load_dataset(spec);
+    CHECK(split.validation.count == 5);  // 4 of 8, 0 of 1, 1 of 3
+    CHECK(split.train.count == 3 * 4);
+    for (std::int64_t held = 0; held < split.validation.count; ++held) {
+        const auto* const image = split.validation.pixels.begin() + 20 * held;
+        for (std::int64_t kept = 0; kept < split.train.count; ++kept) {
+            CHECK(!std::equal(image, image + 20, split.train.pixels.begin() + 20 * kept));
+        }
+    }
 }
 
 TEST_CASE("data set: every element type for pixels and labels", "[data][dataset]") {

@@ -78,6 +78,7 @@ const std::vector<Row> kRows = {
     {"--shards", "8", [](O o) { return o.batch.shards == 8; }, true},
     {"--limit", "7", [](O o) { return o.data.limit == 7; }, true},
     {"--val-split", "0.25", [](O o) { return o.data.val_split == 0.25; }, true},
+    {"--balanced-sampler", "", [](O o) { return o.data.balanced; }, true},
     {"--seed", "7", [](O o) { return o.seed == 7; }, true},
     {"--optimizer", "adamw", [](O o) { return o.optimizer.rule == UpdateRule::adamw; }, true},
     {"--lr", "0.25", [](O o) { return o.optimizer.learning_rate == 0.25f; }, true},
