@@ -13,7 +13,9 @@
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/store.h>
 
+#include <algorithm>
 #include <array>
+#include <chrono>
 #include <condition_variable>
 #include <csignal>
 #include <cstdlib>
@@ -22,10 +24,12 @@
 #include <mutex>
 #include <thread>
 
+#include "base/clock.hpp"
 #include "base/host_name.hpp"
 #include "base/printable.hpp"
 #include "comm/communicator.hpp"
 #include "comm/gloo/job_device.hpp"
+#include "comm/launch/meeting_error.hpp"
 #include "comm/launch/rendezvous.hpp"
 #include "comm/launch/start_alarm.hpp"
 #include "comm/launch/tcp_address.hpp"
@@ -34,6 +38,7 @@
 namespace gyre::comm {
 namespace {
 
+constexpr auto kMeetAgain = std::chrono::milliseconds(100);  // after a meeting of earlier ranks
 constexpr double kConnectGrace = 5.0;  // after --init-timeout, for ranks that met just before
 
 // Our store in the form that Gloo asks for.
@@ -141,6 +146,7 @@ class GlooCommunicator final : public Communicator {
     };
     class Waiter;
 
+    void meet_others(const StartUp& start_up, double timeout_seconds);
     void connect_all();
     std::shared_ptr<gloo::Context> connect(const std::string& name,
                                            std::shared_ptr<gloo::transport::Device>& device);
@@ -350,9 +356,7 @@ GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchSpec& op
       timeout_(static_cast<std::int64_t>(options.collective_timeout() * 1000.0)) {
     // Gloo writes to its connections in a way that ends the process if the other side is gone.
     std::signal(SIGPIPE, SIG_IGN);
-    store_ = make_store(start_up, options.init_timeout);
-    where_ = store_->where();
-    place_ = meet(*store_, start_up);
+    meet_others(start_up, options.init_timeout);
     alarm.watch(rank_, kConnectGrace, own_terminal_, store_start_news(store_, place_, rank_));
     try {
         connect_all();
@@ -363,6 +367,26 @@ GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchSpec& op
         throw Error(error.code(), message);
     }
     thread_ = std::thread([this] { reduce(); });
+}
+
+void GlooCommunicator::meet_others(const StartUp& start_up, double timeout_seconds) {
+    const auto deadline = deadline_in(timeout_seconds);
+    for (;;) {
+        store_ = make_store(start_up, std::max(0.0, -seconds_since(deadline)));
+        where_ = store_->where();
+        try {
+            place_ = meet(*store_, start_up);
+            return;
+        } catch (const NotJoined&) {
+            // Perhaps the ranks that ran before, of which one has ended, still end on rank 0's
+            // host.
+            if (!start_up.again || Clock::now() > deadline) {
+                throw;
+            }
+        }
+        store_.reset();
+        std::this_thread::sleep_for(kMeetAgain);
+    }
 }
 
 void GlooCommunicator::connect_all() {

@@ -331,10 +331,12 @@ StartUp find_start_up(const LaunchSpec& options) {
         meet_over_tcp(start_up, method.substr(6));
     } else if (method.starts_with("file://")) {
         meet_by_file(start_up, method.substr(7));
-    } else if (start_up.launcher == kGyreLaunch && method.empty()) {
+    } else if (start_up.launcher == kGyreLaunch && method.empty() &&
+               environment_int(kLaunchNodes).value_or(1) == 1) {
         meet_by_file(start_up, environment(kLaunchFolder));
     } else {
         meet_by_environment(start_up);
+        start_up.again = environment_int(kLaunchRestarts).value_or(0) > 0;
     }
     if (!options.job_id.empty()) {
         start_up.job_id = options.job_id;

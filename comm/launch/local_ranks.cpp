@@ -115,7 +115,7 @@ MeetingFolder::~MeetingFolder() {
 }
 
 // The text with its rank at the begin, and behind each kClearLine.
-std::string with_rank(std::size_t rank, std::string_view text) {
+std::string with_rank(int rank, std::string_view text) {
     std::string marked;
     for (bool begin = true; begin || !text.empty(); begin = false) {
         if (text.starts_with(kClearLine)) {
@@ -131,7 +131,7 @@ std::string with_rank(std::size_t rank, std::string_view text) {
 
 class LocalRanks {
  public:
-    LocalRanks(int ranks, const std::vector<std::string>& command);
+    LocalRanks(const LocalRanksSpec& spec, int restarts, const std::vector<std::string>& command);
     ~LocalRanks();
     LocalRanks(const LocalRanks&) = delete;
     LocalRanks& operator=(const LocalRanks&) = delete;
@@ -162,7 +162,13 @@ class LocalRanks {
     void signal_all(int signal) const;
     void take_signals();
     bool running() const;
+    // In the job, of one that is here the local_rank-th.
+    int global(std::size_t local_rank) const {
+        return spec_.node * spec_.ranks + static_cast<int>(local_rank);
+    }
 
+    const LocalRanksSpec& spec_;
+    const int restarts_;  // before these ranks
     sigset_t signals_, before_;
     std::optional<MeetingFolder> folder_;
     int signal_fd_ = -1;
@@ -175,8 +181,9 @@ class LocalRanks {
     bool asked_ = false;  // to end, by a signal to this process
 };
 
-LocalRanks::LocalRanks(int ranks, const std::vector<std::string>& command)
-    : ranks_(static_cast<std::size_t>(ranks)) {
+LocalRanks::LocalRanks(const LocalRanksSpec& spec, int restarts,
+                       const std::vector<std::string>& command)
+    : spec_(spec), restarts_(restarts), ranks_(static_cast<std::size_t>(spec.ranks)) {
     sigemptyset(&signals_);
     sigaddset(&signals_, SIGCHLD);
     for (const int signal : kForwarded) {
@@ -213,7 +220,7 @@ void LocalRanks::start(std::size_t rank, const std::vector<std::string>& command
     const pid_t parent = getpid();
     const pid_t process = fork();
     if (process < 0) {
-        fail(fmt::format("rank {} cannot be started", rank));
+        fail(fmt::format("rank {} cannot be started", global(rank)));
     }
     if (process == 0) {
         become(rank, command, out, error, parent);
@@ -241,13 +248,19 @@ void LocalRanks::become(std::size_t rank, const std::vector<std::string>& comman
     sigprocmask(SIG_SETMASK, &before_, nullptr);
     dup2(out[1], STDOUT_FILENO);
     dup2(error[1], STDERR_FILENO);
-    const std::string own = std::to_string(rank), all = std::to_string(ranks_.size());
-    for (const auto& [name, value] : {std::pair{"RANK", own},
-                                      {"LOCAL_RANK", own},
-                                      {"WORLD_SIZE", all},
-                                      {"LOCAL_WORLD_SIZE", all},
-                                      {kLaunchFolder, (folder_->path() / "store").string()}}) {
-        setenv(name, value.c_str(), 1);
+    for (const auto& [name, value] : {std::pair{"RANK", global(rank)},
+                                      {"LOCAL_RANK", static_cast<int>(rank)},
+                                      {"WORLD_SIZE", spec_.nodes * spec_.ranks},
+                                      {"LOCAL_WORLD_SIZE", spec_.ranks},
+                                      {"GROUP_RANK", spec_.node},
+                                      {kLaunchNodes, spec_.nodes},
+                                      {kLaunchRestarts, restarts_}}) {
+        setenv(name, std::to_string(value).c_str(), 1);
+    }
+    setenv(kLaunchFolder, (folder_->path() / "store").c_str(), 1);
+    if (spec_.nodes > 1) {
+        setenv("MASTER_ADDR", spec_.master_addr.c_str(), 1);
+        setenv("MASTER_PORT", std::to_string(spec_.master_port).c_str(), 1);
     }
     std::vector<char*> words;
     for (const std::string& word : command) {
@@ -273,7 +286,7 @@ void LocalRanks::pass_on(std::size_t rank, Stream& stream) {
         stream.line += '\n';
     }
     for (std::size_t to = 0; (to = stream.line.find('\n')) != std::string::npos;) {
-        const std::string line = with_rank(rank, stream.line.substr(0, to));
+        const std::string line = with_rank(global(rank), stream.line.substr(0, to));
         if (std::exchange(drawn_, false) && !line.starts_with(kClearLine)) {
             fmt::print(stdout, "{}", kClearLine);
             std::fflush(stdout);  // before what may come by standard error
@@ -282,7 +295,7 @@ void LocalRanks::pass_on(std::size_t rank, Stream& stream) {
         stream.line.erase(0, to + 1);
     }
     if (const std::size_t last = stream.line.rfind(kClearLine); last != std::string::npos) {
-        fmt::print(stream.to, "{}", with_rank(rank, stream.line));
+        fmt::print(stream.to, "{}", with_rank(global(rank), stream.line));
         stream.line.erase(0, last);  // and drawn again when more of it comes
         drawn_ = true;
     }
@@ -338,7 +351,7 @@ void LocalRanks::look_for_ends() {
             code_ = code;
             signalled_ = killed;
             if (killed) {
-                fmt::print(stderr, "gyre launch: rank {} was ended by signal {} ({})\n", r,
+                fmt::print(stderr, "gyre launch: rank {} was ended by signal {} ({})\n", global(r),
                            WTERMSIG(status), strsignal(WTERMSIG(status)));
             }
         }
@@ -354,7 +367,7 @@ void LocalRanks::end_the_rest() {
         const pid_t process = ranks_[r].process;
         if (process != 0 && state_of_process(process) == ProcessState::stopped) {
             fmt::print(stderr, "gyre launch: rank {} is stopped while another has failed: killed\n",
-                       r);
+                       global(r));
             ranks_[r].told = true;
             kill(process, SIGKILL);
         }
@@ -414,14 +427,14 @@ bool LocalRanks::may_restart() const {
 
 }  // namespace
 
-int run_local_ranks(int ranks, const std::vector<std::string>& command, int max_restarts) {
+int run_local_ranks(const LocalRanksSpec& spec, const std::vector<std::string>& command) {
     double pause = 0.0;
     for (int restarts = 0;;) {
         const Clock::time_point begin = Clock::now();
         {
-            LocalRanks job(ranks, command);
+            LocalRanks job(spec, restarts, command);
             const int code = job.wait();
-            if (restarts == max_restarts || !job.may_restart()) {
+            if (restarts == spec.max_restarts || !job.may_restart()) {
                 return code;
             }
             pause = seconds_since(begin) > kSettledSeconds
@@ -430,7 +443,7 @@ int run_local_ranks(int ranks, const std::vector<std::string>& command, int max_
             fmt::print(stderr,
                        "gyre launch: exit code {}; all ranks start again in {} s (restart {} of "
                        "{})\n",
-                       code, pause, ++restarts, max_restarts);
+                       code, pause, ++restarts, spec.max_restarts);
         }
         std::this_thread::sleep_for(std::chrono::duration<double>(pause));  // a signal ends it
     }

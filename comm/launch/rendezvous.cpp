@@ -216,9 +216,10 @@ Place meet(Store& store, const StartUp& start_up) {
                                             store.where(), store.remedy()));
         }
     } catch (const Error& error) {
-        if (joined) {
-            give_up_start(store, rank, error.what());
+        if (!joined) {
+            throw NotJoined(error.code(), error.what());
         }
+        give_up_start(store, rank, error.what());
         throw;
     }
     Place place;

@@ -33,6 +33,8 @@ struct StartUp {
     std::string job_id;
     Secret secret;
     bool insecure = false;  // tcp: without a secret, other hosts may reach the meeting
+    // Started again by launchers of several hosts: ranks that ran before may still be there.
+    bool again = false;
 };
 
 // Throws Error(usage) for flags that do not fit together, Error(communication) for an environment
@@ -104,8 +106,13 @@ struct Place {
     int local_rank = 0, local_size = 1;
     bool one_host = true;  // all ranks of the job
 };
+// An error of a rank that the others have not heard of yet, and do not share.
+class NotJoined : public Error {
+    using Error::Error;
+};
+
 // Waits until all ranks are there and makes sure that they belong to one job that starts now.
-// Collective; throws Error(communication).
+// Collective; throws Error(communication), or NotJoined.
 Place meet(Store& store, const StartUp& start_up);
 
 // Tells the other ranks that this one ends, and why, unless they have heard of a reason already.

@@ -193,6 +193,18 @@ class Gyre:
             check.status(exit_code(rank), 0)
         check.same_losses("1.jsonl", "gloo.jsonl")
 
+    def launch_on_each(self, check: Check) -> None:
+        """gyre launch on host1 and host2, two ranks each."""
+        ranks = []
+        for number, where in ((1, [HOSTS, "on", "host2"]), (0, [])):
+            launch = [self.gyre, "launch", "-n", "2", "--nnodes", "2", "--node-rank", str(number),
+                      "--master-addr", "host1", "--"]  # fmt: skip
+            ranks.append(start(["timeout", "-k", "2", "60", *where, *launch, *self.to("launch.jsonl")[1:]],
+                               f"log.{number}"))  # fmt: skip
+        for rank in ranks:
+            check.status(exit_code(rank), 0)
+        check.same_losses("1.jsonl", "launch.jsonl")
+
     def without_mpi_or_secret(self, check: Check) -> None:
         """Neither rank begins to wait."""
         meet = ["--init-method", "tcp://host1:22225", "--world-size", "2", "--rank"]
@@ -393,6 +405,8 @@ def table(on: Gyre) -> list[Row]:
         Row("losses", "3 hosts: the same", 65, lambda c: on.several_hosts(c, 3, 1)),
         Row("losses", "4 hosts: the same", 65, lambda c: on.several_hosts(c, 4, 1)),
         Row("losses", "2 hosts without MPI, over Gloo: the same", 65, on.without_mpi),
+        Row("losses", "2 hosts of 2 ranks without MPI, by gyre launch on each: the same", 65,
+            on.launch_on_each),
         Row("failures", "without MPI and a secret: refused", 10, on.without_mpi_or_secret),
         Row("failures", "without MPI, a pulled cable ends both ranks", 40, on.without_mpi_or_cable),
         Row("losses", "4 hosts: a sum in the tree over the ranks sends a ring's bytes", 35,

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "tests/program/gyre_process.hpp"
+#include "tests/program/meeting.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/temp_dir.hpp"
 
@@ -156,6 +157,42 @@ TEST_CASE("gyre launch starts all ranks again where one was killed, and the trai
     CHECK(run_gyre(0, "diff " + job.file("whole") + " " + job.file("run")).exit_code == 0);
 }
 
+TEST_CASE("gyre launch on each of two hosts trains as on one, and both start again together") {
+    const Job job;
+    const std::string train = job.base + "--epochs 3 --optimizer adam --save ";
+    REQUIRE(run_gyre(0, "launch -n 4 -- " + train + job.file("one")).exit_code == 0);
+    // Both are this host; they meet at a port instead of in a folder.
+    const auto launch = [&](const std::string& flags) {
+        const std::string port = std::to_string(free_port());
+        return [=](int node) {
+            return gyre_binary() + " launch -n 2 --nnodes 2 --node-rank " + std::to_string(node) +
+                   " --master-addr 127.0.0.1 --master-port " + port + " " + flags;
+        };
+    };
+    const auto plain = launch("-- " + train + job.file("two"));
+    const Outcome two = run_shell(plain(1) + " & other=$!; " + plain(0) + " || exit; wait $other");
+    INFO(two.output);
+    CHECK(two.exit_code == 0);
+    CHECK(count_of(two.output, "4 ranks of batch 5") == 1);
+    CHECK(!job.bytes("one/last.safetensors").empty());
+    CHECK(job.bytes("two/last.safetensors") == job.bytes("one/last.safetensors"));
+
+    // Rank 3 is killed after the first checkpoint.
+    const std::string last = job.file("run/last.safetensors");
+    const auto again = launch("--max-restarts 3 -- " + train + job.file("run") + " --resume auto");
+    const Outcome killed = run_shell(
+        "export GYRE_TEST_WRITE_PAUSE_MS=60; " + again(1) + " > " + job.file("log") +
+        " 2>&1 & other=$!; (for i in $(seq 6000); do [ -e " + last +
+        " ] && break; sleep 0.02; done; set -- $(cat /proc/$other/task/$other/children); "
+        "kill -KILL $2) & " +
+        again(0) + "; code=$?; wait $other || code=$?; cat " + job.file("log") + "; exit $code");
+    INFO(killed.output);
+    CHECK(killed.exit_code == 0);
+    CHECK(count_of(killed.output, "gyre launch: rank 3 was ended by signal 9") == 1);
+    CHECK(count_of(killed.output, "(restart 1 of 3)") == 2);
+    CHECK(run_gyre(0, "diff " + job.file("one") + " " + job.file("run")).exit_code == 0);
+}
+
 TEST_CASE("gyre launch starts ranks again as often as it may, and not after wrong input") {
     const Job job;
     // A rank may use a second of the processor, then the system ends it by a signal.
@@ -185,5 +222,9 @@ TEST_CASE("gyre launch says what it lacks") {
     refuse("-n 0 -- train", "'0' must be a number from 1 to 1024");
     refuse("-n 2 --gpus -- train", "--gpus");
     refuse("-n 2 --max-restarts -1 -- train", "--max-restarts: '-1' must be a number >= 0");
+    refuse("-n 2 --nnodes 2 -- train", "--nnodes 2 also needs --node-rank, which is 0 to 1");
+    refuse("-n 2 --nnodes 2 --node-rank 1 -- train", "and --master-addr");
+    refuse("-n 2 --node-rank 1 -- train", "--node-rank 1 of 1 hosts: they count from 0 to 0");
+    refuse("-n 2 --nnodes 2 --node-rank 2 --master-addr ::1 -- train", "--node-rank 2 of 2 hosts");
     refuse("-n 2 train", "'train'");
 }

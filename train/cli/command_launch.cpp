@@ -15,8 +15,7 @@ int run_launch(const LaunchCommandOptions& options, const std::vector<std::strin
     if (!gloo_available()) {
         throw usage_error(
             "launch: it needs Gloo, which this build lacks; use mpirun, or install libgloo-dev "
-            "and "
-            "build again");
+            "and build again");
     }
     const int gpus = options.gpus ? cuda_device_count() : 0;
     if (options.gpus && gpus == 0) {
@@ -29,9 +28,22 @@ int run_launch(const LaunchCommandOptions& options, const std::vector<std::strin
         throw usage_error(
             "launch: what are the ranks to do? As in gyre launch -n 2 -- train --data mnist");
     }
+    LocalRanksSpec job = options.job;
+    job.ranks = options.gpus ? gpus : *options.ranks;
+    job.node = options.node.value_or(0);
+    if (job.nodes > 1 && (!options.node || job.master_addr.empty())) {
+        throw usage_error(fmt::format(
+            "launch: --nnodes {} also needs --node-rank, which is 0 to {} on the hosts, "
+            "and --master-addr, the address of the host with --node-rank 0",
+            job.nodes, job.nodes - 1));
+    }
+    if (job.node >= job.nodes) {
+        throw usage_error(fmt::format("launch: --node-rank {} of {} hosts: they count from 0 to {}",
+                                      job.node, job.nodes, job.nodes - 1));
+    }
     std::vector<std::string> words = {std::filesystem::read_symlink("/proc/self/exe").string()};
     words.insert(words.end(), command.begin(), command.end());
-    return run_local_ranks(options.gpus ? gpus : *options.ranks, words, options.max_restarts);
+    return run_local_ranks(job, words);
 }
 
 }  // namespace gyre::train

@@ -251,8 +251,15 @@ std::vector<Setting> launch_flags(LaunchCommandOptions& o) {
     return {
         number("nproc-per-node", o.ranks, {1, 1024}, "Number of ranks").abbreviated("n"),
         toggle("gpus", o.gpus, "One rank for each GPU of this host").instead_of("nproc-per-node"),
+        number("nnodes", o.job.nodes, {1, 1024},
+               "Number of hosts; on each runs gyre launch, with as many ranks as on the others"),
+        number("node-rank", o.node, {0, 1023},
+               "This host's number among them, from 0, which has rank 0"),
+        text("master-addr", o.job.master_addr, "HOST",
+             "Address of the host with node-rank 0, where the ranks meet"),
+        number("master-port", o.job.master_port, {1, 65535}, "A free port there"),
         number(
-            "max-restarts", o.max_restarts, {.least = 0},
+            "max-restarts", o.job.max_restarts, {.least = 0},
             "Start all ranks again, up to N times, where one was killed, has crashed or lost the "
             "others; a training with --save DIR --resume auto then resumes")};
 }

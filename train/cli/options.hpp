@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/launch/local_ranks.hpp"
 #include "kernels/ops/shapes.hpp"
 #include "train/plan.hpp"
 #include "train/run_spec.hpp"
@@ -78,7 +79,8 @@ struct PlotOptions {
 struct LaunchCommandOptions {
     std::optional<int> ranks;
     bool gpus = false;  // as many as there are
-    int max_restarts = 0;
+    std::optional<int> node;
+    LocalRanksSpec job;
 };
 
 // With the rows that only a command line has, such as --config.
