@@ -33,7 +33,7 @@ namespace {
 
 constexpr double kGraceSeconds = 10.0;
 // Before ranks start again: at once if they had run for a while, else after a pause that doubles.
-constexpr double kSettledSeconds = 10.0, kLeastPauseSeconds = 0.5, kMostPauseSeconds = 30.0;
+constexpr double kSettledSeconds = 1.0, kLeastPauseSeconds = 0.5, kMostPauseSeconds = 30.0;
 constexpr int kNoProgram = 127;  // as a shell's exit code
 constexpr int kTickMs = 200;     // between two looks at the time
 constexpr std::array kForwarded = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};

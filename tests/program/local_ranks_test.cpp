@@ -3,7 +3,12 @@
 #include <csignal>
 #include <filesystem>
 #include <fstream>
+#include <future>
+#include <iterator>
+#include <random>
 #include <thread>
+#include <tuple>
+#include <vector>
 
 #include "tests/program/gyre_process.hpp"
 #include "tests/program/meeting.hpp"
@@ -41,6 +46,35 @@ struct Job {
             "echo ranks: $(echo $ranks | wc -w), left: $(left); exit $code");
     }
 };
+
+// The processes of a launcher's ranks, in the order of their numbers.
+std::vector<pid_t> ranks_of(pid_t launcher) {
+    const std::string number = std::to_string(launcher);
+    std::ifstream children("/proc/" + number + "/task/" + number + "/children");
+    return {std::istream_iterator<pid_t>(children), {}};
+}
+
+// Waits for what is to come within two minutes.
+template <class Condition>
+bool await(Condition condition) {
+    const auto begin = std::chrono::steady_clock::now();
+    while (!condition()) {
+        if (std::chrono::steady_clock::now() - begin > std::chrono::minutes(2)) {
+            return false;
+        }
+        std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return true;
+}
+
+// The loss of each step that a log of metrics has.
+std::vector<std::tuple<int, int, double>> losses_in(const std::string& file) {
+    std::vector<std::tuple<int, int, double>> losses;
+    for (const auto& event : read_events(file, "step")) {
+        losses.emplace_back(event.at("epoch"), event.at("step"), event.at("loss"));
+    }
+    return losses;
+}
 
 }  // namespace
 
@@ -191,6 +225,69 @@ TEST_CASE("gyre launch on each of two hosts trains as on one, and both start aga
     CHECK(count_of(killed.output, "gyre launch: rank 3 was ended by signal 9") == 1);
     CHECK(count_of(killed.output, "(restart 1 of 3)") == 2);
     CHECK(run_gyre(0, "diff " + job.file("one") + " " + job.file("run")).exit_code == 0);
+}
+
+TEST_CASE("a job whose ranks are killed again and again ends as one that was left alone") {
+    constexpr int kRanks = 3, kKills = 8;
+    const Job job;
+    // Far more checkpoints than kills, each of which waits for another one.
+    const std::string train = job.base +
+                              "--epochs 600 --virtual-ranks 4 --optimizer adam --timeout 10 "
+                              "--save-every 10epochs --save ";
+    REQUIRE(run_gyre(0, "launch -n 3 -- " + train + job.file("whole") + " --metrics " +
+                            job.file("whole.jsonl"))
+                .exit_code == 0);
+    const std::string pid = job.file("pid");
+    auto disturbed =
+        std::async(std::launch::async, run_shell,
+                   gyre_binary() + " launch -n 3 --max-restarts 50 -- " + train + job.file("run") +
+                       " --resume auto --metrics " + job.file("run.jsonl") + " & echo $! > " + pid +
+                       ".new; mv " + pid + ".new " + pid + "; wait $!");
+    REQUIRE(await([&] { return fs::exists(pid); }));
+    pid_t launcher = 0;
+    std::ifstream(pid) >> launcher;
+    std::mt19937 random(std::random_device{}());
+    const auto any = [&](int below) { return static_cast<int>(random() % unsigned(below)); };
+    const auto last = [&] {
+        std::error_code error;
+        return fs::last_write_time(job.file("run/last.safetensors"), error);
+    };
+    auto seen = last();
+    std::vector<pid_t> before;
+    int kills = 0;
+    for (; kills < kKills; ++kills) {
+        std::vector<pid_t> ranks;
+        const bool in_start_up = kills == 2 || kills == 5;
+        const bool come = await([&] {
+            ranks = ranks_of(launcher);
+            return ranks.size() == kRanks && ranks != before && (in_start_up || last() != seen);
+        });
+        if (!come) {
+            break;
+        }
+        sleep_ms(any(20));
+        const int first = any(kRanks);
+        kill(ranks[static_cast<std::size_t>(first)], kills == 3 ? SIGSTOP : SIGKILL);
+        if (kills % 4 == 1) {  // and another
+            kill(ranks[static_cast<std::size_t>((first + 1) % kRanks)], SIGKILL);
+        }
+        before = ranks;
+        await([&] { return ranks_of(launcher) != ranks; });
+        seen = last();
+    }
+    const Outcome outcome = disturbed.get();
+    INFO(outcome.output);
+    CHECK(outcome.exit_code == 0);
+    CHECK(kills == kKills);
+    CHECK(count_of(outcome.output, "all ranks start again") >= kKills);
+    CHECK(count_of(outcome.output, "is stopped while another has failed: killed") >= 1);
+    CHECK(losses_in(job.file("run.jsonl")).size() == 600 * 4);
+    CHECK(losses_in(job.file("run.jsonl")) == losses_in(job.file("whole.jsonl")));
+    for (const char* name : {"last.safetensors", "best.safetensors"}) {
+        INFO(name);
+        CHECK(run_gyre(0, "diff " + job.file("whole/") + name + " " + job.file("run/") + name)
+                  .exit_code == 0);
+    }
 }
 
 TEST_CASE("gyre launch starts ranks again as often as it may, and not after wrong input") {

@@ -203,8 +203,7 @@ class Checks:
     def resuming(self, run_folder: str, epochs: int = EPOCHS) -> str:
         return self.page_script(0, ("--ntasks-per-node=4 --gpus-per-task=1", "--ntasks-per-node=2"),
                                 ("build/gyre train --data mnist --virtual-ranks 8 --epochs 100", f"{self.train} --epochs {epochs}"),
-                                ("resume=()", f"{PAUSE}\nresume=()"), ("run/last", f"{run_folder}/last"), ("--save run", f"--save {run_folder}"),
-                                ("--resume run", f"--resume {run_folder}"))  # fmt: skip
+                                ("FENCE=ring\n", f"FENCE=ring\n{PAUSE}\n"), ("--save run", f"--save {run_folder}"))  # fmt: skip
 
     # The checks.
 
