@@ -283,6 +283,9 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
     CHECK(count_of(outcome.output, "is stopped while another has failed: killed") >= 1);
     CHECK(losses_in(job.file("run.jsonl")).size() == 600 * 4);
     CHECK(losses_in(job.file("run.jsonl")) == losses_in(job.file("whole.jsonl")));
+    const auto hashes = read_events(job.file("run/receipt.jsonl"), "state");
+    CHECK(hashes.size() == 600);
+    CHECK(hashes == read_events(job.file("whole/receipt.jsonl"), "state"));
     for (const char* name : {"last.safetensors", "best.safetensors"}) {
         INFO(name);
         CHECK(run_gyre(0, "diff " + job.file("whole/") + name + " " + job.file("run/") + name)
