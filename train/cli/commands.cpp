@@ -83,10 +83,11 @@ std::vector<Command> commands(Options& o) {
          .run = [&o](Communicator&) { return run_plot(o.plot); }},
         {.name = "launch",
          .about = "Start ranks on this host, as torchrun does",
-         .examples = "Examples, as `torchrun --standalone --nproc-per-node 4 train.py ...`, and on\n"
-                     "each of two hosts, the first one, with the same GYRE_SECRET:\n"
-                     "  gyre launch -n 4 -- train --data mnist\n"
-                     "  gyre launch -n 4 --nnodes 2 --node-rank 0 --master-addr node1 -- train",
+         .examples =
+             "Examples, as `torchrun --standalone --nproc-per-node 4 train.py ...`, and on\n"
+             "each of two hosts, the first one, with the same GYRE_SECRET:\n"
+             "  gyre launch -n 4 -- train --data mnist\n"
+             "  gyre launch -n 4 --nnodes 2 --node-rank 0 --master-addr node1 -- train",
          .flags = launch_flags(o.launch),
          .run = nullptr},
     };
