@@ -232,7 +232,7 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
     const Job job;
     // Far more checkpoints than kills, each of which waits for another one.
     const std::string train = job.base +
-                              "-q --epochs 600 --virtual-ranks 4 --optimizer adam --timeout 10 "
+                              "-q --epochs 600 --virtual-ranks 4 --optimizer adam --timeout 6 "
                               "--save-every 10epochs --save ";
     REQUIRE(run_gyre(0, "launch -n 3 -- " + train + job.file("whole") + " --metrics " +
                             job.file("whole.jsonl"))
