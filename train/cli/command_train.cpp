@@ -1,6 +1,4 @@
 // gyre train: makes a training from its flags, on all ranks alike, and runs it.
-#include <fmt/format.h>
-
 #include <memory>
 #include <optional>
 #include <string>
@@ -23,24 +21,6 @@
 #include "train/tune.hpp"
 
 namespace gyre::train {
-namespace {
-
-// The weights that rank 0 begins with.
-void start_weights(Net& net, const RunSpec& options) {
-    const std::string& file = options.net.init;
-    if (file.empty() || options.net.finetune) {
-        net.initialise(options.seed);
-    }
-    if (file.empty()) {
-        return;
-    }
-    for (const std::string& remark :
-         net.import_parameters(read_weights(file).tensors, file, options.net.finetune)) {
-        fmt::print(stderr, "gyre: {}: {}\n", file, remark);
-    }
-}
-
-}  // namespace
 
 ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* repetition) {
     const Clock::time_point begin = Clock::now();
@@ -82,14 +62,8 @@ ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* r
                          "on which its bits depend");
         });
     }
-    std::vector<std::int64_t> eval_images;
-    if (options.evaluation.enabled) {
-        eval_images.push_back(data.test.count);
-    }
-    const bool holds_out = options.evaluation.enabled && data.validation.count > 0;
-    if (holds_out) {
-        eval_images.push_back(data.validation.count);
-    }
+    const std::vector<std::int64_t> eval_images = evaluated_images(options, data);
+    const bool holds_out = eval_images.size() > 1;
     Session session(comm, *backend, options,
                     {.model = facts.model, .classes = data.classes, .eval_images = eval_images},
                     std::move(data.train), facts.normalisation);
@@ -161,10 +135,7 @@ ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* r
     install_interrupt_handlers();
     const Ending ending = fit(training, observers);
     if (is_root && trace != nullptr && !trace->has_begun()) {
-        fmt::print(stderr,
-                   "gyre: --trace {}: the training ended before step {}: nothing was recorded; "
-                   "give --trace-steps\n",
-                   options.reports.trace, options.reports.trace_steps.first);
+        tell_of_empty_trace(options.reports);
     }
     return ending == Ending::interrupted ? ExitCode::interrupted : ExitCode::success;
 }

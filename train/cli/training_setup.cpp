@@ -140,6 +140,35 @@ Identity identity_of(const RunSpec& options, const ModelSpec& model, const Datas
     return {values_to_resume(options), std::move(facts)};
 }
 
+void start_weights(Net& net, const RunSpec& options) {
+    const std::string& file = options.net.init;
+    if (file.empty() || options.net.finetune) {
+        net.initialise(options.seed);
+    }
+    if (file.empty()) {
+        return;
+    }
+    for (const std::string& remark :
+         net.import_parameters(read_weights(file).tensors, file, options.net.finetune)) {
+        fmt::print(stderr, "gyre: {}: {}\n", file, remark);
+    }
+}
+
+std::vector<std::int64_t> evaluated_images(const RunSpec& options, const Dataset& data) {
+    if (!options.evaluation.enabled) {
+        return {};
+    }
+    return data.validation.count > 0 ? std::vector{data.test.count, data.validation.count}
+                                     : std::vector{data.test.count};
+}
+
+void tell_of_empty_trace(const ReportSpec& reports) {
+    fmt::print(stderr,
+               "gyre: --trace {}: the training ended before step {}: nothing was recorded; give "
+               "--trace-steps\n",
+               reports.trace, reports.trace_steps.first);
+}
+
 void print_trials(const std::vector<BucketTrial>& trials) {
     for (const BucketTrial& trial : trials) {
         std::int64_t largest = 0;

@@ -1,11 +1,13 @@
 // Checks and facts that gyre train needs before a training.
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "comm/communicator.hpp"
 #include "data/dataset.hpp"
 #include "kernels/ops/backend.hpp"
+#include "model/net.hpp"
 #include "model/spec.hpp"
 #include "train/checkpoint.hpp"
 #include "train/run_spec.hpp"
@@ -30,6 +32,16 @@ RootFiles root_files(Communicator& comm, const RunSpec& options);
 // what follows from them and the data. Throws AgreedError if the ranks' models or data differ.
 Identity identity_of(const RunSpec& options, const ModelSpec& model, const Dataset& data,
                      const Backend& backend, Communicator& comm);
+
+// Initialises rank 0's net, or takes its weights from the file of --init, and prints remarks on
+// that file to standard error.
+void start_weights(Net& net, const RunSpec& options);
+
+// The numbers of images of the sets that are evaluated: none, test, or test and validation.
+std::vector<std::int64_t> evaluated_images(const RunSpec& options, const Dataset& data);
+
+// Says that the training ended before the steps that were to be traced.
+void tell_of_empty_trace(const ReportSpec& reports);
 
 // Prints a line for each plan that --tune-buckets has timed.
 void print_trials(const std::vector<BucketTrial>& trials);
