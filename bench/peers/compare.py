@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
-"""Times gyre against PyTorch DDP (torch_ddp.py) on this machine's CPU.
+"""Times gyre against PyTorch (torch_ddp.py) on this machine's CPU, in up to four forms.
 
-Both train on the same images, in turn (torch, gyre, torch, gyre, ...), with the same batch per
-rank, one thread and one core per rank. The first epoch is a warm-up and not counted, and
+All train on the same images, in turn (torch's forms, gyre, torch's forms, gyre, ...), with the same batch
+per rank, one thread and one core per rank: DDP over gloo; the same with channels last; the same with
+torch.compile; and one process with as many threads, and images in a step, as the others together. The first epoch is a warm-up and not counted, and
 neither evaluates on test images. Speeds are images/s over all ranks; memory is the peak resident
 memory of the largest rank. A ratio above 1 means that gyre is faster (speed) or larger (memory).
 
@@ -41,6 +42,8 @@ CASES = {
             "speed": {"AVX-512": 8.0, "AVX2": 7.0}},
     "wide": {"images": 1920, "epochs": 2, "optimizer": "adam", "lr": "0.001",
              "speed": {"AVX-512": 2.5, "AVX2": 2.0}},
+    "resnet": {"images": 3840, "epochs": 2, "optimizer": "sgd", "lr": "0.01",
+               "speed": {"AVX-512": 1.8, "AVX2": 1.8}},
 }  # fmt: skip
 # The environment that limits torch, MKL, oneDNN and gyre to an instruction set.
 TORCH_ISA = {
@@ -94,16 +97,22 @@ def figures(lines: list[dict]) -> dict:
     }
 
 
-def torch_command(args: argparse.Namespace, case: dict, name: str, python: str) -> list[str]:
+# Forms of the same training in torch.
+PEERS = {"ddp": [], "channels-last": ["--channels-last"], "compile": ["--compile"], "one process": []}
+
+
+def torch_command(args: argparse.Namespace, case: dict, name: str, python: str, peer: str) -> list[str]:
     command = [python, str(pathlib.Path(torch_ddp.__file__)), "--python", python]
     command += ["--data", args.data, "--model", name, "--optimizer", case["optimizer"]]
     form = args.adam if case["optimizer"] == "adam" else "default"
     command += ["--lr", case["lr"], "--form", form]
     if case["optimizer"] == "sgd":
         command += ["--momentum", "0.5"]
-    command += ["--batch-size", str(args.batch_size), "--limit", str(case["images"])]
-    command += ["--epochs", str(case["epochs"]), "--skip-first-epoch", "--ranks", str(args.ranks)]
-    return command + (["--bucket-view"] if args.bucket_view else [])
+    one = peer == "one process"
+    command += ["--batch-size", str(args.batch_size * (args.ranks if one else 1)), "--limit", str(case["images"])]
+    command += ["--epochs", str(case["epochs"]), "--skip-first-epoch", "--ranks", str(1 if one else args.ranks)]
+    command += ["--threads", str(args.ranks)] if one else []
+    return command + PEERS[peer] + (["--bucket-view"] if args.bucket_view else [])
 
 
 def gyre_command(args: argparse.Namespace, case: dict, name: str, out: str) -> list[str]:
@@ -119,21 +128,29 @@ def gyre_command(args: argparse.Namespace, case: dict, name: str, out: str) -> l
     return command + ["--threads", "1", "--device", "cpu", "--no-eval", "--metrics", out]
 
 
-def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str]) -> dict:
-    """Does all runs of one case against one interpreter's torch."""
+def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str]) -> list[dict]:
+    """Does all runs of one case against one interpreter's torch: a result for each form of it."""
     case = CASES[name]
     with tempfile.TemporaryDirectory(prefix="gyre-compare-") as folder:
         out = os.path.join(folder, "gyre.jsonl")
-        commands = torch_command(args, case, name, python), gyre_command(args, case, name, out)
-        print(f"{name}:\n  {show(commands[0])}\n  {show(commands[1])}", flush=True)
-        theirs, ours = [], []
+        own = gyre_command(args, case, name, out)
+        peers = {peer: torch_command(args, case, name, python, peer) for peer in args.peer}
+        print("\n  ".join([f"{name}:", *map(show, peers.values()), show(own)]), flush=True)
+        theirs: dict[str, list[dict]] = {peer: [] for peer in peers}
+        ours = []
         for i in range(args.runs):
-            theirs.append(figures(events(run(commands[0], env, args.timeout))))
+            for peer, command in peers.items():
+                theirs[peer].append(figures(events(run(command, env, args.timeout))))
             pathlib.Path(out).unlink(missing_ok=True)
-            run(commands[1], env, args.timeout)
+            run(own, env, args.timeout)
             ours.append(figures(events(pathlib.Path(out).read_text())))
-            pair = [side[-1]["images_per_second"] for side in (theirs, ours)]
-            print(f"  run {i + 1}: torch {pair[0]:.0f}, gyre {pair[1]:.0f} images/s", flush=True)
+            speeds = [f"{peer} {runs[-1]['images_per_second']:.0f}" for peer, runs in (theirs | {"gyre": ours}).items()]
+            print(f"  run {i + 1}: {', '.join(speeds)} images/s", flush=True)
+    return [result(args, name, peer, theirs[peer], ours, [show(peers[peer]), show(own)]) for peer in peers]
+
+
+def result(args: argparse.Namespace, name: str, peer: str, theirs: list[dict], ours: list[dict], commands: list[str]) -> dict:
+    """The figures of gyre's runs against those of one form of torch."""
     end = theirs[0]["events"][-1]
     device = next(line for line in ours[0]["events"] if line["event"] == "start")["device"]
     isa = re.search(r"CPU with ([^,]+),", device)[1]
@@ -143,6 +160,7 @@ def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str
     memory = [statistics.median(r["peak_memory_bytes"] for r in runs) for runs in (theirs, ours)]
     return {
         "case": name,
+        "peer": peer,
         "torch": end["torch"],
         "blas": end["blas"],
         "isa": f"{end['isa']}, {isa}",
@@ -153,19 +171,19 @@ def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str
         "memory_bytes": memory,
         "speeds": speeds,
         "losses": [runs[-1]["train_loss"] for runs in (theirs, ours)],
-        "commands": [show(c) for c in commands],
+        "commands": commands,
         "torch_runs": theirs,
         "gyre_runs": ours,
     }
 
 
 def table(results: list[dict]) -> str:
-    rows = [["case", "torch", "BLAS", "torch, gyre ISA", "optimiser", "torch images/s", "gyre images/s", "ratio",
+    rows = [["case", "peer", "torch", "BLAS", "torch, gyre ISA", "optimiser", "torch images/s", "gyre images/s", "ratio",
              "torch MiB", "gyre MiB", "ratio", "last losses"]]  # fmt: skip
     for r in results:
         spread = [f"{statistics.median(s):.0f} ({min(s):.0f}-{max(s):.0f})" for s in r["speeds"]]
         memory = [f"{m / MIB:.0f}" for m in r["memory_bytes"]]
-        rows.append([r["case"], r["torch"], r["blas"], r["isa"], r["form"], *spread,
+        rows.append([r["case"], r["peer"], r["torch"], r["blas"], r["isa"], r["form"], *spread,
                      f"{r['speed_ratio']:.2f}", *memory, f"{r['memory_ratio']:.2f}",
                      " ".join(f"{loss:.3f}" for loss in r["losses"])])  # fmt: skip
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
@@ -205,6 +223,8 @@ def check(results: list[dict]) -> bool:
     """Prints whether each goal is met; returns whether all are."""
     good = True
     for r in results:
+        if r["peer"] != "ddp":
+            continue
         goals = CASES[r["case"]]["speed"]
         goal = ACROSS_HOSTS if torch_ddp.made_hosts() else goals.get(r["gyre_isa"], 1.0)
         for what, met, line in [
@@ -229,7 +249,8 @@ def main() -> int:
         "their names and their network)")  # fmt: skip
     add("--rate", help="rate of every link, such as 1gbit; only under tests/program/hosts.sh")
     add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
-    add("--case", action="append", choices=CASES, help="net, wide (default: both)")
+    add("--case", action="append", choices=CASES, help="net, wide, resnet (default: all)")
+    add("--peer", action="append", choices=PEERS, help="torch's form (default: all, across hosts ddp; goals are for ddp)")
     add("--runs", type=int, default=5, help="runs of each side")
     add("--ranks", type=int, help="number of ranks (default: 2; across hosts one on each)")
     add("--batch-size", type=int, default=64, help="images per rank and step")
@@ -247,6 +268,7 @@ def main() -> int:
     if args.rate and not hosts:
         parser.error("--rate needs hosts: start this with tests/program/hosts.sh 2")
     args.ranks = args.ranks or len(hosts) or 2
+    args.peer = args.peer or (["ddp"] if hosts else list(PEERS))
     args.mpirun = args.mpirun or show(across_hosts(hosts) if hosts else ["mpirun"])
     args.gyre = args.gyre or str(ROOT / "build/gyre")
     for case in CASES.values():
@@ -280,7 +302,7 @@ def main() -> int:
     if host["load_at_start"] > 0.5:
         print("note: other work is running here; the figures will be unsteady")
 
-    results = [compare(args, c, p, env) for c in args.case or CASES for p in pythons]
+    results = [r for c in args.case or CASES for p in pythons for r in compare(args, c, p, env)]
     print(f"\nmedian (least-greatest) of {args.runs} runs; ratios gyre / torch, "
           f"speed ratio: median over the pairs of runs\n{table(results)}")  # fmt: skip
     if any(r["blas"].startswith("libblas.so.3") for r in results):

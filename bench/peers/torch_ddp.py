@@ -97,7 +97,7 @@ def load_set(name: str, limit: int = 0, part: str = "train"):
 
 
 def build_model(name: str, dropout: bool = True):
-    """The nets that gyre calls `net` and `wide`, for 28 x 28 images; they return log-probabilities."""
+    """The nets that gyre calls `net`, `wide` and `resnet`, for 28 x 28 images; they return log-probabilities."""
     from collections import OrderedDict
 
     from torch import nn
@@ -119,6 +119,22 @@ def build_model(name: str, dropout: bool = True):
             ("drop1", nn.Dropout(0.5)), ("fc2", nn.Linear(1024, 10)),
             ("log_softmax", nn.LogSoftmax(1)),
         ]  # fmt: skip
+    elif name == "resnet":
+
+        def block(channels: int, outputs: int, *more: nn.Module) -> list[nn.Module]:
+            return [nn.Conv2d(channels, outputs, 3, padding=1), nn.BatchNorm2d(outputs), nn.ReLU(), *more]
+
+        class Add(nn.Module):
+            def __init__(self, channels: int) -> None:
+                super().__init__()
+                self.inner = nn.Sequential(*block(channels, channels), *block(channels, channels))
+
+            def forward(self, x):
+                return x + self.inner(x)
+
+        modules = [*block(1, 32), *block(32, 64, nn.MaxPool2d(2)), Add(64), *block(64, 128, nn.MaxPool2d(2)), Add(128),
+                   nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10), nn.LogSoftmax(1)]  # fmt: skip
+        layers = [(f"layer{i}", module) for i, module in enumerate(modules)]
     else:
         raise ValueError(f"no model '{name}'")
     kept = [(n, layer) for n, layer in layers if dropout or not n.startswith("drop")]
@@ -207,13 +223,14 @@ def accuracy(model, images, labels) -> float:
 def work(args: argparse.Namespace) -> None:
     """Runs one rank."""
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    pin(rank)
+    if args.threads == 1:
+        pin(rank)
     import torch
     import torch.distributed as dist
     from torch.nn.functional import nll_loss
     from torch.nn.parallel import DistributedDataParallel
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     dist.init_process_group("gloo")
     images, labels = load_set(args.data, args.limit)
     n = len(labels)
@@ -222,7 +239,10 @@ def work(args: argparse.Namespace) -> None:
     model = build_model(args.model, dropout=not args.no_dropout)
     if args.channels_last:
         model, images = (x.to(memory_format=torch.channels_last) for x in (model, images))
-    model = DistributedDataParallel(model, gradient_as_bucket_view=args.bucket_view)
+    if args.compile:
+        model = torch.compile(model)
+    if ranks > 1:
+        model = DistributedDataParallel(model, gradient_as_bucket_view=args.bucket_view)
     model.train()
     optimizer, form = make_optimizer(args, model.parameters())
     schedule = None
@@ -270,7 +290,7 @@ def work(args: argparse.Namespace) -> None:
         line["images_per_second"] = statistics.harmonic_mean(speeds) if speeds else None
         line["peak_memory_bytes"] = peak.item()
         if args.evaluate:
-            line["test_accuracy"] = accuracy(model.module.eval(), *load_set(args.data, 0, "t10k"))
+            line["test_accuracy"] = accuracy(getattr(model, "module", model).eval(), *load_set(args.data, 0, "t10k"))
         print(json.dumps(line), flush=True)
     dist.destroy_process_group()
 
@@ -292,7 +312,7 @@ def launch(args: argparse.Namespace) -> int:
         port = free.getsockname()[1]
     address, interface = (hosts[0], "eth0") if hosts else ("127.0.0.1", "lo")
     env = os.environ | {"MASTER_ADDR": address, "MASTER_PORT": str(port)}
-    env |= {"WORLD_SIZE": str(args.ranks), "OMP_NUM_THREADS": "1"}
+    env |= {"WORLD_SIZE": str(args.ranks), "OMP_NUM_THREADS": str(args.threads)}
     if sys.platform == "linux":
         env.setdefault("GLOO_SOCKET_IFNAME", interface)
     ranks = []
@@ -317,7 +337,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Times PyTorch DDP on the CPU (gloo).")
     add = parser.add_argument
     add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
-    add("--model", choices=["net", "wide"], default="net")
+    add("--model", choices=["net", "wide", "resnet"], default="net")
     add("--optimizer", choices=["sgd", "adam"], default="sgd")
     add("--lr", type=float, default=0.01)
     add("--momentum", type=float, default=0.5, help="for sgd")
@@ -332,7 +352,9 @@ def main() -> int:
     add("--epochs", type=int, default=2)
     add("--limit", type=int, default=0, help="train only on the first N images (0: all)")
     add("--skip-first-epoch", action="store_true", help="treat the first epoch as a warm-up")
-    add("--ranks", type=int, default=2)
+    add("--ranks", type=int, default=2, help="1: without DDP")
+    add("--threads", type=int, default=1, help="of each rank; ranks of one thread are bound to a core each")
+    add("--compile", action="store_true", help="variant: torch.compile")
     add("--seed", type=int, default=1)
     add("--channels-last", action="store_true", help="variant: NHWC memory format")
     add("--bucket-view", action="store_true", help="variant in which gradients are views of the buckets")
