@@ -171,6 +171,7 @@ void WinogradTiles<K>::output(const float* points, std::ptrdiff_t step, int tile
     const std::ptrdiff_t pitch = std::ptrdiff_t{shape.width} * kLanes;
     const std::ptrdiff_t first =
         channel * shape.height * pitch + row * pitch + std::ptrdiff_t{col} * kLanes;
+    prefetch_window<true>(to.y + first + shape.height * pitch, pitch, rows, cols);
     const float* factors =
         to.factors != nullptr && !tail_apart() ? to.factors + channel * kLanes : nullptr;
     for (int lane = 0; lane < kLanes; lane += kVec) {
@@ -207,9 +208,9 @@ template <int K>
 void WinogradTiles<K>::input_gradient(const float* points, std::ptrdiff_t step, int tile,
                                       float* plane) const {
     const Window in = window(tile);
-    prefetch_window<true>(plane + in.at + in.i0 * line() + in.j0 * kLanes +
-                              in_.plane_elems() * kLanes,
-                          line(), in.i1 - in.i0, in.j1 - in.j0);
+    prefetch_window<true>(
+        plane + in.at + in.i0 * line() + in.j0 * kLanes + in_.plane_elems() * kLanes, line(),
+        in.i1 - in.i0, in.j1 - in.j0);
     for (int lane = 0; lane < kLanes; lane += kVec) {
         const auto add = [&](int i, int j, Vec v) {
             float* to = plane + (in.at + i * line() + j * kLanes + lane);
