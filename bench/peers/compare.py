@@ -67,12 +67,15 @@ def across_hosts(hosts: list[str]) -> list[str]:
     return command + ["--mca", "oob_tcp_if_include", "eth0"]
 
 
-def run(command: list[str], env: dict[str, str], timeout: float) -> str:
-    """The standard output of a command, which must succeed within `timeout` seconds."""
+def run(command: list[str], env: dict[str, str], timeout: float, again: int = 0) -> str:
+    """The standard output of a command, which must succeed within `timeout` seconds, perhaps only when run again."""
     try:
         done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=timeout)
     except (OSError, subprocess.TimeoutExpired) as error:
         sys.exit(f"compare.py: {error}")
+    if done.returncode != 0 and again > 0:
+        print(f"  exit status {done.returncode}, run again: {show(command)}", flush=True)
+        return run(command, env, timeout, again - 1)
     if done.returncode != 0:
         tail = (done.stderr or done.stdout).strip()[-2000:]
         sys.exit(f"compare.py: exit status {done.returncode} from {show(command)}\n{tail}")
@@ -140,7 +143,7 @@ def compare(args: argparse.Namespace, name: str, python: str, env: dict[str, str
         ours = []
         for i in range(args.runs):
             for peer, command in peers.items():
-                theirs[peer].append(figures(events(run(command, env, args.timeout))))
+                theirs[peer].append(figures(events(run(command, env, args.timeout, again=2))))
             pathlib.Path(out).unlink(missing_ok=True)
             run(own, env, args.timeout)
             ours.append(figures(events(pathlib.Path(out).read_text())))
