@@ -6,7 +6,7 @@ namespace {
 constexpr int kTile = 4;
 
 // Prefetches a window of a plane, as its lines are too short for the hardware to foresee the next
-// channel's. Nothing is read beyond the end of a tensor.
+// channel's. Past the end of a tensor this has no effect.
 template <bool kForWriting = false>
 void prefetch_window(const float* first, std::ptrdiff_t line, int rows, int cols) {
     for (int i = 0; i < rows; ++i) {
