@@ -3,9 +3,9 @@
 
 All train on the same images, in turn (torch's forms, gyre, torch's forms, gyre, ...), with the same batch
 per rank, one thread and one core per rank: DDP over gloo; the same with channels last; the same with
-torch.compile; and one process with as many threads, and images in a step, as the others together. The first epoch is a warm-up and not counted, and
-neither evaluates on test images. Speeds are images/s over all ranks; memory is the peak resident
-memory of the largest rank. A ratio above 1 means that gyre is faster (speed) or larger (memory).
+torch.compile; and one process with as many threads, and images in a step, as the others together. The
+first epoch is a warm-up and not counted, and neither evaluates on test images. Speeds are images/s over
+all ranks; memory is the peak resident memory of the largest rank. A ratio above 1 means that gyre is faster (speed) or larger (memory).
 
     tests/program/hosts.sh 2 python3 bench/peers/compare.py --rate 1gbit --check
 

@@ -38,7 +38,6 @@
 namespace gyre::comm {
 namespace {
 
-constexpr auto kMeetAgain = std::chrono::milliseconds(100);  // after a meeting of earlier ranks
 constexpr double kConnectGrace = 5.0;  // after --init-timeout, for ranks that met just before
 
 // Our store in the form that Gloo asks for.
@@ -77,11 +76,6 @@ class GlooStore final : public gloo::rendezvous::Store {
     const Place& place_;
     int& peer_;
 };
-
-std::shared_ptr<gyre::comm::Store> make_store(const StartUp& start_up, double timeout_seconds) {
-    return start_up.method == StartUp::Method::tcp ? make_tcp_store(start_up, timeout_seconds)
-                                                   : make_file_store(start_up, timeout_seconds);
-}
 
 // The address at which this rank listens for the others.
 std::string own_address(const Store& store, bool one_host) {
@@ -146,7 +140,6 @@ class GlooCommunicator final : public Communicator {
     };
     class Waiter;
 
-    void meet_others(const StartUp& start_up, double timeout_seconds);
     void connect_all();
     std::shared_ptr<gloo::Context> connect(const std::string& name,
                                            std::shared_ptr<gloo::transport::Device>& device);
@@ -356,7 +349,10 @@ GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchSpec& op
       timeout_(static_cast<std::int64_t>(options.collective_timeout() * 1000.0)) {
     // Gloo writes to its connections in a way that ends the process if the other side is gone.
     std::signal(SIGPIPE, SIG_IGN);
-    meet_others(start_up, options.init_timeout);
+    Meeting meeting = meet(start_up, options.init_timeout);
+    store_ = std::move(meeting.store);
+    place_ = std::move(meeting.place);
+    where_ = store_->where();
     alarm.watch(rank_, kConnectGrace, own_terminal_, store_start_news(store_, place_, rank_));
     try {
         connect_all();
@@ -367,26 +363,6 @@ GlooCommunicator::GlooCommunicator(const StartUp& start_up, const LaunchSpec& op
         throw Error(error.code(), message);
     }
     thread_ = std::thread([this] { reduce(); });
-}
-
-void GlooCommunicator::meet_others(const StartUp& start_up, double timeout_seconds) {
-    const auto deadline = deadline_in(timeout_seconds);
-    for (;;) {
-        store_ = make_store(start_up, std::max(0.0, -seconds_since(deadline)));
-        where_ = store_->where();
-        try {
-            place_ = meet(*store_, start_up);
-            return;
-        } catch (const NotJoined&) {
-            // Perhaps the ranks that ran before, of which one has ended, still end on rank 0's
-            // host.
-            if (!start_up.again || Clock::now() > deadline) {
-                throw;
-            }
-        }
-        store_.reset();
-        std::this_thread::sleep_for(kMeetAgain);
-    }
 }
 
 void GlooCommunicator::connect_all() {

@@ -162,7 +162,7 @@ class LocalRanks {
     void signal_all(int signal) const;
     void take_signals();
     bool running() const;
-    // In the job, of one that is here the local_rank-th.
+    // The number in the job of this host's rank local_rank.
     int global(std::size_t local_rank) const {
         return spec_.node * spec_.ranks + static_cast<int>(local_rank);
     }

@@ -33,7 +33,8 @@ struct StartUp {
     std::string job_id;
     Secret secret;
     bool insecure = false;  // tcp: without a secret, other hosts may reach the meeting
-    // Started again by launchers of several hosts: ranks that ran before may still be there.
+    // Started again by launchers of several hosts, gyre's or torchrun's: ranks that ran before may
+    // still be there.
     bool again = false;
 };
 
@@ -106,13 +107,16 @@ struct Place {
     int local_rank = 0, local_size = 1;
     bool one_host = true;  // all ranks of the job
 };
-// An error of a rank that the others have not heard of yet, and do not share.
-class NotJoined : public Error {
-    using Error::Error;
-};
 
+// What a rank has after the meeting.
+struct Meeting {
+    std::shared_ptr<Store> store;
+    Place place;
+};
 // Waits until all ranks are there and makes sure that they belong to one job that starts now.
-// Collective; throws Error(communication), or NotJoined.
+// Collective; throws Error(communication).
+Meeting meet(const StartUp& start_up, double timeout_seconds);
+// In a store that is there.
 Place meet(Store& store, const StartUp& start_up);
 
 // Tells the other ranks that this one ends, and why, unless they have heard of a reason already.

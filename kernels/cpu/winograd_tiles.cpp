@@ -73,11 +73,18 @@ typename WinogradTiles<K>::Window WinogradTiles<K>::window(int tile) const {
 }
 
 template <int K>
+template <bool kForWriting>
+void WinogradTiles<K>::prefetch_next_channel(const float* plane, const Window& in) const {
+    prefetch_window<kForWriting>(
+        plane + in.at + in.i0 * line() + in.j0 * kLanes + in_.plane_elems() * kLanes, line(),
+        in.i1 - in.i0, in.j1 - in.j0);
+}
+
+template <int K>
 void WinogradTiles<K>::input(const float* plane, int tile, float* points,
                              std::ptrdiff_t step) const {
     const Window in = window(tile);
-    prefetch_window(plane + in.at + in.i0 * line() + in.j0 * kLanes + in_.plane_elems() * kLanes,
-                    line(), in.i1 - in.i0, in.j1 - in.j0);
+    prefetch_next_channel<false>(plane, in);
     for (int lane = 0; lane < kLanes; lane += kVec) {
         const auto read = [&](int i, int j) {
             return load(plane + (in.at + i * line() + j * kLanes + lane));
@@ -208,9 +215,7 @@ template <int K>
 void WinogradTiles<K>::input_gradient(const float* points, std::ptrdiff_t step, int tile,
                                       float* plane) const {
     const Window in = window(tile);
-    prefetch_window<true>(
-        plane + in.at + in.i0 * line() + in.j0 * kLanes + in_.plane_elems() * kLanes, line(),
-        in.i1 - in.i0, in.j1 - in.j0);
+    prefetch_next_channel<true>(plane, in);
     for (int lane = 0; lane < kLanes; lane += kVec) {
         const auto add = [&](int i, int j, Vec v) {
             float* to = plane + (in.at + i * line() + j * kLanes + lane);

@@ -60,6 +60,9 @@ class WinogradTiles {
         bool has(int i, int j) const { return i >= i0 && i < i1 && j >= j0 && j < j1; }
     };
     Window window(int tile) const;
+    // Prefetches the same window of the next channel's plane.
+    template <bool kForWriting>
+    void prefetch_next_channel(const float* plane, const Window& in) const;
     std::ptrdiff_t line() const { return std::ptrdiff_t{in_.width} * kLanes; }
 
     const Shape in_, out_;

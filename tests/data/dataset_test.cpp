@@ -263,7 +263,7 @@ TEST_CASE("data set: smaller classes are repeated until each has as many images 
                          balanced.train.pixels.begin() + 20 * i));
     }
     CHECK(balanced.test.labels == all.test.labels);
-    // What is held out is not among the copies, nor repeated.
+    // Images that are held out are not repeated, and no copy of them is in the training set.
     spec.val_split = 0.5;
     const Dataset split = load_dataset(spec);
     CHECK(split.validation.count == 5);  // 4 of 8, 0 of 1, 1 of 3

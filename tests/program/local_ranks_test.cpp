@@ -7,12 +7,12 @@
 #include <iterator>
 #include <random>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #include "tests/program/gyre_process.hpp"
 #include "tests/program/meeting.hpp"
 #include "tests/support/catch.hpp"
+#include "tests/support/losses.hpp"
 #include "tests/support/temp_dir.hpp"
 
 using namespace gyre::test;
@@ -65,15 +65,6 @@ bool await(Condition condition) {
         std::this_thread::sleep_for(std::chrono::milliseconds(5));
     }
     return true;
-}
-
-// The loss of each step that a log of metrics has.
-std::vector<std::tuple<int, int, double>> losses_in(const std::string& file) {
-    std::vector<std::tuple<int, int, double>> losses;
-    for (const auto& event : read_events(file, "step")) {
-        losses.emplace_back(event.at("epoch"), event.at("step"), event.at("loss"));
-    }
-    return losses;
 }
 
 }  // namespace
@@ -230,7 +221,8 @@ TEST_CASE("gyre launch on each of two hosts trains as on one, and both start aga
 TEST_CASE("a job whose ranks are killed again and again ends as one that was left alone") {
     constexpr int kRanks = 3, kKills = 8;
     const Job job;
-    // Far more checkpoints than kills, each of which waits for another one.
+    // Far more checkpoints than kills, each of which waits for another one; and each takes so long
+    // that all kills come well before the end, even if this process has to wait for a processor.
     const std::string train = job.base +
                               "-q --epochs 600 --virtual-ranks 4 --optimizer adam --timeout 6 "
                               "--save-every 10epochs --save ";
@@ -240,7 +232,8 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
     const std::string pid = job.file("pid");
     auto disturbed =
         std::async(std::launch::async, run_shell,
-                   gyre_binary() + " launch -n 3 --max-restarts 50 -- " + train + job.file("run") +
+                   "export GYRE_TEST_WRITE_PAUSE_MS=60; " + gyre_binary() +
+                       " launch -n 3 --max-restarts 50 -- " + train + job.file("run") +
                        " --resume auto --metrics " + job.file("run.jsonl") + " & echo $! > " + pid +
                        ".new; mv " + pid + ".new " + pid + "; wait $!");
     REQUIRE(await([&] { return fs::exists(pid); }));
@@ -281,8 +274,8 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
     CHECK(kills == kKills);
     CHECK(count_of(outcome.output, "all ranks start again") >= kKills);
     CHECK(count_of(outcome.output, "is stopped while another has failed: killed") >= 1);
-    CHECK(losses_in(job.file("run.jsonl")).size() == 600 * 3);
-    CHECK(losses_in(job.file("run.jsonl")) == losses_in(job.file("whole.jsonl")));
+    CHECK(logged_losses(job.file("run.jsonl")).size() == 600 * 3);
+    CHECK(logged_losses(job.file("run.jsonl")) == logged_losses(job.file("whole.jsonl")));
     const auto hashes = read_events(job.file("run/receipt.jsonl"), "state");
     CHECK(hashes.size() == 600);
     CHECK(hashes == read_events(job.file("whole/receipt.jsonl"), "state"));
@@ -291,6 +284,26 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
         CHECK(run_gyre(0, "diff " + job.file("whole/") + name + " " + job.file("run/") + name)
                   .exit_code == 0);
     }
+}
+
+TEST_CASE("--save-every of seconds saves within an epoch, after the same step of all ranks") {
+    const TempDir dir;
+    make_dataset(dir.path() / "set", 12000, 12, 1, 28, 28, 3);
+    const std::string train =
+        " launch -n 2 -- train --threads 1 --model resnet --batch-size 5 "
+        "--epochs 1 --no-eval --data " +
+        dir.file("set") + " --save " + dir.file("run");
+    const Outcome killed = run_shell(
+        gyre_binary() + train + " --save-every 1s -q & job=$!; for i in $(seq 1200); do [ -e " +
+        dir.file("run/last.safetensors") +
+        " ] && break; sleep 0.05; done; kill -9 $job; wait $job");
+    INFO(killed.output);
+    CHECK(killed.exit_code == 128 + SIGKILL);
+    const Outcome resumed = run_gyre(0, train + " --resume auto --max-seconds 0.1");
+    INFO(resumed.output);
+    CHECK(count_of(resumed.output, "resumed from " + dir.file("run") + ": epoch 1, after step ") ==
+          1);
+    CHECK(count_of(resumed.output, "after step 0") == 0);
 }
 
 TEST_CASE("gyre launch starts ranks again as often as it may, and not after wrong input") {

@@ -5,6 +5,7 @@
 #include <cfloat>
 #include <cmath>
 #include <limits>
+#include <tuple>
 
 #include "tests/program/gyre_process.hpp"
 
@@ -18,11 +19,21 @@ inline const std::string kSmoothNet = " --model " + built_file("tests/smooth.mod
 // and AVX-512: 2.4e-7, about the last bits of the losses, after 50 steps on 1 to 4 ranks.
 constexpr double kSameLosses = 8 * FLT_EPSILON;
 
-// The losses of all steps in a file of --metrics with --log-interval 1.
+// The epoch, the step and the loss of each step in a file of --metrics with --log-interval 1.
+inline std::vector<std::tuple<int, int, double>> logged_losses(const std::filesystem::path& json) {
+    std::vector<std::tuple<int, int, double>> steps;
+    for (const auto& event : read_events(json, "step")) {
+        const double loss = event.at("loss").is_null() ? NAN : event.at("loss").get<double>();
+        steps.emplace_back(event.at("epoch"), event.at("step"), loss);
+    }
+    return steps;
+}
+
+// The losses alone.
 inline std::vector<double> step_losses(const std::filesystem::path& json) {
     std::vector<double> values;
-    for (const auto& event : read_events(json, "step")) {
-        values.push_back(event.at("loss").is_null() ? NAN : event.at("loss").get<double>());
+    for (const auto& [epoch, step, loss] : logged_losses(json)) {
+        values.push_back(loss);
     }
     return values;
 }
