@@ -1,10 +1,13 @@
 // y += x on the CPU, also used in place for the sum of a residual connection, y = x + x2. The
 // gradient of both summands is dy itself, which the net passes on.
+#include "kernels/cpu/bf16.hpp"
 #include "kernels/cpu/ops.hpp"
 
 namespace gyre::cpu {
 namespace {
 
+// Elem: of x, x2 and y.
+template <typename Elem>
 class AddOp final : public Op {
  public:
     AddOp(const Context& context, const AddSpec& spec)
@@ -13,7 +16,13 @@ class AddOp final : public Op {
     OpNeeds needs() const override { return {.in_place = true, .backward_reads_x = false}; }
 
     void forward(const Batch& batch, const OpIo& io) override {
-        add(context_, block_count(batch.n) * block_elems_, io.x2.f32(), io.y.f32());
+        context_.for_ranges(block_count(batch.n) * block_elems_,
+                            [x2 = values<Elem>(io.x2), y = values<Elem>(io.y)](std::int64_t begin,
+                                                                               std::int64_t end) {
+                                for (std::int64_t i = begin; i < end; i += kVec) {
+                                    store(y + i, load(y + i) + load(x2 + i));
+                                }
+                            });
     }
 
     void backward_input(const Batch&, const OpIo&) override {}
@@ -34,7 +43,10 @@ void add(const Context& context, std::int64_t elems, const float* x, float* y) {
 }
 
 std::unique_ptr<Op> make_op(const Context& context, const AddSpec& spec, const OpSizes&) {
-    return std::make_unique<AddOp>(context, spec);
+    return std::make_unique<AddOp<float>>(context, spec);
+}
+std::unique_ptr<Op> make_bf16_op(const Context& context, const AddSpec& spec, const OpSizes&) {
+    return std::make_unique<AddOp<Bfloat16>>(context, spec);
 }
 
 }  // namespace gyre::cpu

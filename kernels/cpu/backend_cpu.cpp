@@ -17,10 +17,13 @@ std::string CpuBackend::description() const {
 
 std::unique_ptr<Op> CpuBackend::make(const std::string&, const OpSpec& spec, const OpSizes& sizes,
                                      DataType type) {
-    if (type != DataType::float32) {
-        return nullptr;
-    }
-    return std::visit([&](const auto& which) { return make_op(context_, which, sizes); }, spec);
+    return std::visit(
+        [&](const auto& which) -> std::unique_ptr<Op> {
+            return type == DataType::float32    ? make_op(context_, which, sizes)
+                   : type == DataType::bfloat16 ? make_bf16_op(context_, which, sizes)
+                                                : nullptr;
+        },
+        spec);
 }
 
 void CpuBackend::upload(void* device, const void* host, std::size_t bytes) {

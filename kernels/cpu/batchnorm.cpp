@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/cpu/bf16.hpp"
 #include "kernels/cpu/ops.hpp"
 #include "kernels/cpu/pooling.hpp"
 
@@ -15,6 +16,8 @@ namespace {
 
 constexpr int kVecs = kLanes / kVec;  // registers per pixel
 
+// Elem: of x, y, dy and dx.
+template <typename Elem>
 class BatchNorm2dOp final : public Op {
  public:
     BatchNorm2dOp(const Context& context, const BatchNorm2dSpec& spec, const OpSizes& sizes)
@@ -57,17 +60,18 @@ class BatchNorm2dOp final : public Op {
         const auto count = static_cast<double>(spec_.count(batch));
         if (phase == 0) {
             for_channels([&](int c) {
-                sums[own + c] =
-                    sum(batch, c, [x = io.x.f32()](std::int64_t at) { return load(x + at); });
+                sums[own + c] = sum(
+                    batch, c, [x = values<Elem>(io.x)](std::int64_t at) { return load(x + at); });
             });
         } else if (phase == 1) {
             spec_.add_up(batch, sums, channels_, leaf_floats_);
             for_channels([&](int c) {
                 mean[c] = static_cast<float>(double{sums[c]} / count);
-                squares[own + c] = sum(batch, c, [x = io.x.f32(), m = mean[c]](std::int64_t at) {
-                    const Vec d = load(x + at) - m;
-                    return d * d;
-                });
+                squares[own + c] =
+                    sum(batch, c, [x = values<Elem>(io.x), m = mean[c]](std::int64_t at) {
+                        const Vec d = load(x + at) - m;
+                        return d * d;
+                    });
             });
         } else {
             spec_.add_up(batch, squares, channels_, leaf_floats_);
@@ -86,7 +90,7 @@ class BatchNorm2dOp final : public Op {
         float* const sums = leaf_sums(spec_.leaf(batch));  // of dy, then of dy * normalised x
         for_channels([&](int c) {
             const Statistics s = saved(io, c);
-            const float *x = io.x.f32(), *dy = io.dy.f32();
+            const Elem *x = values<Elem>(io.x), *dy = values<Elem>(io.dy);
             sums[c] = sum(batch, c, [=](std::int64_t at) { return load(dy + at); });
             sums[channels_ + c] = sum(batch, c, [=](std::int64_t at) {
                 return load(dy + at) * (load(x + at) - s.mean) * s.inverse;
@@ -102,8 +106,8 @@ class BatchNorm2dOp final : public Op {
         float* const sums = leaf_sums(0);
         spec_.add_up(batch, sums, 2 * channels_, leaf_floats_);
         const auto count = static_cast<float>(spec_.count(batch));
-        const float *x = io.x.f32(), *dy = io.dy.f32();
-        float* dx = io.dx.f32();
+        const Elem *x = values<Elem>(io.x), *dy = values<Elem>(io.dy);
+        Elem* dx = values<Elem>(io.dx);
         for_channels([&](int c) {
             const Statistics s = saved(io, c);
             const float scale = io.params[0].f32()[c] * s.inverse;
@@ -173,8 +177,8 @@ class BatchNorm2dOp final : public Op {
     // Also computes lanes without an image; they hold finite values.
     template <typename StatisticsOf>
     void normalise(const Batch& batch, const OpIo& io, StatisticsOf&& statistics_of) const {
-        const float* x = io.x.f32();
-        float* y = io.y.f32();
+        const Elem* x = values<Elem>(io.x);
+        Elem* y = values<Elem>(io.y);
         for_channels([&](int c) {
             const Statistics s = statistics_of(c);
             const float scale = s.inverse * io.params[0].f32()[c], shift = io.params[1].f32()[c];
@@ -197,7 +201,11 @@ class BatchNorm2dOp final : public Op {
 
 std::unique_ptr<Op> make_op(const Context& context, const BatchNorm2dSpec& spec,
                             const OpSizes& sizes) {
-    return std::make_unique<BatchNorm2dOp>(context, spec, sizes);
+    return std::make_unique<BatchNorm2dOp<float>>(context, spec, sizes);
+}
+std::unique_ptr<Op> make_bf16_op(const Context& context, const BatchNorm2dSpec& spec,
+                                 const OpSizes& sizes) {
+    return std::make_unique<BatchNorm2dOp<Bfloat16>>(context, spec, sizes);
 }
 
 }  // namespace gyre::cpu

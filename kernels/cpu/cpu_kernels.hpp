@@ -13,6 +13,8 @@ struct CpuKernels {
     // GFLOP/s of independent fused multiply-adds on one core, on floats in registers; best of
     // several runs.
     double (*measure_peak)();
+    // True if products of bfloat16 values are faster than float32's.
+    bool (*has_bf16_products)();
 };
 
 }  // namespace gyre

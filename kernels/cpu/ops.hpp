@@ -24,12 +24,22 @@ std::unique_ptr<Op> make_op(const Context&, const ConcatSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const ChannelsSpec&, const OpSizes&);
 std::unique_ptr<Op> make_op(const Context&, const GroupNormSpec&, const OpSizes&);
 
+// Operations on bfloat16 values.
+std::unique_ptr<Op> make_bf16_op(const Context&, const Conv2dSpec&, const OpSizes&);
+std::unique_ptr<Op> make_bf16_op(const Context&, const BatchNorm2dSpec&, const OpSizes&);
+std::unique_ptr<Op> make_bf16_op(const Context&, const ReluSpec&, const OpSizes&);
+std::unique_ptr<Op> make_bf16_op(const Context&, const AddSpec&, const OpSizes&);
+
 // y += x (add.cpp).
 void add(const Context&, std::int64_t elems, const float* x, float* y);
 
-// Fallback for every other spec: the CPU has no such operation.
+// Fallbacks for every other spec: the CPU has no such operation.
 template <typename Spec>
 std::unique_ptr<Op> make_op(const Context&, const Spec&, const OpSizes&) {
+    return nullptr;
+}
+template <typename Spec>
+std::unique_ptr<Op> make_bf16_op(const Context&, const Spec&, const OpSizes&) {
     return nullptr;
 }
 

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/backend_cpu.hpp"
+#include "kernels/cpu/bf16_tiles.hpp"
 
 namespace gyre::cpu {
 namespace {
@@ -44,5 +45,9 @@ double measure_peak() {
 
 // The only symbol of this compilation that others refer to.
 extern "C" const gyre::CpuKernels GYRE_CPU_KERNELS;
-const gyre::CpuKernels GYRE_CPU_KERNELS = {GYRE_CPU_NAME, GYRE_CPU_TITLE, gyre::cpu::kVec,
-                                           &gyre::cpu::make_backend, &gyre::cpu::measure_peak};
+const gyre::CpuKernels GYRE_CPU_KERNELS = {GYRE_CPU_NAME,
+                                           GYRE_CPU_TITLE,
+                                           gyre::cpu::kVec,
+                                           &gyre::cpu::make_backend,
+                                           &gyre::cpu::measure_peak,
+                                           &gyre::cpu::has_tile_products};

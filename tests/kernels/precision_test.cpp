@@ -214,17 +214,18 @@ const std::vector<OpSpec> kSpecs = {
 
 }  // namespace
 
-TEST_CASE("an operation between conversions rounds the float32 result of rounded operands",
-          "[gpu]") {
+TEST_CASE("an operation in 16 bits rounds the float32 result of rounded operands", "[gpu]") {
     on_every_backend([](Bench& bench) {
         std::size_t converted = 0;
         for (const DataType type : {DataType::bfloat16, DataType::float16}) {
             for (const OpSpec& spec : kSpecs) {
                 INFO(name_of(type) << ", operation " << &spec - kSpecs.data());
                 const OpSizes sizes{.train_images = kImages};
-                if (bench.backend.make("op", spec, sizes, type) != nullptr ||
+                const bool product = std::holds_alternative<Conv2dSpec>(spec) ||
+                                     std::holds_alternative<LinearSpec>(spec);
+                if ((product && bench.backend.make("op", spec, sizes, type) != nullptr) ||
                     bench.backend.make("op", spec, sizes) == nullptr) {
-                    continue;  // the backend has its own, or none
+                    continue;  // the backend has its own, which adds up in another order, or none
                 }
                 ++converted;
                 const Found wide = run(bench.backend, spec, DataType::float32, type);

@@ -38,6 +38,7 @@ ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* r
         checkpoints = std::make_unique<CheckpointFiles>(options, facts, identity, is_root);
         backend = make_backend(options, comm);
         tell_of_idle_gpus(comm, *backend, options.reports.quiet);
+        tell_of_slow_precision(comm, *backend, options);
         facts.model = load_model(options.net.model);
         data = load_dataset(options.data, tell_of_data(comm, options.reports.quiet));
         facts.classes = data.classes;

@@ -13,6 +13,7 @@
 
 #include "base/error.hpp"
 #include "data/sampler.hpp"
+#include "kernels/choose_cpu_kernels.hpp"
 #include "kernels/make_backend.hpp"
 #include "train/hash.hpp"
 #include "train/session.hpp"
@@ -81,6 +82,19 @@ void tell_of_idle_gpus(const Communicator& comm, const Backend& backend, bool qu
                    "gyre: this host has {} GPUs, of which one rank uses one; "
                    "`gyre launch --gpus -- train ...` uses all\n",
                    gpus);
+    }
+}
+
+void tell_of_slow_precision(const Communicator& comm, const Backend& backend,
+                            const RunSpec& options) {
+    const Precision precision = options.net.precision;
+    const bool fast = precision == Precision::fp32 || !backend.host_memory() ||
+                      (precision == Precision::bf16 && chosen_cpu_kernels().has_bf16_products());
+    if (comm.is_root() && !fast && !options.reports.quiet) {
+        fmt::print(stderr, "gyre: --precision {}: {}, so that fp32 is faster here\n",
+                   name_of(precision),
+                   precision == Precision::bf16 ? "no AMX is used, which multiplies it"
+                                                : "it is widened to fp32 for each operation");
     }
 }
 

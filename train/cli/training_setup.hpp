@@ -20,6 +20,9 @@ void check_together(const RunSpec& options);
 // Names flags that have no effect without others on standard error.
 void tell_of_ignored(const RunSpec& options);
 void tell_of_idle_gpus(const Communicator& comm, const Backend& backend, bool quiet);
+// The same if the backend is slower in the run's precision than in fp32.
+void tell_of_slow_precision(const Communicator& comm, const Backend& backend,
+                            const RunSpec& options);
 
 // Collective. The files that rank 0 was asked for, since only it reads and writes files; it names
 // those that another rank was asked for and it was not.
