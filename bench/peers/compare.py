@@ -44,7 +44,9 @@ CASES = {
              "speed": {"AVX-512": 2.5, "AVX2": 2.0}},
     "resnet": {"images": 3840, "epochs": 2, "optimizer": "sgd", "lr": "0.01",
                "speed": {"AVX-512": 1.8, "AVX2": 1.8}},
+    "resnet-bf16": {"images": 3840, "epochs": 2, "optimizer": "sgd", "lr": "0.01", "speed": {}},
 }  # fmt: skip
+BF16 = "-bf16"  # ends the name of a case that both compute in bfloat16, torch by autocast
 # The environment that limits torch, MKL, oneDNN and gyre to an instruction set.
 TORCH_ISA = {
     "native": {},
@@ -106,7 +108,8 @@ PEERS = {"ddp": [], "channels-last": ["--channels-last"], "compile": ["--compile
 
 def torch_command(args: argparse.Namespace, case: dict, name: str, python: str, peer: str) -> list[str]:
     command = [python, str(pathlib.Path(torch_ddp.__file__)), "--python", python]
-    command += ["--data", args.data, "--model", name, "--optimizer", case["optimizer"]]
+    command += ["--data", args.data, "--model", name.removesuffix(BF16), "--optimizer", case["optimizer"]]
+    command += ["--bf16"] if name.endswith(BF16) else []
     form = args.adam if case["optimizer"] == "adam" else "default"
     command += ["--lr", case["lr"], "--form", form]
     if case["optimizer"] == "sgd":
@@ -120,7 +123,8 @@ def torch_command(args: argparse.Namespace, case: dict, name: str, python: str, 
 
 def gyre_command(args: argparse.Namespace, case: dict, name: str, out: str) -> list[str]:
     command = [*shlex.split(args.mpirun), "-np", str(args.ranks), args.gyre, "train"]
-    command += ["--data", args.data, "--model", name, "--optimizer", case["optimizer"]]
+    command += ["--data", args.data, "--model", name.removesuffix(BF16), "--optimizer", case["optimizer"]]
+    command += ["--precision", "bf16"] if name.endswith(BF16) else []
     command += ["--lr", case["lr"]]
     if case["optimizer"] == "sgd":
         command += ["--momentum", "0.5"]
@@ -252,7 +256,7 @@ def main() -> int:
         "their names and their network)")  # fmt: skip
     add("--rate", help="rate of every link, such as 1gbit; only under tests/program/hosts.sh")
     add("--data", default="fashion-mnist", help="data set name, or directory of the .gz files")
-    add("--case", action="append", choices=CASES, help="net, wide, resnet (default: all)")
+    add("--case", action="append", choices=CASES, help="net, wide, resnet, resnet-bf16 (default: the first three)")
     add("--peer", action="append", choices=PEERS, help="torch's form (default: all, across hosts ddp; goals are for ddp)")
     add("--runs", type=int, default=5, help="runs of each side")
     add("--ranks", type=int, help="number of ranks (default: 2; across hosts one on each)")
@@ -305,7 +309,8 @@ def main() -> int:
     if host["load_at_start"] > 0.5:
         print("note: other work is running here; the figures will be unsteady")
 
-    results = [r for c in args.case or CASES for p in pythons for r in compare(args, c, p, env)]
+    cases = args.case or [name for name in CASES if not name.endswith(BF16)]
+    results = [r for c in cases for p in pythons for r in compare(args, c, p, env)]
     print(f"\nmedian (least-greatest) of {args.runs} runs; ratios gyre / torch, "
           f"speed ratio: median over the pairs of runs\n{table(results)}")  # fmt: skip
     if any(r["blas"].startswith("libblas.so.3") for r in results):

@@ -262,7 +262,8 @@ def work(args: argparse.Namespace) -> None:
         total, steps = 0.0, 0
         for batch in mine.split(args.batch_size):
             optimizer.zero_grad(set_to_none=True)
-            loss = nll_loss(model(images.index_select(0, batch)), labels.index_select(0, batch))
+            with torch.autocast("cpu", torch.bfloat16, enabled=args.bf16):
+                loss = nll_loss(model(images.index_select(0, batch)), labels.index_select(0, batch))
             loss.backward()
             optimizer.step()
             if schedule:
@@ -356,6 +357,7 @@ def main() -> int:
     add("--threads", type=int, default=1, help="of each rank; ranks of one thread are bound to a core each")
     add("--compile", action="store_true", help="variant: torch.compile")
     add("--seed", type=int, default=1)
+    add("--bf16", action="store_true", help="variant: autocast to bfloat16")
     add("--channels-last", action="store_true", help="variant: NHWC memory format")
     add("--bucket-view", action="store_true", help="variant in which gradients are views of the buckets")
     add("--python", help="interpreter with torch for the ranks (default: the first found)")

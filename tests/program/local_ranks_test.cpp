@@ -232,7 +232,7 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
     const std::string pid = job.file("pid");
     auto disturbed =
         std::async(std::launch::async, run_shell,
-                   "export GYRE_TEST_WRITE_PAUSE_MS=60; " + gyre_binary() +
+                   "export GYRE_TEST_WRITE_PAUSE_MS=12; " + gyre_binary() +
                        " launch -n 3 --max-restarts 50 -- " + train + job.file("run") +
                        " --resume auto --metrics " + job.file("run.jsonl") + " & echo $! > " + pid +
                        ".new; mv " + pid + ".new " + pid + "; wait $!");
