@@ -1,10 +1,11 @@
 // Batch normalisation on the CPU (formulas: BatchNorm2dSpec).
 //
-// Memory-bound: forward reads x three times (sum, squares, result), backward reads x and dy twice.
+// Memory-bound: forward reads x three times (sum, squares, result), backward x and dy twice.
 // Sums are accumulated per lane in float over one plane of a block and in double from there on, so
 // they depend neither on threads nor, beyond rounding, on ranks. With a single rank, all passes
 // over one channel run consecutively while it is in the cache.
 #include <algorithm>
+#include <array>
 #include <cmath>
 
 #include "kernels/cpu/bf16.hpp"
@@ -60,18 +61,19 @@ class BatchNorm2dOp final : public Op {
         const auto count = static_cast<double>(spec_.count(batch));
         if (phase == 0) {
             for_channels([&](int c) {
-                sums[own + c] = sum(
-                    batch, c, [x = values<Elem>(io.x)](std::int64_t at) { return load(x + at); });
+                sums[own + c] = totals<1>(batch, c, [x = values<Elem>(io.x)](std::int64_t at) {
+                    return std::array{load(x + at)};
+                })[0];
             });
         } else if (phase == 1) {
             spec_.add_up(batch, sums, channels_, leaf_floats_);
             for_channels([&](int c) {
                 mean[c] = static_cast<float>(double{sums[c]} / count);
                 squares[own + c] =
-                    sum(batch, c, [x = values<Elem>(io.x), m = mean[c]](std::int64_t at) {
+                    totals<1>(batch, c, [x = values<Elem>(io.x), m = mean[c]](std::int64_t at) {
                         const Vec d = load(x + at) - m;
-                        return d * d;
-                    });
+                        return std::array{d * d};
+                    })[0];
             });
         } else {
             spec_.add_up(batch, squares, channels_, leaf_floats_);
@@ -91,10 +93,12 @@ class BatchNorm2dOp final : public Op {
         for_channels([&](int c) {
             const Statistics s = saved(io, c);
             const Elem *x = values<Elem>(io.x), *dy = values<Elem>(io.dy);
-            sums[c] = sum(batch, c, [=](std::int64_t at) { return load(dy + at); });
-            sums[channels_ + c] = sum(batch, c, [=](std::int64_t at) {
-                return load(dy + at) * (load(x + at) - s.mean) * s.inverse;
+            const auto [of_dy, of_products] = totals<2>(batch, c, [=](std::int64_t at) {
+                const Vec d = load(dy + at);
+                return std::array{d, d * (load(x + at) - s.mean) * s.inverse};
             });
+            sums[c] = of_dy;
+            sums[channels_ + c] = of_products;
         });
     }
     void backward_params(const Batch& batch, const OpIo& io) override {
@@ -156,23 +160,49 @@ class BatchNorm2dOp final : public Op {
             }
         }
     }
-    // The sum of term(offset) over the images and pixels of channel c.
-    template <typename Term>
-    float sum(const Batch& batch, int c, Term&& term) const {
-        double total = 0.0;
-        for (int block = 0; block < block_count(batch.n); ++block) {
-            const std::int64_t begin = (std::int64_t{block} * channels_ + c) * plane_floats_;
-            Vec of_block[kVecs] = {};
-            for (std::int64_t at = begin; at < begin + plane_floats_; at += kLanes) {
+    // The sums of each of terms(offset) over the images and pixels of channel c. Those of several
+    // blocks are added up at a time, to hide the latency of the additions.
+    template <std::size_t kTerms, typename Terms>
+    std::array<float, kTerms> totals(const Batch& batch, int c, const Terms& terms) const {
+        constexpr int kBlocks = 4 / static_cast<int>(kTerms);
+        std::array<double, kTerms> added{};
+        const int blocks = block_count(batch.n);
+        int block = 0;
+        for (; block + kBlocks <= blocks; block += kBlocks) {
+            add_blocks<kBlocks>(batch, c, block, terms, added);
+        }
+        for (; block < blocks; ++block) {
+            add_blocks<1>(batch, c, block, terms, added);
+        }
+        std::array<float, kTerms> result;
+        std::transform(added.begin(), added.end(), result.begin(),
+                       [](double total) { return static_cast<float>(total); });
+        return result;
+    }
+    template <int kBlocks, std::size_t kTerms, typename Terms>
+    void add_blocks(const Batch& batch, int c, int first, const Terms& terms,
+                    std::array<double, kTerms>& totals) const {
+        const std::int64_t step = std::int64_t{channels_} * plane_floats_;
+        const std::int64_t begin = first * step + c * plane_floats_;
+        Vec of_blocks[kBlocks][kTerms][kVecs] = {};
+        for (std::int64_t at = begin; at < begin + plane_floats_; at += kLanes) {
+            for (int block = 0; block < kBlocks; ++block) {
                 for (int v = 0; v < kVecs; ++v) {
-                    of_block[v] += term(at + v * kVec);
+                    const std::array<Vec, kTerms> added = terms(at + block * step + v * kVec);
+                    for (std::size_t term = 0; term < kTerms; ++term) {
+                        of_blocks[block][term][v] += added[term];
+                    }
                 }
             }
-            for (int lane = 0; lane < std::min(kLanes, batch.n - block * kLanes); ++lane) {
-                total += double{of_block[lane / kVec][lane % kVec]};
+        }
+        for (int block = 0; block < kBlocks; ++block) {
+            const int images = std::min(kLanes, batch.n - (first + block) * kLanes);
+            for (std::size_t term = 0; term < kTerms; ++term) {
+                for (int lane = 0; lane < images; ++lane) {
+                    totals[term] += double{of_blocks[block][term][lane / kVec][lane % kVec]};
+                }
             }
         }
-        return static_cast<float>(total);
     }
     // Also computes lanes without an image; they hold finite values.
     template <typename StatisticsOf>

@@ -504,9 +504,9 @@ class Bf16Conv2dOp final : public Op {
 
 std::unique_ptr<Op> make_bf16_op(const Context& context, const Conv2dSpec& spec, const OpSizes&) {
     const bool plain = spec.dropout == 0.0f && spec.pool_kernel == 0 && !spec.channels_last();
-    const bool pays =
-        spec.shape.in.channels >= kTileExtent && spec.shape.out_channels >= kTileExtent;
-    return plain && pays ? std::make_unique<Bf16Conv2dOp>(context, spec) : nullptr;
+    return plain && spec.shape.out_channels >= kTileExtent
+               ? std::make_unique<Bf16Conv2dOp>(context, spec)
+               : nullptr;
 }
 
 }  // namespace gyre::cpu

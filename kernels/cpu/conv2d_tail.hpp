@@ -88,8 +88,8 @@ class Conv2dTail {
     bool covers_ = true;
     RandomMask mask_{0.0f, 0};
     std::size_t factor_bytes_ = 0, argmax_bytes_ = 0;
-    PoolFunction pool_functions_[2][2] = {};  // [scaled][argmax kept]
-    UnpoolFunction unpool_ = nullptr;
+    PoolFunction<> pool_functions_[2][2] = {};  // [scaled][argmax kept]
+    UnpoolFunction<> unpool_ = nullptr;
 };
 
 }  // namespace gyre::cpu

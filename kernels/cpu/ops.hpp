@@ -26,6 +26,7 @@ std::unique_ptr<Op> make_op(const Context&, const GroupNormSpec&, const OpSizes&
 
 // Operations on bfloat16 values.
 std::unique_ptr<Op> make_bf16_op(const Context&, const Conv2dSpec&, const OpSizes&);
+std::unique_ptr<Op> make_bf16_op(const Context&, const MaxPool2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_bf16_op(const Context&, const BatchNorm2dSpec&, const OpSizes&);
 std::unique_ptr<Op> make_bf16_op(const Context&, const ReluSpec&, const OpSizes&);
 std::unique_ptr<Op> make_bf16_op(const Context&, const AddSpec&, const OpSizes&);

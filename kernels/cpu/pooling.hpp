@@ -49,7 +49,10 @@ struct Largest {
         where = v != v ? IntVec{} + position : where;
         value = v != v ? v : value;
     }
-    void store_value(float* y, bool relu) const { store(y, relu ? clip_below_zero(value) : value); }
+    template <typename Elem>
+    void store_value(Elem* y, bool relu) const {
+        store(y, relu ? clip_below_zero(value) : value);
+    }
     void store_where(std::uint8_t* argmax) const {
         store_lanes(argmax, __builtin_convertvector(where, ByteVec));
     }
@@ -57,14 +60,14 @@ struct Largest {
 
 // kWindow: the kernel's extent if known at compile time, else 0. kKeep: argmax is written.
 // Operations that may be fused: kScaled multiplies x by factor [kLanes] first, and kRelu applies
-// y = max(y, 0) last.
-template <int kWindow, bool kScaled, bool kRelu, bool kKeep>
-void pool_windows(const Windows& all, const float* x, const float* factor, float* y,
+// y = max(y, 0) last. Elem: of x and y.
+template <int kWindow, bool kScaled, bool kRelu, bool kKeep, typename Elem = float>
+void pool_windows(const Windows& all, const Elem* x, const float* factor, Elem* y,
                   std::uint8_t* argmax) {
     const Windows windows = all;  // a local copy, which stores cannot alias
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
     for (int row = 0; row < windows.rows; ++row) {
-        const float* corner = x + row * windows.stride * windows.line;
+        const Elem* corner = x + row * windows.stride * windows.line;
         for (int col = 0; col < windows.cols; ++col) {
             // Prefetch the next row: lines this short defeat the hardware prefetcher.
             for (int k = 0; k < kernel * kernel; ++k) {
@@ -92,29 +95,30 @@ void pool_windows(const Windows& all, const float* x, const float* factor, float
         }
     }
 }
-using PoolFunction = decltype(&pool_windows<0, false, false, false>);
-template <bool kScaled, bool kRelu, bool kKeep>
-PoolFunction pool_function_of(int kernel) {
-    return kernel == 2   ? &pool_windows<2, kScaled, kRelu, kKeep>
-           : kernel == 3 ? &pool_windows<3, kScaled, kRelu, kKeep>
-                         : &pool_windows<0, kScaled, kRelu, kKeep>;
+template <typename Elem = float>
+using PoolFunction = decltype(&pool_windows<0, false, false, false, Elem>);
+template <bool kScaled, bool kRelu, bool kKeep, typename Elem>
+PoolFunction<Elem> pool_function_of(int kernel) {
+    return kernel == 2   ? &pool_windows<2, kScaled, kRelu, kKeep, Elem>
+           : kernel == 3 ? &pool_windows<3, kScaled, kRelu, kKeep, Elem>
+                         : &pool_windows<0, kScaled, kRelu, kKeep, Elem>;
 }
-template <bool kScaled, bool kKeep>
-PoolFunction pool_function(int kernel, bool relu) {
-    return relu ? pool_function_of<kScaled, true, kKeep>(kernel)
-                : pool_function_of<kScaled, false, kKeep>(kernel);
+template <bool kScaled, bool kKeep, typename Elem = float>
+PoolFunction<Elem> pool_function(int kernel, bool relu) {
+    return relu ? pool_function_of<kScaled, true, kKeep, Elem>(kernel)
+                : pool_function_of<kScaled, false, kKeep, Elem>(kernel);
 }
 
 // Computes dx of the windows from dy, which counts as 0 where y <= 0 unless y is null. Pixels
 // outside all windows are not written; if windows overlap, dx must be zeroed beforehand.
-template <int kWindow>
-void unpool_windows(const Windows& all, const float* dy, const float* y, const std::uint8_t* argmax,
-                    float* dx) {
+template <int kWindow, typename Elem = float>
+void unpool_windows(const Windows& all, const Elem* dy, const Elem* y, const std::uint8_t* argmax,
+                    Elem* dx) {
     const Windows windows = all;
     const int kernel = kWindow > 0 ? kWindow : windows.kernel;
     const bool overlapping = windows.stride < kernel;
     for (int row = 0; row < windows.rows; ++row) {
-        float* corner = dx + row * windows.stride * windows.line;
+        Elem* corner = dx + row * windows.stride * windows.line;
         for (int col = 0; col < windows.cols; ++col) {
             for (int lane = 0; lane < kLanes; lane += kVec) {
                 Vec d = load(dy + lane);
@@ -125,7 +129,7 @@ void unpool_windows(const Windows& all, const float* dy, const float* y, const s
                     __builtin_convertvector(load_lanes<ByteVec>(argmax + lane), IntVec);
                 for (int kh = 0, k = 0; kh < kernel; ++kh) {
                     for (int kw = 0; kw < kernel; ++kw, ++k) {
-                        float* target =
+                        Elem* target =
                             corner + kh * windows.line + std::ptrdiff_t{kw} * kLanes + lane;
                         const Vec mine = where == k ? d : Vec{};
                         store(target, overlapping ? mine + load(target) : mine);
@@ -139,9 +143,13 @@ void unpool_windows(const Windows& all, const float* dy, const float* y, const s
         }
     }
 }
-using UnpoolFunction = decltype(&unpool_windows<0>);
-inline UnpoolFunction unpool_function(int kernel) {
-    return kernel == 2 ? &unpool_windows<2> : kernel == 3 ? &unpool_windows<3> : &unpool_windows<0>;
+template <typename Elem = float>
+using UnpoolFunction = decltype(&unpool_windows<0, Elem>);
+template <typename Elem = float>
+UnpoolFunction<Elem> unpool_function(int kernel) {
+    return kernel == 2   ? &unpool_windows<2, Elem>
+           : kernel == 3 ? &unpool_windows<3, Elem>
+                         : &unpool_windows<0, Elem>;
 }
 
 // True if each input belongs to exactly one window, so that dx need not be zeroed first.
