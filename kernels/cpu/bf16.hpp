@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "base/data_type.hpp"
+#include "base/round_up.hpp"
 #include "kernels/cpu/simd.hpp"
 #include "kernels/ops/op.hpp"
 
@@ -31,10 +32,9 @@ inline void store(Bfloat16* p, Vec v) {
     std::memcpy(p, &half, sizeof half);
 }
 
-inline void narrow_values(std::int64_t elems, const float* from, Bfloat16* to) {
-    for (std::int64_t i = 0; i < elems; ++i) {
-        to[i].bits = narrow::to_bfloat16(from[i]);
-    }
+// The floats of memory that so many values take, in whole cache lines.
+inline std::int64_t floats_of(std::int64_t values) {
+    return round_up<std::int64_t>((values + 1) / 2, 16);
 }
 
 // The values of a tensor of this type.

@@ -17,7 +17,13 @@ namespace gyre::cpu {
 
 inline constexpr int kTileExtent = 16;  // rows and columns
 inline constexpr int kTileSums = kTileExtent * kTileExtent;
-inline constexpr int kMostPairs = 16;  // of depths in a step: 32 products for each sum
+inline constexpr int kMostPairs = 16;          // of depths in a step,
+inline constexpr int kDepth = 2 * kMostPairs;  // which has so many products for each sum
+inline constexpr std::ptrdiff_t kOperandElems = kTileExtent * kDepth;  // of a tile of a or b
+
+inline int tiles_of(int channels) {
+    return (channels + kTileExtent - 1) / kTileExtent;
+}
 
 // The operands of all steps: those of step (i, j) are at a_outer[i] + j * a_inner, and so are b's;
 // in values. a [16][pairs][2], b [pairs][16][2].
