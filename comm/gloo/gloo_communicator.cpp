@@ -22,6 +22,8 @@
 #include <cstring>
 #include <deque>
 #include <mutex>
+#include <new>
+#include <system_error>
 #include <thread>
 
 #include "base/clock.hpp"
@@ -208,7 +210,14 @@ void GlooCommunicator::run(const std::string& what, Work&& work) {
         work();
     } catch (const Error&) {
         throw;
+    } catch (const std::bad_alloc& error) {
+        throw internal_error(error);
     } catch (const std::exception& error) {  // Gloo's have several bases
+        const auto* const of_system = dynamic_cast<const std::system_error*>(&error);
+        if (of_system != nullptr &&
+            of_system->code() == std::errc::resource_unavailable_try_again) {
+            throw internal_error(error);  // a thread that does not start
+        }
         throw Error(ExitCode::communication,
                     fmt::format("{} over Gloo failed: {}", what, printable(error.what())));
     }
@@ -331,6 +340,8 @@ std::shared_ptr<gloo::Context> GlooCommunicator::connect(
     try {
         context->connectFullMesh(store, device);
     } catch (const Error&) {
+        throw;
+    } catch (const std::bad_alloc&) {
         throw;
     } catch (const std::exception& error) {
         throw Error(ExitCode::communication, fmt::format("connecting to {} over Gloo failed: {}",

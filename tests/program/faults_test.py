@@ -270,7 +270,11 @@ class Checks:
             job.base[job.base.index("--data") + 1] = str(job.folder / "set")
         prefix: list[str] = []
         if cell.fault == "out of memory" and cell.moment == "start":
-            prefix = ["bash", "-c", 'ulimit -v 60000; exec "$@"', "limit"]
+            # Far more than a start takes, and far less than this net.
+            prefix = ["bash", "-c", 'ulimit -v 4000000; exec "$@"', "limit"]
+            net = job.folder / "large.model"
+            net.write_text("linear 200000\nrelu\nlinear 20000\nrelu\nlinear classes\n")
+            job.base[job.base.index("--model") + 1] = str(net)
         elif cell.fault in CLOCKS:
             prefix = ["env", f"LD_PRELOAD={self.clock}", f"GYRE_FAULTS_FORWARD={job.folder}/forward",
                       f"GYRE_FAULTS_BACK={job.folder}/back"]  # fmt: skip
@@ -313,7 +317,8 @@ class Checks:
 
     def resume(self, job: Job) -> list[str]:
         wrong = []
-        job.base[job.base.index("--data") + 1] = str(self.common / "set")
+        for option, of_all in (("--data", "set"), ("--model", "model")):
+            job.base[job.base.index(option) + 1] = str(self.common / of_all)
         job.output.unlink()
         resumes = (job.save / "last.safetensors").exists()
         job.start(2, "MPI", ["--save", str(job.save), *(["--resume", str(job.save)] if resumes else ["--overwrite"])])
