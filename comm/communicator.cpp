@@ -45,15 +45,20 @@ std::string broadcast_string(Communicator& comm, std::string text, int root) {
     return text;
 }
 
+bool is_out_of_resources(const std::exception& other) {
+    // The standard library throws this for a thread that does not start.
+    const auto* const failed = dynamic_cast<const std::system_error*>(&other);
+    return dynamic_cast<const std::bad_alloc*>(&other) != nullptr ||
+           (failed != nullptr && failed->code() == std::errc::resource_unavailable_try_again);
+}
+
 Error internal_error(const std::exception& other) {
     if (dynamic_cast<const std::bad_alloc*>(&other) != nullptr) {
         return {ExitCode::internal,
                 "out of memory; use a smaller batch, model or data set, or fewer ranks on this "
                 "host"};
     }
-    // The standard library throws this for a thread that does not start.
-    const auto* const failed = dynamic_cast<const std::system_error*>(&other);
-    if (failed != nullptr && failed->code() == std::errc::resource_unavailable_try_again) {
+    if (is_out_of_resources(other)) {
         return {ExitCode::internal,
                 "no thread could be started: memory, or the number of processes, is too limited "
                 "here (ulimit -v, ulimit -u); raise the limit, or use fewer `threads` or fewer "

@@ -116,6 +116,8 @@ void require_same_manifest(Communicator& comm, const std::vector<ManifestEntry>&
 
 // An exception that is not an Error: a bug, or too little memory.
 Error internal_error(const std::exception& other);
+// True if it says that memory has ended, or that no thread can be started.
+bool is_out_of_resources(const std::exception& other);
 
 // Calls work() on every rank and returns only if it succeeded on all of them. Otherwise every rank
 // throws the Error of the lowest rank that failed, so that it is printed once and no rank is left

@@ -5,7 +5,8 @@ All train on the same images, in turn (torch's forms, gyre, torch's forms, gyre,
 per rank, one thread and one core per rank: DDP over gloo; the same with channels last; the same with
 torch.compile; and one process with as many threads, and images in a step, as the others together. The
 first epoch is a warm-up and not counted, and neither evaluates on test images. Speeds are images/s over
-all ranks; memory is the peak resident memory of the largest rank. A ratio above 1 means that gyre is faster (speed) or larger (memory).
+all ranks; memory is the peak resident memory of the largest rank. A ratio above 1 means that gyre is
+faster (speed) or larger (memory).
 
     tests/program/hosts.sh 2 python3 bench/peers/compare.py --rate 1gbit --check
 
@@ -35,8 +36,8 @@ import tempfile
 import torch_ddp
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# images: of the training set, per epoch (0: all); speed: the least ratio gyre / torch, by gyre's
-# instruction set.
+# model: the case's name unless given; precision: fp32 unless given; images: of the training set, per
+# epoch (0: all); speed: the least ratio gyre / torch, by gyre's instruction set.
 CASES = {
     "net": {"images": 30000, "epochs": 3, "optimizer": "sgd", "lr": "0.01",
             "speed": {"AVX-512": 8.0, "AVX2": 7.0}},
@@ -44,9 +45,10 @@ CASES = {
              "speed": {"AVX-512": 2.5, "AVX2": 2.0}},
     "resnet": {"images": 3840, "epochs": 2, "optimizer": "sgd", "lr": "0.01",
                "speed": {"AVX-512": 1.8, "AVX2": 1.8}},
-    "resnet-bf16": {"images": 3840, "epochs": 2, "optimizer": "sgd", "lr": "0.01", "speed": {}},
+    # Both compute in bfloat16, torch by autocast.
+    "resnet-bf16": {"model": "resnet", "precision": "bf16", "images": 3840, "epochs": 2, "optimizer": "sgd",
+                    "lr": "0.01", "speed": {}},
 }  # fmt: skip
-BF16 = "-bf16"  # ends the name of a case that both compute in bfloat16, torch by autocast
 # The environment that limits torch, MKL, oneDNN and gyre to an instruction set.
 TORCH_ISA = {
     "native": {},
@@ -108,8 +110,8 @@ PEERS = {"ddp": [], "channels-last": ["--channels-last"], "compile": ["--compile
 
 def torch_command(args: argparse.Namespace, case: dict, name: str, python: str, peer: str) -> list[str]:
     command = [python, str(pathlib.Path(torch_ddp.__file__)), "--python", python]
-    command += ["--data", args.data, "--model", name.removesuffix(BF16), "--optimizer", case["optimizer"]]
-    command += ["--bf16"] if name.endswith(BF16) else []
+    command += ["--data", args.data, "--model", case.get("model", name), "--optimizer", case["optimizer"]]
+    command += ["--bf16"] if "precision" in case else []
     form = args.adam if case["optimizer"] == "adam" else "default"
     command += ["--lr", case["lr"], "--form", form]
     if case["optimizer"] == "sgd":
@@ -123,8 +125,8 @@ def torch_command(args: argparse.Namespace, case: dict, name: str, python: str, 
 
 def gyre_command(args: argparse.Namespace, case: dict, name: str, out: str) -> list[str]:
     command = [*shlex.split(args.mpirun), "-np", str(args.ranks), args.gyre, "train"]
-    command += ["--data", args.data, "--model", name.removesuffix(BF16), "--optimizer", case["optimizer"]]
-    command += ["--precision", "bf16"] if name.endswith(BF16) else []
+    command += ["--data", args.data, "--model", case.get("model", name), "--optimizer", case["optimizer"]]
+    command += ["--precision", case["precision"]] if "precision" in case else []
     command += ["--lr", case["lr"]]
     if case["optimizer"] == "sgd":
         command += ["--momentum", "0.5"]
@@ -309,7 +311,7 @@ def main() -> int:
     if host["load_at_start"] > 0.5:
         print("note: other work is running here; the figures will be unsteady")
 
-    cases = args.case or [name for name in CASES if not name.endswith(BF16)]
+    cases = args.case or [name for name, case in CASES.items() if "precision" not in case]
     results = [r for c in cases for p in pythons for r in compare(args, c, p, env)]
     print(f"\nmedian (least-greatest) of {args.runs} runs; ratios gyre / torch, "
           f"speed ratio: median over the pairs of runs\n{table(results)}")  # fmt: skip

@@ -204,22 +204,21 @@ class GlooCommunicator::Waiter final : public Request {
     std::shared_ptr<Operation> operation_;
 };
 
+Error over_gloo(const std::string& what, const std::exception& error) {
+    return is_out_of_resources(error)
+               ? internal_error(error)
+               : Error(ExitCode::communication,
+                       fmt::format("{} over Gloo failed: {}", what, printable(error.what())));
+}
+
 template <typename Work>
 void GlooCommunicator::run(const std::string& what, Work&& work) {
     try {
         work();
     } catch (const Error&) {
         throw;
-    } catch (const std::bad_alloc& error) {
-        throw internal_error(error);
     } catch (const std::exception& error) {  // Gloo's have several bases
-        const auto* const of_system = dynamic_cast<const std::system_error*>(&error);
-        if (of_system != nullptr &&
-            of_system->code() == std::errc::resource_unavailable_try_again) {
-            throw internal_error(error);  // a thread that does not start
-        }
-        throw Error(ExitCode::communication,
-                    fmt::format("{} over Gloo failed: {}", what, printable(error.what())));
+        throw over_gloo(what, error);
     }
 }
 
@@ -341,12 +340,8 @@ std::shared_ptr<gloo::Context> GlooCommunicator::connect(
         context->connectFullMesh(store, device);
     } catch (const Error&) {
         throw;
-    } catch (const std::bad_alloc&) {
-        throw;
     } catch (const std::exception& error) {
-        throw Error(ExitCode::communication, fmt::format("connecting to {} over Gloo failed: {}",
-                                                         peer < 0 ? "the ranks" : place_.name(peer),
-                                                         printable(error.what())));
+        throw over_gloo("connecting to " + (peer < 0 ? "the ranks" : place_.name(peer)), error);
     }
     context->setTimeout(timeout_);
     return context;

@@ -108,7 +108,7 @@ struct Place {
     bool one_host = true;  // all ranks of the job
 };
 
-// What a rank has after the meeting.
+// The result of a meeting.
 struct Meeting {
     std::shared_ptr<Store> store;
     Place place;

@@ -42,8 +42,9 @@ class FlushSubnormals {
 #endif
 };
 
-// R rows of one tile. A call, so that its arithmetic stays where subnormals are flushed.
-template <int R>
+// kRegs registers of kRows rows of one tile. A call, so that its arithmetic stays where subnormals
+// are flushed.
+template <int kRows, int kRegs>
 [[gnu::noinline]] void add_rows(const Bf16Loops& loops, const Bfloat16* a, const Bfloat16* b,
                                 int pairs, bool first, float* sums) {
     const auto word = [](const Bfloat16* at) {
@@ -51,48 +52,54 @@ template <int R>
         std::memcpy(&both, at, sizeof both);
         return both;
     };
-    for (int lane = 0; lane < kTileExtent; lane += kVec) {
-        Vec acc[R];
-        for (int r = 0; r < R; ++r) {
-            acc[r] = first ? Vec{} : load(sums + r * kTileExtent + lane);
+    for (int lane = 0; lane < kTileExtent; lane += kRegs * kVec) {
+        Vec acc[kRows][kRegs];
+        for (int i = 0; i < kRows * kRegs; ++i) {
+            acc[i / kRegs][i % kRegs] =
+                first ? Vec{} : load(sums + i / kRegs * kTileExtent + lane + i % kRegs * kVec);
         }
         for (int i = 0; i < loops.outer; ++i) {
             for (int j = 0; j < loops.inner; ++j) {
                 const Bfloat16* const at_a = a + loops.a_outer[i] + j * loops.a_inner;
                 const Bfloat16* const at_b = b + loops.b_outer[i] + j * loops.b_inner + 2 * lane;
-                Vec even[R] = {}, odd[R] = {};
+                Vec even[kRows][kRegs] = {}, odd[kRows][kRegs] = {};
                 for (int pair = 0; pair < pairs; ++pair) {
-                    WordVec both;
-                    std::memcpy(&both, at_b + pair * 2 * kTileExtent, sizeof both);
-                    const auto b_even = reinterpret_cast<Vec>(both << 16);
-                    const auto b_odd = reinterpret_cast<Vec>(both & 0xffff0000u);
-                    for (int r = 0; r < R; ++r) {
+                    WordVec both[kRegs];
+                    std::memcpy(both, at_b + pair * 2 * kTileExtent, sizeof both);
+                    for (int r = 0; r < kRows; ++r) {
                         const std::uint32_t of_row = word(at_a + 2 * (r * pairs + pair));
-                        even[r] = multiply_add(broadcast(narrow::float_of(of_row << 16)), b_even,
-                                               even[r]);
-                        odd[r] = multiply_add(broadcast(narrow::float_of(of_row & 0xffff0000u)),
-                                              b_odd, odd[r]);
+                        const Vec a_even = broadcast(narrow::float_of(of_row << 16));
+                        const Vec a_odd = broadcast(narrow::float_of(of_row & 0xffff0000u));
+                        for (int v = 0; v < kRegs; ++v) {
+                            even[r][v] = multiply_add(a_even, reinterpret_cast<Vec>(both[v] << 16),
+                                                      even[r][v]);
+                            odd[r][v] = multiply_add(
+                                a_odd, reinterpret_cast<Vec>(both[v] & 0xffff0000u), odd[r][v]);
+                        }
                     }
                 }
-                for (int r = 0; r < R; ++r) {
-                    acc[r] += even[r] + odd[r];
+                for (int i = 0; i < kRows * kRegs; ++i) {
+                    const int r = i / kRegs, v = i % kRegs;
+                    acc[r][v] += even[r][v] + odd[r][v];
                 }
             }
         }
-        for (int r = 0; r < R; ++r) {
-            store(sums + r * kTileExtent + lane, acc[r]);
+        for (int i = 0; i < kRows * kRegs; ++i) {
+            store(sums + i / kRegs * kTileExtent + lane + i % kRegs * kVec,
+                  acc[i / kRegs][i % kRegs]);
         }
     }
 }
 
 void add_by_multiply_add(const Bf16Loops& loops, const Bf16Operands& op, int pairs) {
-    constexpr int kRows = 4;
+    // What a row's operand is broadcast for: as many registers as there are accumulators for.
+    constexpr int kRegs = kVec < kTileExtent ? 2 : 1, kRows = kRegs == 2 ? 2 : 4;
     const FlushSubnormals flush;
     for (int m = 0; m < op.rows; ++m) {
         for (int n = 0; n < op.cols; ++n) {
             for (int row = 0; row < kTileExtent; row += kRows) {
-                add_rows<kRows>(loops, op.a[m] + 2 * row * pairs, op.b[n], pairs, op.first,
-                                op.sums[m][n] + row * kTileExtent);
+                add_rows<kRows, kRegs>(loops, op.a[m] + 2 * row * pairs, op.b[n], pairs, op.first,
+                                       op.sums[m][n] + row * kTileExtent);
             }
         }
     }
@@ -111,7 +118,7 @@ bool ask_for_tiles() {
     return syscall(SYS_arch_prctl, kRequest, kTileData) == 0;
 }
 
-// What LDTILECFG reads: palette 1, and each tile's bytes in a row, and rows.
+// The operand of LDTILECFG: palette 1, and for each tile the bytes of a row and the number of rows.
 struct alignas(64) TileConfiguration {
     std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
     std::uint16_t row_bytes[16] = {};

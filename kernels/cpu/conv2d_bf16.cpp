@@ -154,6 +154,22 @@ Correlation backward_correlation(const Conv2dShape& shape) {
     return c;
 }
 
+// y [channels][cols pixels][image] = bias + sums, where channels and pixels are so many values
+// apart.
+void write_sums(const float (&sums)[2][2][kTileSums], int channels, int cols, const float* bias,
+                bool relu, Bfloat16* y, std::ptrdiff_t plane, std::ptrdiff_t pixel) {
+    for (int i = 0; i < channels; ++i) {
+        const Vec start = broadcast(bias != nullptr ? bias[i] : 0.0f);
+        for (int n = 0; n < cols; ++n) {
+            const float* const from = sums[i / kTileExtent][n] + i % kTileExtent * kTileExtent;
+            for (int lane = 0; lane < kLanes; lane += kVec) {
+                const Vec v = load(from + lane) + start;
+                store(y + i * plane + n * pixel + lane, relu ? clip_below_zero(v) : v);
+            }
+        }
+    }
+}
+
 // y [channel][row][column][image] = bias + the sums of one block.
 void correlate(const Context& context, const Correlation& c, const Bfloat16* packed,
                const Bfloat16* weights, const float* bias, bool relu, Bfloat16* y) {
@@ -183,24 +199,13 @@ void correlate(const Context& context, const Correlation& c, const Bfloat16* pac
                     op.b[0] = packed + row * some.in_row + column * some.in_column;
                     op.b[1] = op.b[0] + some.in_column;
                     products.add(loops, op);
-                    Bfloat16* const out =
-                        y + (some.out + row * some.out_row + column * some.out_column) * kLanes;
-                    const int channels =
-                        std::min(op.rows * kTileExtent, c.out.channels - tile * kTileExtent);
-                    for (int i = 0; i < channels; ++i) {
-                        const int channel = tile * kTileExtent + i;
-                        const Vec start = broadcast(bias != nullptr ? bias[channel] : 0.0f);
-                        for (int n = 0; n < op.cols; ++n) {
-                            const float* const from =
-                                sums[i / kTileExtent][n] + i % kTileExtent * kTileExtent;
-                            Bfloat16* const to =
-                                out + channel * plane + n * some.out_column * kLanes;
-                            for (int lane = 0; lane < kLanes; lane += kVec) {
-                                const Vec v = load(from + lane) + start;
-                                store(to + lane, relu ? clip_below_zero(v) : v);
-                            }
-                        }
-                    }
+                    const int channel = tile * kTileExtent;
+                    const std::ptrdiff_t pixel =
+                        some.out + row * some.out_row + column * some.out_column;
+                    write_sums(sums, std::min(op.rows * kTileExtent, c.out.channels - channel),
+                               op.cols, bias != nullptr ? bias + channel : nullptr, relu,
+                               y + channel * plane + pixel * kLanes, plane,
+                               some.out_column * kLanes);
                 }
             }
         });

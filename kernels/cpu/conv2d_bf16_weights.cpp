@@ -35,9 +35,9 @@ void Bf16WeightGradient::run(const Context& context, int blocks, const OpIo& io)
     auto* const dy = reinterpret_cast<Bfloat16*>(context.workspace.shared());
     auto* const x = dy + 2 * floats_of(dy_elems());
     auto* const sums = reinterpret_cast<float*>(x + 2 * floats_of(x_elems()));
-    std::fill_n(io.grads[0].f32(), shape_.weight_elems(), 0.0f);
-    std::fill_n(io.grads[1].f32(), shape_.out_channels, 0.0f);
     if (blocks == 0) {
+        std::fill_n(io.grads[0].f32(), shape_.weight_elems(), 0.0f);
+        std::fill_n(io.grads[1].f32(), shape_.out_channels, 0.0f);
         return;
     }
     const auto* const all_dy = values<Bfloat16>(io.dy);
@@ -157,12 +157,8 @@ void Bf16WeightGradient::add_up_bias(int o, int blocks, const Bfloat16* dy, floa
     for (int lane = 0; lane < kLanes; lane += kVec) {
         Vec sum[4] = {};
         for (int block = 0; block < blocks; ++block) {
-            const Bfloat16* const d =
-                dy + (std::int64_t{block} * shape_.out_channels + o) * plane + lane;
-            int turn = 0;  // several independent sums hide the latency of the additions
-            for (std::ptrdiff_t i = 0; i < plane; i += kLanes) {
-                sum[turn++ % 4] += load(d + i);
-            }
+            add_in_turns(dy + (std::int64_t{block} * shape_.out_channels + o) * plane + lane, plane,
+                         sum);
         }
         store(of_lanes + lane, (sum[0] + sum[1]) + (sum[2] + sum[3]));
     }

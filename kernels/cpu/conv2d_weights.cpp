@@ -198,11 +198,8 @@ void WeightGradient::add_part(int row, int rows, const Part& part, const OpIo& i
                 sum[i] = load(sums + (r * 4 + i) * kLanes + lane);
             }
             for (int block = 0; block < part.blocks; ++block) {
-                const float* d = part.dy + block * part.dy_block + r * op.dy_row + lane;
-                int turn = 0;  // several independent sums hide the latency of the additions
-                for (std::ptrdiff_t i = 0; i < op.dy_row; i += kLanes) {
-                    sum[turn++ % 4] += load(d + i);
-                }
+                add_in_turns(part.dy + block * part.dy_block + r * op.dy_row + lane, op.dy_row,
+                             sum);
             }
             store(of_lanes + lane, (sum[0] + sum[1]) + (sum[2] + sum[3]));
             for (int i = 0; !part.last && i < 4; ++i) {

@@ -106,6 +106,16 @@ inline float lane_sum(const float* lanes) {
     return last[0];
 }
 
+// Adds values[0], values[kLanes], ... to four sums in turn: as independent sums, they hide the
+// latency of the additions. Elem: float or Bfloat16.
+template <typename Elem>
+inline void add_in_turns(const Elem* values, std::ptrdiff_t elems, Vec (&sums)[4]) {
+    int turn = 0;
+    for (std::ptrdiff_t i = 0; i < elems; i += kLanes) {
+        sums[turn++ % 4] += load(values + i);
+    }
+}
+
 // One step of a transposition: swaps off-diagonal squares of kStep x kStep. low and high are rows
 // kStep apart.
 template <int kStep, int... kLane>

@@ -130,8 +130,54 @@ TEST_CASE("the CPU's convolutions of bfloat16 values are exact where float32 is,
     }
 }
 
-TEST_CASE("the CPU's convolutions of bfloat16 values have the same bits with and without AMX") {
-    const Conv2dSpec spec{.shape = {{64, 6, 5}, 48, 3, 1, 1}};
+namespace {
+
+float flushed(float value) {
+    return std::fpclassify(value) == FP_SUBNORMAL ? std::copysign(0.0f, value) : value;
+}
+
+// y [n][shape.out()] in the order of the instruction TDPBF16PS, one value after another: for each
+// position of the window, and there for each 32 channels, those of even and of odd number apart.
+Floats forward_in_order(const Conv2dShape& shape, const Operands& on) {
+    constexpr int kDepth = 32;
+    const Shape in = shape.in, out = shape.out();
+    const Floats x = rounded(kType, on.x), w = rounded(kType, on.w);
+    const auto at = [](const Shape& of, std::int64_t image, int channel, int row, int column) {
+        return static_cast<std::size_t>(
+            ((image * of.channels + channel) * of.height + row) * of.width + column);
+    };
+    Floats y(static_cast<std::size_t>(on.n * out.elems()));
+    for (std::size_t i = 0; i < y.size(); ++i) {
+        const auto place = static_cast<int>(i);
+        const int image = place / static_cast<int>(out.elems()), column = place % out.width;
+        const int row = place / out.width % out.height;
+        const int channel = place / (out.width * out.height) % out.channels;
+        float sum = 0.0f;
+        for (int tap = 0; tap < shape.kernel * shape.kernel; ++tap) {
+            const int from_row = row * shape.stride - shape.padding + tap / shape.kernel;
+            const int from_column = column * shape.stride - shape.padding + tap % shape.kernel;
+            const bool inside =
+                from_row >= 0 && from_row < in.height && from_column >= 0 && from_column < in.width;
+            for (int step = 0; step < in.channels; step += kDepth) {
+                float parts[2] = {0.0f, 0.0f};  // even, odd
+                for (int c = step; c < std::min(step + kDepth, in.channels); ++c) {
+                    const float of_x = inside ? x[at(in, image, c, from_row, from_column)] : 0.0f;
+                    const float of_w = w[static_cast<std::size_t>(
+                        (channel * in.channels + c) * shape.kernel * shape.kernel + tap)];
+                    parts[c % 2] = flushed(std::fma(flushed(of_w), flushed(of_x), parts[c % 2]));
+                }
+                sum = flushed(sum + flushed(parts[0] + parts[1]));
+            }
+        }
+        y[i] = sum + on.b[static_cast<std::size_t>(channel)];
+    }
+    return rounded(kType, y);
+}
+
+}  // namespace
+
+TEST_CASE("the CPU's convolutions of bfloat16 values add up in the order of TDPBF16PS") {
+    const Conv2dSpec spec{.shape = {{70, 6, 5}, 48, 3, 1, 1}};
     Operands on = operands_of(spec, 20);
     // From the smallest subnormal number to a large one, some negative, and zeros of both signs.
     for (Floats* values : {&on.x, &on.w, &on.dy}) {
@@ -142,6 +188,7 @@ TEST_CASE("the CPU's convolutions of bfloat16 values have the same bits with and
                                         : (*values)[i];
         }
     }
+    const Floats y = forward_in_order(spec.shape, on);
     std::optional<Results> first;
     for (const CpuKernels* set : available_cpu_kernels()) {
         if (set->name == std::string("sse4")) {
@@ -150,6 +197,7 @@ TEST_CASE("the CPU's convolutions of bfloat16 values have the same bits with and
         INFO(set->name);
         const auto backend = make_cpu_backend(*set, 2);
         const Results found = run(*backend, spec, on);
+        CHECK(std::memcmp(found.y.data(), y.data(), y.size() * sizeof(float)) == 0);
         first = first ? first : found;
         for (const auto part : {&Results::y, &Results::dx, &Results::dw, &Results::db}) {
             const Floats &a = found.*part, &b = (*first).*part;

@@ -219,12 +219,12 @@ TEST_CASE("gyre launch on each of two hosts trains as on one, and both start aga
 }
 
 TEST_CASE("a job whose ranks are killed again and again ends as one that was left alone") {
-    constexpr int kRanks = 3, kKills = 8;
+    constexpr int kRanks = 3, kKills = 8, kEpochs = 400;
     const Job job;
     // Far more checkpoints than kills, each of which waits for another one; and each takes so long
     // that all kills come well before the end, even if this process has to wait for a processor.
-    const std::string train = job.base +
-                              "-q --epochs 600 --virtual-ranks 4 --optimizer adam --timeout 6 "
+    const std::string train = job.base + "-q --epochs " + std::to_string(kEpochs) +
+                              " --virtual-ranks 4 --optimizer adam --timeout 6 "
                               "--save-every 10epochs --save ";
     REQUIRE(run_gyre(0, "launch -n 3 -- " + train + job.file("whole") + " --metrics " +
                             job.file("whole.jsonl"))
@@ -274,10 +274,10 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
     CHECK(kills == kKills);
     CHECK(count_of(outcome.output, "all ranks start again") >= kKills);
     CHECK(count_of(outcome.output, "is stopped while another has failed: killed") >= 1);
-    CHECK(logged_losses(job.file("run.jsonl")).size() == 600 * 3);
+    CHECK(logged_losses(job.file("run.jsonl")).size() == kEpochs * 3);
     CHECK(logged_losses(job.file("run.jsonl")) == logged_losses(job.file("whole.jsonl")));
     const auto hashes = read_events(job.file("run/receipt.jsonl"), "state");
-    CHECK(hashes.size() == 600);
+    CHECK(hashes.size() == kEpochs);
     CHECK(hashes == read_events(job.file("whole/receipt.jsonl"), "state"));
     for (const char* name : {"last.safetensors", "best.safetensors"}) {
         INFO(name);

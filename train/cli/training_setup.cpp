@@ -93,7 +93,7 @@ void tell_of_slow_precision(const Communicator& comm, const Backend& backend,
     if (comm.is_root() && !fast && !options.reports.quiet) {
         fmt::print(stderr, "gyre: --precision {}: {}, so that fp32 is faster here\n",
                    name_of(precision),
-                   precision == Precision::bf16 ? "no AMX is used, which multiplies it"
+                   precision == Precision::bf16 ? "its products need AMX to be fast"
                                                 : "it is widened to fp32 for each operation");
     }
 }
