@@ -78,9 +78,10 @@ template <int kRows, int kRegs>
                         }
                     }
                 }
-                for (int i = 0; i < kRows * kRegs; ++i) {
-                    const int r = i / kRegs, v = i % kRegs;
-                    acc[r][v] += even[r][v] + odd[r][v];
+                for (int r = 0; r < kRows; ++r) {
+                    for (int v = 0; v < kRegs; ++v) {
+                        acc[r][v] += even[r][v] + odd[r][v];
+                    }
                 }
             }
         }
