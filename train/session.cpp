@@ -6,6 +6,7 @@
 #include <limits>
 #include <variant>
 
+#include "comm/launch/rendezvous.hpp"
 #include "train/bucket_table.hpp"
 
 namespace gyre::train {
@@ -71,9 +72,11 @@ const char* refusal_of_shards(const RunSpec& run) {
 }
 
 int choose_shards(const Communicator& comm, const Backend& backend, const RunSpec& run) {
-    const bool in_tree = backend.host_memory() && comm.size() > 1 && comm.can_sum_in_tree();
+    const int ranks = std::max(comm.size(), comm::most_ranks());
+    const bool in_tree =
+        backend.host_memory() && ranks > 1 && (comm.size() == 1 || comm.can_sum_in_tree());
     const bool own_order = run.batch.accumulate > 1 || refusal_of_shards(run) != nullptr;
-    return in_tree && !own_order ? comm.size() : 0;
+    return in_tree && !own_order ? ranks : 0;
 }
 
 Session::Session(Communicator& comm, Backend& backend, const RunSpec& run, const TrainingTask& task,

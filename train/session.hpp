@@ -36,8 +36,8 @@ struct TrainingTask {
 // Returns why a training with these settings cannot have virtual ranks; null if it can.
 const char* refusal_of_shards(const RunSpec& run);
 // Returns the virtual ranks (BatchSpec::shards) of a new training that leaves them open: as many as
-// ranks if these are CPU ranks whose sums can be in the tree's order at little or no price; else 0.
-// The same on all ranks.
+// the job may have ranks if these are CPU ranks whose sums can be in the tree's order at little or
+// no price; else 0. The same on all ranks.
 int choose_shards(const Communicator& comm, const Backend& backend, const RunSpec& run);
 
 class Session {

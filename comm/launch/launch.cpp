@@ -336,7 +336,6 @@ StartUp find_start_up(const LaunchSpec& options) {
         meet_by_file(start_up, environment(kLaunchFolder));
     } else {
         meet_by_environment(start_up);
-        start_up.again = environment_int(kLaunchRestarts).value_or(0) > 0;
     }
     if (!options.job_id.empty()) {
         start_up.job_id = options.job_id;
@@ -381,6 +380,10 @@ std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, Start
     return make_nccl_communicator(
         std::move(host),
         {required, options.share_gpu, options.init_timeout, options.collective_timeout()});
+}
+
+int most_ranks() {
+    return environment_int(kMostRanks).value_or(1);
 }
 
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options) {

@@ -17,12 +17,14 @@
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include "base/clock.hpp"
+#include "base/descriptor.hpp"
 #include "base/error.hpp"
 #include "comm/launch/meeting_error.hpp"
 #include "comm/launch/socket.hpp"
@@ -129,16 +131,73 @@ std::string with_rank(int rank, std::string_view text) {
     return marked;
 }
 
+// While it exists, the signals that a launcher passes on, and that of an ended rank, wait to be
+// read.
+class Signals {
+ public:
+    Signals() {
+        sigset_t signals;
+        sigemptyset(&signals);
+        sigaddset(&signals, SIGCHLD);
+        for (const int signal : kForwarded) {
+            sigaddset(&signals, signal);
+        }
+        sigprocmask(SIG_BLOCK, &signals, &before_);
+        fd_ = Descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
+    }
+    ~Signals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
+    Signals(const Signals&) = delete;
+    Signals& operator=(const Signals&) = delete;
+
+    int fd() const { return fd_.fd(); }
+    const sigset_t& before() const { return before_; }
+    // The next one that has come; 0: none has.
+    int next() const {
+        signalfd_siginfo info;
+        return read(fd(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
+    }
+    static bool asks_to_end(int signal) {
+        return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
+    }
+    // Waits for so long, or until a signal asks this process to end, which is returned; 0: none
+    // did.
+    int wait(double seconds) const {
+        const auto deadline = deadline_in(seconds);
+        for (;;) {
+            for (int signal = next(); signal != 0; signal = next()) {
+                if (asks_to_end(signal)) {
+                    return signal;
+                }
+            }
+            const double left = -seconds_since(deadline);
+            if (left <= 0.0) {
+                return 0;
+            }
+            pollfd come{fd(), POLLIN, 0};
+            poll(&come, 1, 1 + static_cast<int>(left * 1000.0));
+        }
+    }
+
+ private:
+    sigset_t before_;
+    Descriptor fd_;
+};
+
 class LocalRanks {
  public:
-    LocalRanks(const LocalRanksSpec& spec, int restarts, const std::vector<std::string>& command);
+    // The ranks of one generation, started again so many times before.
+    LocalRanks(const LocalRanksSpec& spec, const NodePlace& place, int restarts,
+               const Signals& signals, const std::vector<std::string>& command);
     ~LocalRanks();
     LocalRanks(const LocalRanks&) = delete;
     LocalRanks& operator=(const LocalRanks&) = delete;
 
-    int wait();
+    // hosts: nullptr if there is one.
+    int wait(NodeMeeting* hosts);
     // After wait(): whether the ranks might do better if they are started again.
     bool may_restart() const;
+    // After wait(): whether they have ended as a signal asked them to, but not this process.
+    bool may_regroup() const { return !asked_ && code_ == static_cast<int>(ExitCode::interrupted); }
 
  private:
     struct Stream {
@@ -160,18 +219,18 @@ class LocalRanks {
     void look_for_ends();
     void end_the_rest();
     void signal_all(int signal) const;
-    void take_signals();
+    void take_signals(NodeMeeting* hosts);
     bool running() const;
     // The number in the job of this host's rank local_rank.
     int global(std::size_t local_rank) const {
-        return spec_.node * spec_.ranks + static_cast<int>(local_rank);
+        return place_.first_rank + static_cast<int>(local_rank);
     }
 
     const LocalRanksSpec& spec_;
+    const NodePlace place_;
     const int restarts_;  // before these ranks
-    sigset_t signals_, before_;
-    std::optional<MeetingFolder> folder_;
-    int signal_fd_ = -1;
+    const Signals& signals_;
+    const MeetingFolder folder_;
     std::vector<Rank> ranks_;
     int code_ = 0;
     bool signalled_ = false;  // code_ is of a rank that a signal has ended
@@ -181,17 +240,13 @@ class LocalRanks {
     bool asked_ = false;  // to end, by a signal to this process
 };
 
-LocalRanks::LocalRanks(const LocalRanksSpec& spec, int restarts,
-                       const std::vector<std::string>& command)
-    : spec_(spec), restarts_(restarts), ranks_(static_cast<std::size_t>(spec.ranks)) {
-    sigemptyset(&signals_);
-    sigaddset(&signals_, SIGCHLD);
-    for (const int signal : kForwarded) {
-        sigaddset(&signals_, signal);
-    }
-    sigprocmask(SIG_BLOCK, &signals_, &before_);
-    folder_.emplace();  // whose process takes no signal, either
-    signal_fd_ = signalfd(-1, &signals_, SFD_CLOEXEC | SFD_NONBLOCK);
+LocalRanks::LocalRanks(const LocalRanksSpec& spec, const NodePlace& place, int restarts,
+                       const Signals& signals, const std::vector<std::string>& command)
+    : spec_(spec),
+      place_(place),
+      restarts_(restarts),
+      signals_(signals),
+      ranks_(static_cast<std::size_t>(spec.ranks)) {
     std::fflush(nullptr);
     for (std::size_t rank = 0; rank < ranks_.size(); ++rank) {
         start(rank, command);
@@ -208,8 +263,6 @@ LocalRanks::~LocalRanks() {
             close(stream.fd);
         }
     }
-    close(signal_fd_);
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
 }
 
 void LocalRanks::start(std::size_t rank, const std::vector<std::string>& command) {
@@ -245,22 +298,23 @@ void LocalRanks::become(std::size_t rank, const std::vector<std::string>& comman
     if (getppid() != parent) {
         _exit(1);
     }
-    sigprocmask(SIG_SETMASK, &before_, nullptr);
+    sigprocmask(SIG_SETMASK, &signals_.before(), nullptr);
     dup2(out[1], STDOUT_FILENO);
     dup2(error[1], STDERR_FILENO);
     for (const auto& [name, value] : {std::pair{"RANK", global(rank)},
                                       {"LOCAL_RANK", static_cast<int>(rank)},
-                                      {"WORLD_SIZE", spec_.nodes * spec_.ranks},
+                                      {"WORLD_SIZE", place_.world_size},
                                       {"LOCAL_WORLD_SIZE", spec_.ranks},
-                                      {"GROUP_RANK", spec_.node},
-                                      {kLaunchNodes, spec_.nodes},
+                                      {"GROUP_RANK", place_.number},
+                                      {kLaunchNodes, place_.nodes},
+                                      {kMostRanks, place_.most_ranks},
                                       {kLaunchRestarts, restarts_}}) {
         setenv(name, std::to_string(value).c_str(), 1);
     }
-    setenv(kLaunchFolder, (folder_->path() / "store").c_str(), 1);
-    if (spec_.nodes > 1) {
-        setenv("MASTER_ADDR", spec_.master_addr.c_str(), 1);
-        setenv("MASTER_PORT", std::to_string(spec_.master_port).c_str(), 1);
+    setenv(kLaunchFolder, (folder_.path() / "store").c_str(), 1);
+    if (place_.nodes > 1) {
+        setenv("MASTER_ADDR", spec_.hosts.master_addr.c_str(), 1);
+        setenv("MASTER_PORT", std::to_string(place_.master_port).c_str(), 1);
     }
     std::vector<char*> words;
     for (const std::string& word : command) {
@@ -323,14 +377,15 @@ void LocalRanks::signal_all(int signal) const {
     }
 }
 
-void LocalRanks::take_signals() {
-    signalfd_siginfo info;
-    while (read(signal_fd_, &info, sizeof info) == sizeof info) {
-        const auto signal = static_cast<int>(info.ssi_signo);
-        if (signal != SIGCHLD) {
-            asked_ = asked_ || (signal != SIGUSR1 && signal != SIGUSR2);
-            signal_all(signal);
+void LocalRanks::take_signals(NodeMeeting* hosts) {
+    for (int signal = signals_.next(); signal != 0; signal = signals_.next()) {
+        if (signal == SIGCHLD) {
+            continue;
         }
+        if (Signals::asks_to_end(signal) && !std::exchange(asked_, true) && hosts != nullptr) {
+            hosts->leave();
+        }
+        signal_all(signal);
     }
 }
 
@@ -383,11 +438,11 @@ void LocalRanks::end_the_rest() {
     signal_all(urged_++ == 0 ? SIGTERM : SIGKILL);
 }
 
-int LocalRanks::wait() {
+int LocalRanks::wait(NodeMeeting* hosts) {
     std::vector<pollfd> waits;
     std::vector<std::pair<std::size_t, Stream*>> streams;
     do {
-        waits = {{signal_fd_, POLLIN, 0}};
+        waits = {{signals_.fd(), POLLIN, 0}};
         streams = {{0, nullptr}};
         for (std::size_t r = 0; r < ranks_.size(); ++r) {
             for (Stream& stream : ranks_[r].streams) {
@@ -403,7 +458,10 @@ int LocalRanks::wait() {
                 pass_on(streams[i].first, *streams[i].second);
             }
         }
-        take_signals();
+        take_signals(hosts);
+        if (hosts != nullptr && hosts->is_awaited()) {
+            signal_all(SIGTERM);
+        }
         look_for_ends();
         end_the_rest();
         // A process that a rank has started may outlive it and keep its pipes open: not waited for.
@@ -425,28 +483,70 @@ bool LocalRanks::may_restart() const {
            std::find(kFinal.begin(), kFinal.end(), static_cast<ExitCode>(code_)) == kFinal.end();
 }
 
+// Starts the ranks as often as they may, and the hosts agree. Returns the last exit code.
+int run_generations(const LocalRanksSpec& spec, NodeMeeting* hosts, const Signals& signals,
+                    const std::vector<std::string>& command) {
+    double pause = 0.0;
+    int restarts = 0, code = 0;
+    for (;;) {
+        int asked = 0;  // by a signal, to end
+        NodePlace place{.world_size = spec.ranks, .most_ranks = spec.ranks};
+        if (hosts != nullptr) {
+            const auto met = hosts->meet([&](double seconds) {
+                asked = signals.wait(seconds);
+                return asked != 0;
+            });
+            if (!met) {
+                fmt::print(stderr, "gyre launch: {}\n",
+                           asked != 0 ? "asked to end" : "host 0 has ended the job");
+                return asked != 0 ? 128 + asked : code;
+            }
+            place = *met;
+        }
+        const Clock::time_point begin = Clock::now();
+        {
+            LocalRanks ranks(spec, place, restarts, signals, command);
+            code = ranks.wait(hosts);
+            if (hosts != nullptr && (ranks.may_restart() || ranks.may_regroup()) &&
+                hosts->regroups()) {
+                continue;  // at once, and not counted
+            }
+            if (!ranks.may_restart() || restarts == spec.max_restarts) {
+                return code;
+            }
+        }
+        pause = seconds_since(begin) > kSettledSeconds
+                    ? 0.0
+                    : std::clamp(2.0 * pause, kLeastPauseSeconds, kMostPauseSeconds);
+        fmt::print(stderr,
+                   "gyre launch: exit code {}; all ranks start again in {} s (restart {} of {})\n",
+                   code, pause, ++restarts, spec.max_restarts);
+        if (const int signal = signals.wait(pause); signal != 0) {
+            return 128 + signal;
+        }
+    }
+}
+
 }  // namespace
 
 int run_local_ranks(const LocalRanksSpec& spec, const std::vector<std::string>& command) {
-    double pause = 0.0;
-    for (int restarts = 0;;) {
-        const Clock::time_point begin = Clock::now();
-        {
-            LocalRanks job(spec, restarts, command);
-            const int code = job.wait();
-            if (restarts == spec.max_restarts || !job.may_restart()) {
-                return code;
-            }
-            pause = seconds_since(begin) > kSettledSeconds
-                        ? 0.0
-                        : std::clamp(2.0 * pause, kLeastPauseSeconds, kMostPauseSeconds);
-            fmt::print(stderr,
-                       "gyre launch: exit code {}; all ranks start again in {} s (restart {} of "
-                       "{})\n",
-                       code, pause, ++restarts, spec.max_restarts);
-        }
-        std::this_thread::sleep_for(std::chrono::duration<double>(pause));  // a signal ends it
+    std::unique_ptr<NodeMeeting> hosts;
+    if (spec.hosts.most > 1 && spec.hosts.node != 0) {  // a signal ends the wait for host 0
+        hosts = std::make_unique<NodeMeeting>(spec.hosts, spec.ranks);
     }
+    const Signals signals;  // before threads begin, which take none
+    if (spec.hosts.most > 1 && !hosts) {
+        hosts = std::make_unique<NodeMeeting>(spec.hosts, spec.ranks);
+    }
+    const struct End {
+        NodeMeeting* hosts;
+        ~End() {
+            if (hosts != nullptr) {
+                hosts->end();
+            }
+        }
+    } end{hosts.get()};
+    return run_generations(spec, hosts.get(), signals, command);
 }
 
 }  // namespace gyre::comm

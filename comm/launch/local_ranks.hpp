@@ -5,31 +5,32 @@
 #include <string>
 #include <vector>
 
+#include "comm/launch/nodes.hpp"
+
 namespace gyre::comm {
 
 // Which ranks of a job a launcher starts.
 struct LocalRanksSpec {
-    int ranks = 1;  // on this host, and on each other one
-    int nodes = 1;  // hosts, each with a launcher
-    int node = 0;   // this host's number; 0 has rank 0
-    // Where rank 0 listens; only with several nodes.
-    std::string master_addr = {};
-    int master_port = 29500;  // torchrun's
+    int ranks = 1;         // on this host
+    NodesSpec hosts = {};  // of the job, each with a launcher
     // How often all ranks are started again, after a pause, where one was killed, has crashed or
     // lost the others; not after what would come again, nor once a signal asked them to end.
     int max_restarts = 0;
 };
 
 // Starts spec.ranks processes of `command` (its first word the program's path), which find each
-// other by their environment (GYRE_LAUNCH_DIR, and torchrun's RANK, WORLD_SIZE, LOCAL_RANK,
-// LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and, with several
-// nodes, MASTER_ADDR and MASTER_PORT), and waits for all of them. Their lines come out behind
+// other by their environment (GYRE_LAUNCH_DIR, GYRE_MOST_RANKS, and torchrun's RANK, WORLD_SIZE,
+// LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and, with
+// several hosts, MASTER_ADDR and MASTER_PORT), and waits for all of them. Their lines come out
+// behind
 // "[RANK] ". SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 go to all of them. If one fails, the
 // others have kGraceSeconds to end by themselves, then as long after a SIGTERM, then they are
 // killed, and those that are stopped at once; no rank outlives its parent. What follows kClearLine
-// is drawn at once, and drawn over by what comes next. Returns 0, or the exit code of the first
-// that failed, 128 + N if signal N ended it. Throws Error(communication) if processes cannot be
-// started.
+// is drawn at once, and drawn over by what comes next. Where hosts come, leave or are lost, the
+// ranks of the others are asked to end, as by SIGTERM, and start again (comm/launch/nodes.hpp);
+// after SIGINT, SIGTERM or SIGHUP so do those of the other hosts. Returns 0, or the exit code of
+// the first that failed, 128 + N if signal N ended it. Throws Error(communication) if processes
+// cannot be started.
 int run_local_ranks(const LocalRanksSpec& spec, const std::vector<std::string>& command);
 
 // The variable by which such a rank knows where to meet.
@@ -38,6 +39,8 @@ constexpr const char* kLaunchFolder = "GYRE_LAUNCH_DIR";
 constexpr const char* kLaunchNodes = "GROUP_WORLD_SIZE";
 // How often this host's ranks have been started again.
 constexpr const char* kLaunchRestarts = "TORCHELASTIC_RESTART_COUNT";
+// How many ranks the job has if all hosts take part.
+constexpr const char* kMostRanks = "GYRE_MOST_RANKS";
 
 // Begins a line that is not ended but drawn over, such as a bar of progress.
 constexpr const char* kClearLine = "\r\033[K";

@@ -26,13 +26,7 @@ using namespace std::chrono_literals;
 
 constexpr auto kAskInterval = 10ms;     // for a key that is not there yet
 constexpr auto kLinger = 300ms;         // for the others to learn that rank 0 gives up
-constexpr auto kMeetAgain = 100ms;      // after a meeting of earlier ranks
 constexpr std::size_t kMostNamed = 16;  // of the ranks that are missing
-
-// This rank has not joined the meeting, though it belongs to the job.
-struct NotJoined : Error {
-    using Error::Error;
-};
 
 // The facts that each rank publishes, line by line.
 struct RankFacts {
@@ -184,7 +178,7 @@ void give_up_start(Store& store, int rank, const std::string& reason) {
 Place meet(Store& store, const StartUp& start_up) {
     const int rank = start_up.rank, size = start_up.world_size;
     const RankFacts mine = own_facts(start_up);
-    bool joined = false, refused = false;
+    bool joined = false;
     int root_process = 0;
     std::vector<RankFacts> all;
     try {
@@ -195,7 +189,6 @@ Place meet(Store& store, const StartUp& start_up) {
             try {
                 require_same_job(store, mine, root, rank);
             } catch (const Error& error) {
-                refused = true;
                 store.set(fmt::format("refused/{}", rank), error.what());
                 throw;
             }
@@ -223,13 +216,9 @@ Place meet(Store& store, const StartUp& start_up) {
                                             store.where(), store.remedy()));
         }
     } catch (const Error& error) {
-        if (refused) {
-            throw;
+        if (joined) {
+            give_up_start(store, rank, error.what());
         }
-        if (!joined) {
-            throw NotJoined(error.code(), error.what());
-        }
-        give_up_start(store, rank, error.what());
         throw;
     }
     Place place;
@@ -252,25 +241,12 @@ Place meet(Store& store, const StartUp& start_up) {
 }
 
 Meeting meet(const StartUp& start_up, double timeout_seconds) {
-    const auto deadline = deadline_in(timeout_seconds);
-    for (;;) {
-        const double left = std::max(0.0, -seconds_since(deadline));
-        Meeting meeting;
-        meeting.store = start_up.method == StartUp::Method::tcp ? make_tcp_store(start_up, left)
-                                                                : make_file_store(start_up, left);
-        try {
-            meeting.place = meet(*meeting.store, start_up);
-            return meeting;
-        } catch (const NotJoined&) {
-            // Perhaps the ranks that ran before, of which one has ended, still end on rank 0's
-            // host.
-            if (!start_up.again || Clock::now() > deadline) {
-                throw;
-            }
-        }
-        meeting.store.reset();
-        std::this_thread::sleep_for(kMeetAgain);
-    }
+    Meeting meeting;
+    meeting.store = start_up.method == StartUp::Method::tcp
+                        ? make_tcp_store(start_up, timeout_seconds)
+                        : make_file_store(start_up, timeout_seconds);
+    meeting.place = meet(*meeting.store, start_up);
+    return meeting;
 }
 
 namespace {

@@ -33,9 +33,8 @@ struct StartUp {
     std::string job_id;
     Secret secret;
     bool insecure = false;  // tcp: without a secret, other hosts may reach the meeting
-    // Started again by launchers of several hosts, gyre's or torchrun's: ranks that ran before may
-    // still be there.
-    bool again = false;
+    // tcp, in messages: who meets (ranks, or the launchers of hosts), for how long, by which flags.
+    std::string member = "rank", time_limit = "`init-timeout`", meeting_flags = "`init-method`";
 };
 
 // Throws Error(usage) for flags that do not fit together, Error(communication) for an environment
@@ -131,6 +130,9 @@ std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const 
 // continues to watch until it is stopped; without one, the start is watched until this returns.
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, StartAlarm& alarm);
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options);
+
+// The most ranks that the job may have, as gyre launch says it; at least 1.
+int most_ranks();
 
 // True if Gloo was found when gyre was built.
 bool gloo_available();

@@ -30,6 +30,7 @@ constexpr int kMostWarnings = 8;            // of strangers
 TcpServer::TcpServer(Socket listener, const StartUp& start_up)
     : listener_(std::move(listener)),
       wake_(eventfd(0, EFD_CLOEXEC)),
+      member_(start_up.member),
       job_id_(start_up.job_id),
       secret_(start_up.secret),
       limits_(start_up.world_size) {
@@ -47,7 +48,7 @@ TcpServer::~TcpServer() {
         thread_.detach();  // cannot happen to an eventfd that nobody else writes to
     }
     if (dropped_ > kMostWarnings) {
-        fmt::print(stderr, "gyre: rank 0 has dropped {} connections of strangers in all\n",
+        fmt::print(stderr, "gyre: {} 0 has dropped {} connections of strangers in all\n", member_,
                    dropped_);
     }
 }
@@ -106,14 +107,13 @@ void TcpServer::gone(const Client& client) {
 
 void TcpServer::warn(const Client& client) {
     if (++dropped_ <= kMostWarnings) {
-        fmt::print(
-            stderr,
-            "gyre: rank 0 has dropped a connection from {}, which {}; the start continues{}\n",
-            client.address,
-            client.forged             ? "does not know this job's secret"
-            : client.received.empty() ? "said nothing"
-                                      : "is not gyre's",
-            dropped_ == kMostWarnings ? " (others are dropped in silence)" : "");
+        fmt::print(stderr,
+                   "gyre: {} 0 has dropped a connection from {}, which {}; the start continues{}\n",
+                   member_, client.address,
+                   client.forged             ? "does not know this job's secret"
+                   : client.received.empty() ? "said nothing"
+                                             : "is not gyre's",
+                   dropped_ == kMostWarnings ? " (others are dropped in silence)" : "");
     }
 }
 
@@ -241,13 +241,16 @@ bool TcpServer::receive_from(Client& client) {
 }
 
 // "F" and a key, or "S", a key, a zero and a value; answered by "1" (and the value) or "0", or "2":
-// no more is taken. Who sets "rank/3" comes as rank 3; the fourth line of it is its host.
+// no more is taken. Who sets "rank/3" comes as rank 3; the fourth line of it is its host. Who sets
+// "0/node/3" is a launcher.
 std::string TcpServer::handle(Client& client, const std::string& request) {
     const std::size_t zero = request.find('\0');
     if (request.starts_with('S') && zero != std::string::npos) {
         const std::string key = request.substr(1, zero - 1), value = request.substr(zero + 1);
         const char result = set(key, value);
-        if (result == '1' && client.name.empty() && key.starts_with("rank/")) {
+        if (result == '1' && client.name.empty() && key.find("/node/") != std::string::npos) {
+            client.name = key;
+        } else if (result == '1' && client.name.empty() && key.starts_with("rank/")) {
             std::istringstream lines(value);
             std::string host;
             for (int line = 0; line < 4; ++line) {

@@ -67,7 +67,7 @@ class TcpServer {
 
     Socket listener_, wake_;
     int dropped_ = 0;  // connections of strangers
-    const std::string job_id_;
+    const std::string member_, job_id_;
     const Secret secret_;
     const StoreLimits limits_;
     std::mutex mutex_;  // guards what follows

@@ -218,14 +218,96 @@ TEST_CASE("gyre launch on each of two hosts trains as on one, and both start aga
     CHECK(run_gyre(0, "diff " + job.file("one") + " " + job.file("run")).exit_code == 0);
 }
 
+namespace {
+
+// A launcher that runs in the background, with its output in a file.
+class BackgroundLauncher {
+ public:
+    BackgroundLauncher(const Job& job, const std::string& name, const std::string& words)
+        : log_(job.file(name + ".log")) {
+        const std::string pid = job.file(name + ".pid");
+        fs::remove(pid);
+        outcome_ = std::async(std::launch::async, run_shell,
+                              "export GYRE_TEST_WRITE_PAUSE_MS=25; " + gyre_binary() + " " + words +
+                                  " > " + log_ + " 2>&1 & echo $! > " + pid + ".new; mv " + pid +
+                                  ".new " + pid + "; wait $!");
+        REQUIRE(await([&] { return fs::exists(pid); }));
+        std::ifstream(pid) >> process_;
+    }
+    void signal(int number) const { kill(process_, number); }
+    bool says(const std::string& text, int times) const {
+        return await([&] { return count_of(file_bytes(log_), text) >= times; });
+    }
+    int exit_code() { return outcome_.get().exit_code; }
+    std::string log() const { return file_bytes(log_); }
+
+ private:
+    const std::string log_;
+    std::future<Outcome> outcome_;
+    pid_t process_ = 0;
+};
+
+}  // namespace
+
+TEST_CASE("a job trains on without a host that is lost or leaves, and with one that comes") {
+    const Job job;
+    // Its checkpoints take so long that all of this comes before the end.
+    const std::string train = " -- " + job.base +
+                              "-q --epochs 200 --optimizer adam --timeout 6 --resume auto "
+                              "--save-every 5epochs --save ";
+    REQUIRE(run_gyre(0, "launch -n 4" + train + job.file("whole")).exit_code == 0);
+    const std::string port = std::to_string(free_port());
+    const auto launch = [&](int node) {
+        return "launch -n 2 --nnodes 1:2 --node-rank " + std::to_string(node) +
+               " --master-addr 127.0.0.1 --master-port " + port +
+               " --rejoin-timeout 1 --max-restarts 5" + train + job.file("run");
+    };
+    const std::string both = "2 of 2 hosts train, with 4 ranks: host 0, 1\n";
+    const std::string alone = "1 of 2 hosts train, with 2 ranks: host 0; without host 1\n";
+    const auto saved = [&] {
+        std::error_code error;
+        return fs::last_write_time(job.file("run/last.safetensors"), error);
+    };
+    const auto saves = [&] { return await([&, before = saved()] { return saved() != before; }); };
+    BackgroundLauncher first(job, "first", launch(0));
+    {
+        BackgroundLauncher lost(job, "lost", launch(1));
+        CHECK(first.says(both, 1));
+        CHECK(saves());
+        lost.signal(SIGKILL);
+        CHECK(first.says(alone, 1));
+        CHECK(lost.exit_code() == 128 + SIGKILL);
+    }
+    CHECK(saves());
+    {
+        BackgroundLauncher leaves(job, "leaves", launch(1));
+        CHECK(first.says(both, 2));
+        CHECK(saves());
+        leaves.signal(SIGTERM);
+        CHECK(first.says(alone, 2));
+        CHECK(leaves.exit_code() == 130);
+        INFO(leaves.log());
+        CHECK(count_of(leaves.log(), "start again") == 0);
+    }
+    CHECK(saves());
+    first.signal(SIGTERM);
+    const int code = first.exit_code();
+    INFO(first.log());
+    CHECK(code == 130);
+    CHECK(count_of(first.log(), "all ranks start again") == 1);
+    // Three ranks of one host end what two and four of two have begun.
+    CHECK(run_gyre(0, "launch -n 3" + train + job.file("run")).exit_code == 0);
+    CHECK(run_gyre(0, "diff " + job.file("whole") + " " + job.file("run")).exit_code == 0);
+}
+
 TEST_CASE("a job whose ranks are killed again and again ends as one that was left alone") {
-    constexpr int kRanks = 3, kKills = 8, kEpochs = 400;
+    constexpr int kRanks = 3, kKills = 8, kEpochs = 200;
     const Job job;
     // Far more checkpoints than kills, each of which waits for another one; and each takes so long
     // that all kills come well before the end, even if this process has to wait for a processor.
     const std::string train = job.base + "-q --epochs " + std::to_string(kEpochs) +
                               " --virtual-ranks 4 --optimizer adam --timeout 6 "
-                              "--save-every 10epochs --save ";
+                              "--save-every 5epochs --save ";
     REQUIRE(run_gyre(0, "launch -n 3 -- " + train + job.file("whole") + " --metrics " +
                             job.file("whole.jsonl"))
                 .exit_code == 0);
@@ -339,5 +421,10 @@ TEST_CASE("gyre launch says what it lacks") {
     refuse("-n 2 --nnodes 2 --node-rank 1 -- train", "and --master-addr");
     refuse("-n 2 --node-rank 1 -- train", "--node-rank 1 of 1 hosts: they count from 0 to 0");
     refuse("-n 2 --nnodes 2 --node-rank 2 --master-addr ::1 -- train", "--node-rank 2 of 2 hosts");
+    refuse("-n 2 --nnodes 2:4 -- train", "--nnodes 2:4 also needs --node-rank, which is 0 to 3");
+    refuse("-n 2 --nnodes 4:2 -- train", "'4:2' must be a number of hosts from 1 to 1024, or the");
+    refuse("-n 2 --nnodes 2: -- train", "'2:' must be a number of hosts");
+    refuse("-n 2 --rejoin-timeout -1 -- train",
+           "--rejoin-timeout: '-1' must be a finite number >= 0");
     refuse("-n 2 train", "'train'");
 }

@@ -1,6 +1,7 @@
-// gyre launch: the ranks of a job on this host, without mpirun.
+// gyre launch: the ranks of a job on this host, and on others with it, without mpirun.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <filesystem>
 
 #include "base/error.hpp"
@@ -30,16 +31,18 @@ int run_launch(const LaunchCommandOptions& options, const std::vector<std::strin
     }
     LocalRanksSpec job = options.job;
     job.ranks = options.gpus ? gpus : *options.ranks;
-    job.node = options.node.value_or(0);
-    if (job.nodes > 1 && (!options.node || job.master_addr.empty())) {
+    NodesSpec& hosts = job.hosts;
+    hosts.node = options.node.value_or(0);
+    hosts.insecure = std::ranges::find(command, "--insecure") != command.end();
+    if (hosts.most > 1 && (!options.node || hosts.master_addr.empty())) {
         throw usage_error(fmt::format(
             "launch: --nnodes {} also needs --node-rank, which is 0 to {} on the hosts, "
             "and --master-addr, the address of the host with --node-rank 0",
-            job.nodes, job.nodes - 1));
+            nnodes_text(hosts), hosts.most - 1));
     }
-    if (job.node >= job.nodes) {
+    if (hosts.node >= hosts.most) {
         throw usage_error(fmt::format("launch: --node-rank {} of {} hosts: they count from 0 to {}",
-                                      job.node, job.nodes, job.nodes - 1));
+                                      hosts.node, hosts.most, hosts.most - 1));
     }
     std::vector<std::string> words = {std::filesystem::read_symlink("/proc/self/exe").string()};
     words.insert(words.end(), command.begin(), command.end());

@@ -247,17 +247,55 @@ std::vector<Setting> plot_flags(PlotOptions& o) {
             .is_required()};
 }
 
+std::string nnodes_text(const comm::NodesSpec& hosts) {
+    return hosts.least == hosts.most ? std::to_string(hosts.most)
+                                     : fmt::format("{}:{}", hosts.least, hosts.most);
+}
+
+namespace {
+
+Setting nnodes_setting(comm::NodesSpec& hosts) {
+    return custom(
+        "nnodes", "MIN:MAX",
+        "Number of hosts, on each of which gyre launch runs; or the least and the most of a job "
+        "that "
+        "trains on without hosts that are lost, and with those that come",
+        [&hosts](const std::string& given) {
+            const std::size_t colon = given.find(':');
+            int least = 0, most = 0;
+            const Bounds<int> bounds{1, 1024};
+            const bool good = read_number(given.substr(0, colon), least, bounds).empty() &&
+                              (colon == std::string::npos ||
+                               read_number(given.substr(colon + 1), most, bounds).empty());
+            most = colon == std::string::npos ? least : most;
+            if (!good || most < least) {
+                return fmt::format(
+                    "'{}' must be a number of hosts from 1 to 1024, or the least and the most, as "
+                    "in 2:4",
+                    given);
+            }
+            hosts.least = least;
+            hosts.most = most;
+            return std::string();
+        },
+        [&hosts] { return nnodes_text(hosts); });
+}
+
+}  // namespace
+
 std::vector<Setting> launch_flags(LaunchCommandOptions& o) {
     return {
         number("nproc-per-node", o.ranks, {1, 1024}, "Number of ranks").abbreviated("n"),
         toggle("gpus", o.gpus, "One rank for each GPU of this host").instead_of("nproc-per-node"),
-        number("nnodes", o.job.nodes, {1, 1024},
-               "Number of hosts; on each runs gyre launch, with as many ranks as on the others"),
+        nnodes_setting(o.job.hosts),
         number("node-rank", o.node, {0, 1023},
                "This host's number among them, from 0, which has rank 0"),
-        text("master-addr", o.job.master_addr, "HOST",
-             "Address of the host with node-rank 0, where the ranks meet"),
-        number("master-port", o.job.master_port, {1, 65535}, "A free port there"),
+        text("master-addr", o.job.hosts.master_addr, "HOST",
+             "Address of the host with node-rank 0, where the hosts meet"),
+        number("master-port", o.job.hosts.master_port, {1, 65535},
+               "A free port there, for the hosts; the ranks meet at another one"),
+        number("rejoin-timeout", o.job.hosts.rejoin_timeout, {.least = 0.0},
+               "Seconds that a start waits for hosts without which it could begin"),
         number(
             "max-restarts", o.job.max_restarts, {.least = 0},
             "Start all ranks again, up to N times, where one was killed, has crashed or lost the "

@@ -96,5 +96,7 @@ std::vector<Setting> import_flags(ImportOptions& options);
 std::vector<Setting> diff_flags(DiffOptions& options);
 std::vector<Setting> plot_flags(PlotOptions& options);
 std::vector<Setting> launch_flags(LaunchCommandOptions& options);
+// The value of --nnodes.
+std::string nnodes_text(const comm::NodesSpec& hosts);
 
 }  // namespace gyre::train
