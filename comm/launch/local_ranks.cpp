@@ -57,7 +57,7 @@ class MeetingFolder {
     const std::filesystem::path& path() const { return path_; }
 
  private:
-    [[noreturn]] void await_end(Socket there) const;
+    [[noreturn]] void await_end(const Socket& there) const;
 
     std::filesystem::path path_;
     Socket here_;  // at its other end is that process
@@ -80,7 +80,7 @@ MeetingFolder::MeetingFolder() {
         if (child == 0) {
             here_.close();
             if (fork() == 0) {
-                await_end(std::move(there));
+                await_end(there);
             }
             _exit(0);
         }
@@ -94,10 +94,13 @@ MeetingFolder::MeetingFolder() {
     waitpid(child, nullptr, 0);
 }
 
-void MeetingFolder::await_end(Socket there) const {
+void MeetingFolder::await_end(const Socket& there) const {
     setsid();  // no signal of the terminal's ends it
+    // The port of a launcher that is killed is free at once.
+    dup2(there.fd(), STDIN_FILENO);
+    close_range(STDERR_FILENO + 1, ~0u, 0);
     char byte = 0;
-    there.receive_all(&byte, 1);
+    Socket(STDIN_FILENO).receive_all(&byte, 1);
     // A rank whose parent was killed may still write to it for a moment.
     std::error_code error;
     for (int i = 0; i < 50; ++i) {

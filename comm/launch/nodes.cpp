@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <numeric>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -24,6 +25,7 @@ constexpr double kJoinSeconds = 600.0;   // until enough hosts must have come; t
 constexpr double kAnswerSeconds = 10.0;  // of host 0
 constexpr double kEndSeconds = 10.0;     // that host 0 stays for the others to read its last word
 constexpr double kLookSeconds = 0.02;    // between two looks at the store
+constexpr double kReconnectSeconds = 1;  // of an attempt, and between two
 constexpr const char* kEnd = "end";
 
 // A port at which rank 0 can listen now.
@@ -69,6 +71,8 @@ NodeMeeting::NodeMeeting(const NodesSpec& spec, int ranks)
       store_(make_tcp_store(start_up_of(spec), kJoinSeconds)),
       members_(static_cast<std::size_t>(spec.most)) {
     std::iota(members_.begin(), members_.end(), 0);
+    std::random_device random;
+    mine_ = fmt::format("{} {:08x}{:08x}", ranks, random(), random());
 }
 
 std::string NodeMeeting::key(const char* name, int generation) const {
@@ -78,11 +82,19 @@ std::string NodeMeeting::key(const char* name, int generation, int node) const {
     return fmt::format("{}/{}/{}", generation, name, node);
 }
 
+void NodeMeeting::require_store() const {
+    if (!store_) {
+        throw meeting_error("gyre launch: host 0 is lost");
+    }
+}
+
 std::optional<std::string> NodeMeeting::find(const std::string& key) {
+    require_store();
     store_->deadline = deadline_in(kAnswerSeconds);
     return store_->find(key);
 }
 bool NodeMeeting::set(const std::string& key, const std::string& value) {
+    require_store();
     store_->deadline = deadline_in(kAnswerSeconds);
     return store_->set(key, value);
 }
@@ -91,13 +103,14 @@ bool NodeMeeting::is_member(int node) const {
     return std::find(members_.begin(), members_.end(), node) != members_.end();
 }
 
-// Finds the next generation, and says in it that this host is there.
+// Finds the next generation, and says in it that this host is there, unless it has said so before.
 void NodeMeeting::arrive() {
     while (find(key("members", generation_))) {
         ++generation_;
     }
-    if (!set(key("node", generation_, spec_.node), std::to_string(ranks_))) {
-        throw meeting_error(fmt::format(
+    const std::string place = key("node", generation_, spec_.node);
+    if (!set(place, mine_) && find(place) != mine_) {
+        throw usage_error(fmt::format(
             "gyre launch: host {} is already at {}: another gyre launch has the same `node-rank`, "
             "or this is another job's port",
             spec_.node, store_->where()));
@@ -105,6 +118,32 @@ void NodeMeeting::arrive() {
 }
 
 std::optional<NodePlace> NodeMeeting::meet(const std::function<bool(double)>& asked) {
+    for (auto heard = Clock::now();; store_.reset()) {
+        try {
+            if (!store_) {  // it may be that of a new launcher
+                store_ = make_tcp_store(start_up_of(spec_), kReconnectSeconds);
+                generation_ = 0;
+                heard = Clock::now();
+            }
+            return meet_there(asked);
+        } catch (const Error& error) {
+            const bool other_may_come = spec_.node != 0 && spec_.least < spec_.most &&
+                                        error.code() == ExitCode::communication;
+            if (!other_may_come || seconds_since(heard) > kJoinSeconds) {
+                throw;
+            }
+            if (store_) {
+                fmt::print(stderr, "gyre launch: waiting for host 0 for up to {:.0f} s: {}\n",
+                           kJoinSeconds, error.what());
+            }
+        }
+        if (asked(kReconnectSeconds)) {
+            return std::nullopt;
+        }
+    }
+}
+
+std::optional<NodePlace> NodeMeeting::meet_there(const std::function<bool(double)>& asked) {
     arrive();
     if (spec_.node == 0 && !gather(asked)) {
         end();
@@ -131,11 +170,11 @@ bool NodeMeeting::gather(const std::function<bool(double)>& asked) {
         std::vector<std::pair<int, int>> present;  // number, ranks
         std::vector<int> missing, left;
         for (int node = 0; node < spec_.most; ++node) {
-            const auto ranks = find(key("node", generation_, node));
-            if (find(key("left", ranks ? generation_ : generation_ - 1, node))) {
-                left.push_back(node);
-            } else if (ranks) {
+            if (const auto ranks = find(key("node", generation_, node))) {
                 present.emplace_back(node, std::max(1, std::atoi(ranks->c_str())));
+            } else if (find(key("left", generation_ - 1, node)) ||
+                       find(key("left", generation_, node))) {
+                left.push_back(node);
             } else if (is_member(node)) {
                 missing.push_back(node);
             }
@@ -256,6 +295,7 @@ void NodeMeeting::end() {
         const auto heard = [&](int node) {
             return node == 0 || find(key("left", generation_, node)) ||
                    find(key("node", generation_ + 1, node)) ||
+                   find(key("left", generation_ + 1, node)) ||
                    (!begun && !find(key("node", generation_, node)));
         };
         const auto deadline = deadline_in(kEndSeconds);

@@ -1,10 +1,12 @@
 // The hosts of a job, each with a launcher: which of them take part, agreed on before each start of
 // the ranks.
 //
-// The launcher of host 0 serves a store (comm/launch/tcp_server.hpp) for as long as the job lasts,
-// so it must stay; the others may be lost, leave, and come again. Each start is a generation g:
+// The launcher of host 0 serves a store (comm/launch/tcp_server.hpp). The others may be lost,
+// leave, and come again; where host 0's is lost, they wait for a new one. Each start is a
+// generation g, in one store:
 //
-//   g/node/i     host i is there, with so many ranks: its ranks of earlier generations have ended
+//   g/node/i     host i is there, with so many ranks: those of earlier generations have ended. It
+//                stays while that launcher is connected
 //   g/members    host 0 begins the generation with these hosts
 //   g/regroup    the ranks of the generation are to save and end, as a host has come or leaves
 //   g/left/i     host i will not be in the next generation
@@ -48,7 +50,8 @@ class NodeMeeting {
 
     // Waits for the next generation. Collective. Nothing if the job has ended, or if
     // asked(seconds), which waits for so long, says that this launcher is to end. Throws
-    // Error(communication), also where too few hosts come, or host 0 is lost.
+    // Error(communication), also where too few hosts come, or host 0 is lost and, in a job that
+    // does not need all hosts, not started again.
     std::optional<NodePlace> meet(const std::function<bool(double)>& asked);
 
     // While the ranks run. True on host 0, once for each generation, if its ranks are to save and
@@ -67,7 +70,9 @@ class NodeMeeting {
     std::string key(const char* name, int generation, int node) const;
     std::optional<std::string> find(const std::string& key);
     bool set(const std::string& key, const std::string& value);
+    void require_store() const;
     void arrive();
+    std::optional<NodePlace> meet_there(const std::function<bool(double)>& asked);
     bool gather(const std::function<bool(double)>& asked);
     bool begin(const std::vector<std::pair<int, int>>& present);
     std::optional<NodePlace> place_in(const std::string& members);
@@ -75,7 +80,8 @@ class NodeMeeting {
 
     const NodesSpec spec_;
     const int ranks_;
-    std::unique_ptr<Store> store_;
+    std::string mine_;  // this host's ranks, and what tells it from others of its number
+    std::unique_ptr<Store> store_;  // nullptr: the connection to host 0 is lost
     int generation_ = 0;
     std::vector<int> members_;  // of the last generation that began; before: all
     bool awaited_ = false;      // is_awaited() was true in it

@@ -25,6 +25,14 @@ constexpr std::size_t kMostStrangers = 64;  // connections that belong to no ran
 constexpr std::size_t kOverhead = 64;       // bytes of a key and its value in memory, besides these
 constexpr int kMostWarnings = 8;            // of strangers
 
+std::size_t held_by(const std::string& key, const std::string& value) {
+    return key.size() + value.size() + kOverhead;
+}
+
+bool is_launcher(const std::string& name) {
+    return name.find("/node/") != std::string::npos;
+}
+
 }  // namespace
 
 TcpServer::TcpServer(Socket listener, const StartUp& start_up)
@@ -58,7 +66,7 @@ char TcpServer::set(const std::string& key, const std::string& value) {
     if (values_.contains(key)) {
         return '0';
     }
-    const std::size_t bytes = key.size() + value.size() + kOverhead;
+    const std::size_t bytes = held_by(key, value);
     if (key.size() > limits_.key || value.size() > limits_.value || held_ + bytes > limits_.all) {
         return '2';
     }
@@ -93,13 +101,21 @@ bool TcpServer::is_started(const std::string& name) const {
     return values_.contains(kStartedKey + name.substr(0, name.find(' ')));
 }
 
-// A rank's end during the start is the start's, but not a stranger's.
-void TcpServer::gone(const Client& client) {
+// A rank's end during the start is the start's, but not a stranger's. A launcher is no longer
+// there, unless it has come again before its old connection has ended.
+void TcpServer::gone(const Client& client, const std::vector<Client>& others) {
     if (client.name.empty() && (!client.seal || client.forged)) {
         warn(client);
     }
     const std::lock_guard lock(mutex_);
-    if (!client.name.empty() && !is_started(client.name)) {
+    if (is_launcher(client.name)) {
+        const auto same = [&client](const Client& other) { return other.name == client.name; };
+        const auto entry = values_.find(client.name);
+        if (entry != values_.end() && std::none_of(others.begin(), others.end(), same)) {
+            held_ -= held_by(entry->first, entry->second);
+            values_.erase(entry);
+        }
+    } else if (!client.name.empty() && !is_started(client.name)) {
         values_.emplace(kFailedKey, fmt::format("rank {} has ended during the start", client.name));
     }
     heard_.erase(client.name);
@@ -144,15 +160,15 @@ void TcpServer::serve() {
         if (waits[0].revents != 0) {
             return;
         }
-        std::vector<Client> kept;
+        std::vector<Client> kept, lost;
         for (std::size_t i = 0; i < clients.size(); ++i) {
-            if (waits[i + 2].revents == 0 || answer(clients[i])) {
-                kept.push_back(std::move(clients[i]));
-            } else {
-                gone(clients[i]);
-            }
+            const bool stays = waits[i + 2].revents == 0 || answer(clients[i]);
+            (stays ? kept : lost).push_back(std::move(clients[i]));
         }
         clients = std::move(kept);
+        for (const Client& client : lost) {
+            gone(client, clients);
+        }
         if (waits[1].revents != 0) {
             take_in(clients);
         }
@@ -242,13 +258,13 @@ bool TcpServer::receive_from(Client& client) {
 
 // "F" and a key, or "S", a key, a zero and a value; answered by "1" (and the value) or "0", or "2":
 // no more is taken. Who sets "rank/3" comes as rank 3; the fourth line of it is its host. Who sets
-// "0/node/3" is a launcher.
+// "0/node/3" is a launcher, whose key stays while it is connected.
 std::string TcpServer::handle(Client& client, const std::string& request) {
     const std::size_t zero = request.find('\0');
     if (request.starts_with('S') && zero != std::string::npos) {
         const std::string key = request.substr(1, zero - 1), value = request.substr(zero + 1);
         const char result = set(key, value);
-        if (result == '1' && client.name.empty() && key.find("/node/") != std::string::npos) {
+        if (is_launcher(key) && (result == '1' || find(key) == value)) {
             client.name = key;
         } else if (result == '1' && client.name.empty() && key.starts_with("rank/")) {
             std::istringstream lines(value);

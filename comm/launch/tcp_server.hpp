@@ -55,7 +55,7 @@ class TcpServer {
     void serve();
     void take_in(std::vector<Client>& clients);
     void limit_strangers(std::vector<Client>& clients);
-    void gone(const Client& client);
+    void gone(const Client& client, const std::vector<Client>& others);
     void warn(const Client& client);
     // Returns false if the client has gone, is not gyre, or does not know the secret.
     bool answer(Client& client);

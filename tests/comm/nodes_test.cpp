@@ -127,8 +127,45 @@ TEST_CASE("a host's number is taken once, and who is asked to end waits for nobo
     CHECK(!Hosts(2, 2).make(0, 1)->meet([](double) { return true; }));
     Found waits = meet(*second);
     sleep_ms(50);
-    expect_error(ExitCode::communication, {"host 1 is already at tcp://"},
-                 [&] { meet(*twin).get(); });
+    expect_error(ExitCode::usage, {"host 1 is already at tcp://"}, [&] { meet(*twin).get(); });
     first->end();
     CHECK(!waits.get());
+}
+
+TEST_CASE("a host waits for a new launcher of host 0, and does not if the job needs all hosts") {
+    for (const int most : {3, 2}) {
+        const Hosts hosts(2, most);
+        auto first = hosts.make(0, 2);
+        const auto second = hosts.make(1, 1);
+        Found comes = meet(*second);
+        check_place(meet(*first).get(), 0, 2, 0, 3);
+        check_place(comes.get(), 1, 2, 2, 3);
+        first.reset();
+        CHECK(!second->regroups());
+        comes = meet(*second);
+        if (most == 2) {
+            expect_error(ExitCode::communication, {"host 0 at tcp://", "closed the connection"},
+                         [&] { comes.get(); });
+            continue;
+        }
+        sleep_ms(100);
+        first = hosts.make(0, 1);
+        check_place(meet(*first).get(), 0, 2, 0, 2);
+        check_place(comes.get(), 1, 2, 1, 2);
+    }
+}
+
+TEST_CASE("a launcher that ends while it waits does not count, and may come again") {
+    const Hosts hosts(2, 3);
+    const auto first = hosts.make(0, 1);
+    for (int i = 0; i < 2; ++i) {
+        auto waits = hosts.make(1, 1);
+        CHECK(!waits->meet([](double) { return true; }));
+    }
+    sleep_ms(100);
+    CHECK(!first->is_awaited());
+    const auto second = hosts.make(1, 4);
+    Found comes = meet(*second);
+    check_place(meet(*first).get(), 0, 2, 0, 5);
+    check_place(comes.get(), 1, 2, 1, 5);
 }

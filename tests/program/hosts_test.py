@@ -15,6 +15,7 @@ import os
 import pathlib
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -223,6 +224,33 @@ class Gyre:
         check.says("not arrived|late|no answer|host2")
         hosts("cable", "host2", "in")
 
+    def launchers_without_cable(self, check: Check) -> None:
+        """gyre launch on host1 and host2: host1 trains on alone while host2 cannot be reached."""
+        shutil.rmtree(OUT / "launched", ignore_errors=True)
+        training = [*self.endless(timeout=6)[1:], "--save", str(OUT / "launched"), "--resume", "auto"]
+        launchers = []  # behind a timeout that passes a signal on once
+        for number, where in ((1, [HOSTS, "on", "host2"]), (0, [])):
+            launch = [self.gyre, "launch", "-n", "1", "--nnodes", "1:2", "--node-rank", str(number), "--master-addr",
+                      "host1", "--rejoin-timeout", "1", "--max-restarts", "9", "--"]  # fmt: skip
+            bound = ["timeout", "--foreground", "-k", "20", "180"]
+            launchers.append(start([*bound, *where, *launch, *training], f"log.{number}"))
+        check.wait_for_steps(OUT / "run.jsonl", 5)
+        for cable, line, times in (("out", "1 of 2 hosts train", 1), ("in", "2 of 2 hosts train", 2)):
+            begin = time.monotonic()
+            hosts("cable", "host2", cable)
+            while (OUT / "log.0").read_text(errors="replace").count(line) < times:
+                if time.monotonic() - begin > 60:
+                    check.fail(f'no "{line}" on host1')
+                    break
+                time.sleep(0.1)
+            check.measured += f"cable {cable}: {time.monotonic() - begin:.1f} s; "
+        check.wait_for_steps(OUT / "run.jsonl", len(losses_in(OUT / "run.jsonl")) + 5)
+        launchers[1].send_signal(signal.SIGTERM)
+        begin = time.monotonic()
+        for launcher in launchers:
+            check.status(exit_code(launcher), 130)
+        check.measured += f"end: {time.monotonic() - begin:.1f} s"
+
     def ring(self, check: Check, ranks: int) -> None:
         """A reduction of 32 MiB over links of 1 Gbit/s takes what a ring takes, 2 (n-1)/n S/B, within
         25 %. It may try five times."""
@@ -409,6 +437,8 @@ def table(on: Gyre) -> list[Row]:
             on.launch_on_each),
         Row("failures", "without MPI and a secret: refused", 10, on.without_mpi_or_secret),
         Row("failures", "without MPI, a pulled cable ends both ranks", 40, on.without_mpi_or_cable),
+        Row("failures", "gyre launch on each of 2 hosts: trains on without one whose cable is pulled", 180,
+            on.launchers_without_cable),
         Row("losses", "4 hosts: a sum in the tree over the ranks sends a ring's bytes", 35,
             lambda c: on.tree(c, 4)),
         Row("rings", "2 hosts, 1 Gbit/s: a reduction takes a ring's time", 60,

@@ -612,6 +612,20 @@ TEST_CASE("gyre plot draws what --metrics wrote, and names a line that is none")
     plot(jsonl + " " + set.file("sub/b.jsonl") + " -o " + set.file("y.svg"), 0, set.file("y.svg"));
     CHECK(count_of(file_bytes(set.file("y.svg")), " sub/b.jsonl<") == 1);
     CHECK(count_of(file_bytes(set.file("y.svg")), ">test<") == 0);  // nothing was evaluated
+    // Where a training resumed, and on how many ranks.
+    const std::string resumed = write(set.file("resumed"),
+                                      R"({"ranks":4}
+{"epoch":1,"step":5,"loss":2}
+{"ranks":4,"steps_per_epoch":10,"resumed":{"epoch":1,"step":5}}
+{"epoch":1,"step":10,"loss":1}
+{"ranks":1,"steps_per_epoch":10,"resumed":{"epoch":2,"step":0}}
+{"epoch":2,"step":20,"loss":0.5}
+)");
+    plot(resumed + " -o " + set.file("z.svg"), 0, "z.svg");
+    CHECK(count_of(file_bytes(set.file("z.svg")), ">4 ranks<") == 0);
+    CHECK(count_of(file_bytes(set.file("z.svg")), ">1 rank<") == 1);
+    write(resumed, R"({"ranks":4,"steps_per_epoch":0,"resumed":{"epoch":1,"step":5}})");
+    plot(resumed + " -o " + set.file("z.svg"), 3, "resumed, line 1: that is not a line");
     plot(jsonl + " -o " + set.file("x.png"), 0, "x.png");
     CHECK(file_bytes(set.file("x.png")).starts_with("\x89PNG"));
 }

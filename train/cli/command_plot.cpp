@@ -20,7 +20,8 @@
 namespace gyre::train {
 namespace {
 
-using Row = std::map<std::string, double>;  // a step's or an epoch's figures, by column
+// A start's, a step's or an epoch's figures, by column. A start's "resumed" is in epochs.
+using Row = std::map<std::string, double>;
 
 constexpr std::streamsize kMostLineBytes = 1 << 16;
 constexpr double kMostEpochs = std::numeric_limits<int>::max();
@@ -36,8 +37,15 @@ constexpr std::array kCurves = {
     Curve{"train_accuracy", "train", kDashed, true}, Curve{"test_accuracy", "test", kThick, true},
     Curve{"val_accuracy", "val", kThick, true}};
 
+// The training began, or resumed after so many epochs.
+struct Start {
+    double epochs = 0.0;
+    int ranks = 0;
+};
+
 struct Run {
     std::string name;
+    std::vector<Start> starts = {};
     std::array<std::string, kCurves.size()> points;  // lines of epoch and value, by column
     double epochs = 0.0;                             // of the last point
 };
@@ -49,6 +57,11 @@ Row from_json(const std::string& line) {
         if (value.is_number()) {
             row[name] = value.get<double>();
         }
+    }
+    if (const auto resumed = json.find("resumed"); resumed != json.end()) {
+        row["resumed"] =
+            resumed->at("epoch").get<double>() - 1.0 +
+            resumed->at("step").get<double>() / json.at("steps_per_epoch").get<double>();
     }
     return row;
 }
@@ -89,9 +102,12 @@ std::vector<Row> read_rows(const std::string& path) {
                 columns = cells(line);
             } else if (line.starts_with("{") || !columns.empty()) {
                 const Row row = columns.empty() ? from_json(line) : from_csv(columns, line);
-                if (const auto epoch = row.find("epoch");
-                    epoch != row.end() && !(epoch->second >= 1 && epoch->second <= kMostEpochs)) {
-                    throw std::out_of_range(line);
+                for (const auto& [column, least] : {std::pair{"epoch", 1.0}, {"resumed", 0.0}}) {
+                    if (const auto epoch = row.find(column);
+                        epoch != row.end() &&
+                        !(epoch->second >= least && epoch->second <= kMostEpochs)) {
+                        throw std::out_of_range(line);
+                    }
                 }
                 rows.push_back(row);
             } else {
@@ -116,6 +132,11 @@ Run read_run(const std::string& path) {
     double last_step = 0.0;
     std::map<int, double> steps;  // the greatest of each epoch
     for (const Row& row : rows) {
+        if (row.contains("ranks")) {
+            const auto resumed = row.find("resumed");
+            run.starts.push_back({resumed == row.end() ? 0.0 : resumed->second,
+                                  static_cast<int>(std::clamp(row.at("ranks"), 1.0, 1e6))});
+        }
         if (row.contains("epoch") && row.contains("step")) {
             last_step = std::max(last_step, row.at("step"));
             steps[static_cast<int>(row.at("epoch"))] = last_step;
@@ -174,6 +195,23 @@ std::string plot(const std::vector<Run>& runs, bool accuracy) {
     return all.empty() ? "" : fmt::format("plot {}\n", fmt::join(all, ", "));
 }
 
+// Dotted lines where the run resumed, with the number of ranks where that changed.
+std::string marks(const Run& run, std::size_t color) {
+    std::string text;
+    for (std::size_t i = 1; i < run.starts.size(); ++i) {
+        const auto& [epochs, ranks] = run.starts[i];
+        text += fmt::format(
+            "set arrow from first {0}, graph 0 to first {0}, graph 1 nohead dt 3 lc {1}\n", epochs,
+            color);
+        if (ranks != run.starts[i - 1].ranks) {
+            text +=
+                fmt::format("set label '{} rank{}' at first {}, graph 0.04 offset 0.3,0 tc lt {}\n",
+                            ranks, ranks == 1 ? "" : "s", epochs, color);
+        }
+    }
+    return text;
+}
+
 // As short as tells the runs apart.
 void shorten_names(std::vector<Run>& runs) {
     for (const bool with_folder : {false, true}) {
@@ -213,6 +251,9 @@ std::string script(const std::vector<Run>& runs, const std::string& output) {
         "set multiplot\nset grid\nset xrange [0:{}]\nset xlabel 'epoch' offset 0,0.3\n"
         "set tmargin at screen 0.97\nset bmargin at screen {}\nset key top right samplen 3\n",
         1.02 * epochs, (kBelow + kName * static_cast<double>(rows)) / height);
+    for (std::size_t r = 0; r < runs.size(); ++r) {
+        text += marks(runs[r], r + 1);
+    }
     for (std::size_t r = 0; r < runs.size() && rows > 0; ++r) {
         const std::size_t row = rows - 1 - r / kNamesInRow;  // from the bottom
         text += fmt::format("set label {} at screen {}, screen {} tc lt {}\n",
