@@ -111,7 +111,7 @@ PEERS = {"ddp": [], "channels-last": ["--channels-last"], "compile": ["--compile
 def torch_command(args: argparse.Namespace, case: dict, name: str, python: str, peer: str) -> list[str]:
     command = [python, str(pathlib.Path(torch_ddp.__file__)), "--python", python]
     command += ["--data", args.data, "--model", case.get("model", name), "--optimizer", case["optimizer"]]
-    command += ["--bf16"] if "precision" in case else []
+    command += ["--bf16"] if case.get("precision") == "bf16" else []
     form = args.adam if case["optimizer"] == "adam" else "default"
     command += ["--lr", case["lr"], "--form", form]
     if case["optimizer"] == "sgd":

@@ -383,7 +383,7 @@ std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, Start
 }
 
 int most_ranks() {
-    return environment_int(kMostRanks).value_or(1);
+    return environment(kLaunchFolder).empty() ? 1 : environment_int(kMostRanks).value_or(1);
 }
 
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options) {

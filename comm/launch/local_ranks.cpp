@@ -4,8 +4,6 @@
 #include <fmt/format.h>
 #include <poll.h>
 #include <sys/prctl.h>
-#include <sys/signalfd.h>
-#include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -16,18 +14,16 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string_view>
-#include <thread>
 #include <utility>
 
 #include "base/clock.hpp"
-#include "base/descriptor.hpp"
 #include "base/error.hpp"
 #include "comm/launch/meeting_error.hpp"
-#include "comm/launch/socket.hpp"
+#include "comm/launch/meeting_folder.hpp"
+#include "comm/launch/signals.hpp"
 #include "comm/launch/start_alarm.hpp"
 
 namespace gyre::comm {
@@ -36,88 +32,11 @@ namespace {
 constexpr double kGraceSeconds = 10.0;
 // Before ranks start again: at once if they had run for a while, else after a pause that doubles.
 constexpr double kSettledSeconds = 1.0, kLeastPauseSeconds = 0.5, kMostPauseSeconds = 30.0;
+// Signals within this time are one: timeout(1) sends its signal to a process, and then to the
+// group.
+constexpr double kOnceSeconds = 0.2;
 constexpr int kNoProgram = 127;  // as a shell's exit code
 constexpr int kTickMs = 200;     // between two looks at the time
-constexpr std::array kForwarded = {SIGINT, SIGTERM, SIGHUP, SIGUSR1, SIGUSR2};
-
-[[noreturn]] void fail(const std::string& what) {
-    throw Error(ExitCode::communication, fmt::format("gyre launch: {}: {}; is there a limit on "
-                                                     "processes or files (ulimit -a)?",
-                                                     what, error_text(errno)));
-}
-
-// The folder in which the ranks meet. A process of its own removes it, when the launcher lets go of
-// it or has ended in whatever way.
-class MeetingFolder {
- public:
-    MeetingFolder();
-    ~MeetingFolder();
-    MeetingFolder(const MeetingFolder&) = delete;
-    MeetingFolder& operator=(const MeetingFolder&) = delete;
-    const std::filesystem::path& path() const { return path_; }
-
- private:
-    [[noreturn]] void await_end(const Socket& there) const;
-
-    std::filesystem::path path_;
-    Socket here_;  // at its other end is that process
-};
-
-MeetingFolder::MeetingFolder() {
-    std::string name = (std::filesystem::temp_directory_path() / "gyre-launch-XXXXXX").string();
-    std::array<int, 2> ends{};
-    if (mkdtemp(name.data()) == nullptr) {
-        fail(fmt::format("no folder {} can be made for the ranks to meet in", name));
-    }
-    path_ = name;
-    std::fflush(nullptr);
-    // The child's child belongs to nobody here.
-    pid_t child = -1;
-    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) == 0) {
-        here_ = Socket(ends[0]);
-        Socket there(ends[1]);
-        child = fork();
-        if (child == 0) {
-            here_.close();
-            if (fork() == 0) {
-                await_end(there);
-            }
-            _exit(0);
-        }
-    }
-    if (child < 0) {
-        const int error = errno;
-        rmdir(path_.c_str());
-        errno = error;
-        fail("the process that removes the ranks' folder cannot be started");
-    }
-    waitpid(child, nullptr, 0);
-}
-
-void MeetingFolder::await_end(const Socket& there) const {
-    setsid();  // no signal of the terminal's ends it
-    // The port of a launcher that is killed is free at once.
-    dup2(there.fd(), STDIN_FILENO);
-    close_range(STDERR_FILENO + 1, ~0u, 0);
-    char byte = 0;
-    Socket(STDIN_FILENO).receive_all(&byte, 1);
-    // A rank whose parent was killed may still write to it for a moment.
-    std::error_code error;
-    for (int i = 0; i < 50; ++i) {
-        std::filesystem::remove_all(path_, error);
-        if (!std::filesystem::exists(path_, error)) {
-            break;
-        }
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-    }
-    _exit(0);
-}
-
-MeetingFolder::~MeetingFolder() {
-    char byte = 0;
-    shutdown(here_.fd(), SHUT_WR);
-    here_.receive_all(&byte, 1);
-}
 
 // The text with its rank at the begin, and behind each kClearLine.
 std::string with_rank(int rank, std::string_view text) {
@@ -133,58 +52,6 @@ std::string with_rank(int rank, std::string_view text) {
     }
     return marked;
 }
-
-// While it exists, the signals that a launcher passes on, and that of an ended rank, wait to be
-// read.
-class Signals {
- public:
-    Signals() {
-        sigset_t signals;
-        sigemptyset(&signals);
-        sigaddset(&signals, SIGCHLD);
-        for (const int signal : kForwarded) {
-            sigaddset(&signals, signal);
-        }
-        sigprocmask(SIG_BLOCK, &signals, &before_);
-        fd_ = Descriptor(signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-    }
-    ~Signals() { sigprocmask(SIG_SETMASK, &before_, nullptr); }
-    Signals(const Signals&) = delete;
-    Signals& operator=(const Signals&) = delete;
-
-    int fd() const { return fd_.fd(); }
-    const sigset_t& before() const { return before_; }
-    // The next one that has come; 0: none has.
-    int next() const {
-        signalfd_siginfo info;
-        return read(fd(), &info, sizeof info) == sizeof info ? static_cast<int>(info.ssi_signo) : 0;
-    }
-    static bool asks_to_end(int signal) {
-        return signal == SIGINT || signal == SIGTERM || signal == SIGHUP;
-    }
-    // Waits for so long, or until a signal asks this process to end, which is returned; 0: none
-    // did.
-    int wait(double seconds) const {
-        const auto deadline = deadline_in(seconds);
-        for (;;) {
-            for (int signal = next(); signal != 0; signal = next()) {
-                if (asks_to_end(signal)) {
-                    return signal;
-                }
-            }
-            const double left = -seconds_since(deadline);
-            if (left <= 0.0) {
-                return 0;
-            }
-            pollfd come{fd(), POLLIN, 0};
-            poll(&come, 1, 1 + static_cast<int>(left * 1000.0));
-        }
-    }
-
- private:
-    sigset_t before_;
-    Descriptor fd_;
-};
 
 class LocalRanks {
  public:
@@ -222,6 +89,7 @@ class LocalRanks {
     void look_for_ends();
     void end_the_rest();
     void signal_all(int signal) const;
+    void tell_all(int signal);
     void take_signals(NodeMeeting* hosts);
     bool running() const;
     // The number in the job of this host's rank local_rank.
@@ -238,9 +106,9 @@ class LocalRanks {
     int code_ = 0;
     bool signalled_ = false;  // code_ is of a rank that a signal has ended
     std::optional<Clock::time_point> failed_;
-    bool drawn_ = false;  // an unended line of standard output
-    int urged_ = 0;       // how often the rest has been told to end
-    bool asked_ = false;  // to end, by a signal to this process
+    bool drawn_ = false;                      // an unended line of standard output
+    int urged_ = 0;                           // how often the rest has been told to end
+    std::optional<Clock::time_point> asked_;  // last to end, by a signal to this process
 };
 
 LocalRanks::LocalRanks(const LocalRanksSpec& spec, const NodePlace& place, int restarts,
@@ -271,12 +139,12 @@ LocalRanks::~LocalRanks() {
 void LocalRanks::start(std::size_t rank, const std::vector<std::string>& command) {
     std::array<int, 2> out{-1, -1}, error{-1, -1};
     if (pipe2(out.data(), O_CLOEXEC) != 0 || pipe2(error.data(), O_CLOEXEC) != 0) {
-        fail("no pipe");
+        throw launcher_error("no pipe");
     }
     const pid_t parent = getpid();
     const pid_t process = fork();
     if (process < 0) {
-        fail(fmt::format("rank {} cannot be started", global(rank)));
+        throw launcher_error(fmt::format("rank {} cannot be started", global(rank)));
     }
     if (process == 0) {
         become(rank, command, out, error, parent);
@@ -380,13 +248,26 @@ void LocalRanks::signal_all(int signal) const {
     }
 }
 
+void LocalRanks::tell_all(int signal) {
+    for (Rank& rank : ranks_) {
+        rank.told = true;
+    }
+    signal_all(signal);
+}
+
 void LocalRanks::take_signals(NodeMeeting* hosts) {
     for (int signal = signals_.next(); signal != 0; signal = signals_.next()) {
         if (signal == SIGCHLD) {
             continue;
         }
-        if (Signals::asks_to_end(signal) && !std::exchange(asked_, true) && hosts != nullptr) {
-            hosts->leave();
+        if (Signals::asks_to_end(signal)) {
+            if (asked_ && seconds_since(*asked_) < kOnceSeconds) {
+                continue;
+            }
+            if (!asked_ && hosts != nullptr) {
+                hosts->leave();
+            }
+            asked_ = Clock::now();
         }
         signal_all(signal);
     }
@@ -408,7 +289,7 @@ void LocalRanks::look_for_ends() {
             failed_ = failed_.value_or(Clock::now());
             code_ = code;
             signalled_ = killed;
-            if (killed) {
+            if (killed && !(ranks_[r].told && WTERMSIG(status) == SIGTERM)) {
                 fmt::print(stderr, "gyre launch: rank {} was ended by signal {} ({})\n", global(r),
                            WTERMSIG(status), strsignal(WTERMSIG(status)));
             }
@@ -435,10 +316,7 @@ void LocalRanks::end_the_rest() {
     }
     fmt::print(stderr, "gyre launch: ranks still run {:.0f} s after one failed: {}\n",
                seconds_since(*failed_), urged_ == 0 ? "told to end" : "killed");
-    for (Rank& rank : ranks_) {
-        rank.told = true;
-    }
-    signal_all(urged_++ == 0 ? SIGTERM : SIGKILL);
+    tell_all(urged_++ == 0 ? SIGTERM : SIGKILL);
 }
 
 int LocalRanks::wait(NodeMeeting* hosts) {
@@ -463,7 +341,7 @@ int LocalRanks::wait(NodeMeeting* hosts) {
         }
         take_signals(hosts);
         if (hosts != nullptr && hosts->is_awaited()) {
-            signal_all(SIGTERM);
+            tell_all(SIGTERM);
         }
         look_for_ends();
         end_the_rest();

@@ -1,6 +1,7 @@
 // Errors of the ranks' meeting.
 #pragma once
 
+#include <cerrno>
 #include <string>
 #include <system_error>
 
@@ -15,6 +16,12 @@ inline Error meeting_error(const std::string& message) {
 
 inline std::string error_text(int error) {
     return std::generic_category().message(error);
+}
+
+// A call of a launcher's to the system has failed, with errno.
+inline Error launcher_error(const std::string& what) {
+    return meeting_error("gyre launch: " + what + ": " + error_text(errno) +
+                         "; is there a limit on processes or files (ulimit -a)?");
 }
 
 inline Clock::time_point deadline_in(double seconds) {

@@ -50,14 +50,17 @@ int port_of_ranks(const NodesSpec& spec) {
 StartUp start_up_of(const NodesSpec& spec) {
     StartUp start_up;
     start_up.method = StartUp::Method::tcp;
-    start_up.member = "host";
-    start_up.time_limit = fmt::format("{:.0f} s", kJoinSeconds);
-    start_up.meeting_flags = "`master-addr` and `master-port`";
+    start_up.words = {.member = "host",
+                      .time_limit = fmt::format("{:.0f} s", kJoinSeconds),
+                      .flags = "`master-addr` and `master-port`",
+                      .apart =
+                          "give all launchers the same `nnodes`, or another job another "
+                          "`master-port`"};
     start_up.rank = spec.node;
     start_up.world_size = spec.most;
     start_up.host = spec.master_addr;
     start_up.ports = {spec.master_port};
-    start_up.job_id = "gyre launch";
+    start_up.job_id = fmt::format("gyre launch, nnodes {}:{}", spec.least, spec.most);
     start_up.secret = Secret::of_environment();
     start_up.insecure = spec.insecure;
     return start_up;
@@ -168,20 +171,22 @@ bool NodeMeeting::gather(const std::function<bool(double)>& asked) {
     auto lacked = started;  // when there were too few hosts last
     for (;;) {
         std::vector<std::pair<int, int>> present;  // number, ranks
-        std::vector<int> missing, left;
+        std::vector<int> missing, left;            // of the members
         for (int node = 0; node < spec_.most; ++node) {
             if (const auto ranks = find(key("node", generation_, node))) {
                 present.emplace_back(node, std::max(1, std::atoi(ranks->c_str())));
-            } else if (find(key("left", generation_ - 1, node)) ||
-                       find(key("left", generation_, node))) {
-                left.push_back(node);
             } else if (is_member(node)) {
                 missing.push_back(node);
+                if (find(key("left", generation_ - 1, node)) ||
+                    find(key("left", generation_, node))) {
+                    left.push_back(node);
+                }
             }
         }
         if (static_cast<int>(present.size()) >= spec_.least) {
-            if (missing.empty() || seconds_since(lacked) > spec_.rejoin_timeout) {
-                return begin(present);
+            if (missing == left || seconds_since(lacked) > spec_.rejoin_timeout) {
+                begin(present, missing);
+                return true;
             }
         } else {
             lacked = Clock::now();
@@ -206,32 +211,27 @@ bool NodeMeeting::gather(const std::function<bool(double)>& asked) {
     }
 }
 
-bool NodeMeeting::begin(const std::vector<std::pair<int, int>>& present) {
+void NodeMeeting::begin(const std::vector<std::pair<int, int>>& present,
+                        const std::vector<int>& missing) {
     int world_size = 0;
-    std::vector<int> nodes, gone;
+    std::vector<int> nodes;
     std::string members;
     for (const auto& [node, ranks] : present) {
         world_size += ranks;
         nodes.push_back(node);
         members += fmt::format(" {} {}", node, ranks);
     }
-    for (const int node : members_) {
-        if (std::find(nodes.begin(), nodes.end(), node) == nodes.end()) {
-            gone.push_back(node);
-        }
-    }
     const bool changes = nodes != members_;
     if (spec_.least < spec_.most && (changes || generation_ == 0)) {
-        fmt::print(stderr, "gyre launch: {} of {} hosts train, with {} rank{}: host {}{}\n",
-                   nodes.size(), spec_.most, world_size, world_size == 1 ? "" : "s",
-                   fmt::join(nodes, ", "),
-                   gone.empty() ? "" : fmt::format("; without host {}", fmt::join(gone, ", ")));
+        fmt::print(
+            stderr, "gyre launch: {} of {} hosts train, with {} rank{}: host {}{}\n", nodes.size(),
+            spec_.most, world_size, world_size == 1 ? "" : "s", fmt::join(nodes, ", "),
+            missing.empty() ? "" : fmt::format("; without host {}", fmt::join(missing, ", ")));
     }
     const int most_ranks =
         spec_.least < spec_.most ? std::max(world_size, spec_.most * ranks_) : world_size;
     set(key("members", generation_),
         fmt::format("{} {}{}", port_of_ranks(spec_), most_ranks, members));
-    return true;
 }
 
 // This host's place; nothing if it is not in the generation.

@@ -74,7 +74,8 @@ class NodeMeeting {
     void arrive();
     std::optional<NodePlace> meet_there(const std::function<bool(double)>& asked);
     bool gather(const std::function<bool(double)>& asked);
-    bool begin(const std::vector<std::pair<int, int>>& present);
+    // With the hosts of these numbers and their ranks, and without these of the last generation.
+    void begin(const std::vector<std::pair<int, int>>& present, const std::vector<int>& missing);
     std::optional<NodePlace> place_in(const std::string& members);
     bool is_member(int node) const;
 

@@ -18,6 +18,14 @@
 
 namespace gyre::comm {
 
+// Who meets over TCP, in messages.
+struct MeetingWords {
+    std::string member = "rank";
+    std::string time_limit = "`init-timeout`";
+    std::string flags = "`init-method`";  // that lead them to the same place
+    std::string apart = "choose another port, or `job-id` for jobs on one port";  // of another job
+};
+
 // A rank's knowledge when it starts.
 struct StartUp {
     enum class Method { single, mpi, tcp, file };
@@ -33,8 +41,7 @@ struct StartUp {
     std::string job_id;
     Secret secret;
     bool insecure = false;  // tcp: without a secret, other hosts may reach the meeting
-    // tcp, in messages: who meets (ranks, or the launchers of hosts), for how long, by which flags.
-    std::string member = "rank", time_limit = "`init-timeout`", meeting_flags = "`init-method`";
+    MeetingWords words = {};
 };
 
 // Throws Error(usage) for flags that do not fit together, Error(communication) for an environment
@@ -131,7 +138,7 @@ std::unique_ptr<StartNews> store_start_news(std::shared_ptr<Store> store, const 
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options, StartAlarm& alarm);
 std::unique_ptr<Communicator> make_communicator(const LaunchSpec& options);
 
-// The most ranks that the job may have, as gyre launch says it; at least 1.
+// The most ranks that the job may have, as gyre launch says it to all of them; otherwise 1.
 int most_ranks();
 
 // True if Gloo was found when gyre was built.

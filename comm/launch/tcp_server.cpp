@@ -38,7 +38,7 @@ bool is_launcher(const std::string& name) {
 TcpServer::TcpServer(Socket listener, const StartUp& start_up)
     : listener_(std::move(listener)),
       wake_(eventfd(0, EFD_CLOEXEC)),
-      member_(start_up.member),
+      member_(start_up.words.member),
       job_id_(start_up.job_id),
       secret_(start_up.secret),
       limits_(start_up.world_size) {

@@ -91,11 +91,11 @@ class TcpStore final : public Store {
             lost_ = late ? fmt::format(
                                "{} 0 at {} has not answered for {:.0f} s during the start: "
                                "stopped, or its host or network is gone",
-                               start_up_.member, where(), seconds_since(begin))
+                               start_up_.words.member, where(), seconds_since(begin))
                          : fmt::format(
                                "{} 0 at {} closed the connection during the start ({}); "
                                "see its message",
-                               start_up_.member, where(),
+                               start_up_.words.member, where(),
                                ended ? "its process has ended" : error_text(errno));
         }
         throw meeting_error(lost_);
@@ -164,16 +164,16 @@ void TcpStore::listen() {
                     port_ = std::to_string(port);
                     bool fatal = false;
                     const std::string reason = try_connect(port, fatal);
-                    taken =
-                        fmt::format("{} 0 cannot listen on {}: {}; {}", start_up_.member, where(),
-                                    reason.empty() ? "a gyre job already does" : reason, remedy());
+                    taken = fmt::format(
+                        "{} 0 cannot listen on {}: {}; {}", start_up_.words.member, where(),
+                        reason.empty() ? "a gyre job already does" : reason, remedy());
                     break;
                 }
                 if (taken.empty()) {
                     taken = fmt::format(
                         "{0} 0 cannot listen on {1}: {2}; give an address of this "
                         "host ({3}), where {0} 0 runs",
-                        start_up_.member, numeric(at->ai_addr, at->ai_addrlen).text(),
+                        start_up_.words.member, numeric(at->ai_addr, at->ai_addrlen).text(),
                         error_text(error), host_name());
                 }
                 continue;
@@ -271,10 +271,9 @@ void TcpStore::connect() {
             }
             // Among several ports, others' are passed over.
             if (fatal && start_up_.ports.size() == 1) {
-                throw meeting_error(
-                    fmt::format("{} {} cannot join at {}: {}; choose another "
-                                "port, or `job-id` for jobs on one port",
-                                start_up_.member, start_up_.rank, where(), trouble));
+                throw meeting_error(fmt::format("{} {} cannot join at {}: {}; {}",
+                                                start_up_.words.member, start_up_.rank, where(),
+                                                trouble, start_up_.words.apart));
             }
         }
         if (Clock::now() + kConnectInterval > deadline) {
@@ -282,8 +281,8 @@ void TcpStore::connect() {
                 fmt::format("{0} {1} on {2} has not found {0} 0 at {3} within {4}: {5}; missing: "
                             "{0} 0 (the others meet there). Start {0} 0 with the same {6}, on the "
                             "host of that address, and check that no firewall closes the port",
-                            start_up_.member, start_up_.rank, host_name(), where(),
-                            start_up_.time_limit, trouble, start_up_.meeting_flags));
+                            start_up_.words.member, start_up_.rank, host_name(), where(),
+                            start_up_.words.time_limit, trouble, start_up_.words.flags));
         }
         std::this_thread::sleep_for(kConnectInterval);
     }

@@ -93,7 +93,8 @@ template <int kRows, int kRegs>
 }
 
 void add_by_multiply_add(const Bf16Loops& loops, const Bf16Operands& op, int pairs) {
-    // What a row's operand is broadcast for: as many registers as there are accumulators for.
+    // The registers of b that share one broadcast of a row's operand: two where a register holds
+    // less than a tile's row.
     constexpr int kRegs = kVec < kTileExtent ? 2 : 1, kRows = kRegs == 2 ? 2 : 4;
     const FlushSubnormals flush;
     for (int m = 0; m < op.rows; ++m) {

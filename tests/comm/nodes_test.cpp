@@ -1,8 +1,11 @@
 // The launchers of several hosts, which agree on who takes part in the next start of the ranks.
 #include "comm/launch/nodes.hpp"
 
+#include <chrono>
+#include <functional>
 #include <future>
 #include <memory>
+#include <utility>
 
 #include "base/clock.hpp"
 #include "tests/program/meeting.hpp"
@@ -18,20 +21,31 @@ namespace {
 
 using Found = std::future<std::optional<NodePlace>>;
 
-// Gives up after a minute.
-Found meet(NodeMeeting& host) {
-    return std::async(std::launch::async, [&host, begin = Clock::now()] {
-        return host.meet([begin](double seconds) {
+// Gives up after a minute. waits: called once the host waits for others.
+Found meet(NodeMeeting& host, std::function<void()> waits = {}) {
+    return std::async(std::launch::async, [&host, waits, begin = Clock::now()]() mutable {
+        return host.meet([&waits, begin](double seconds) {
+            if (waits) {
+                std::exchange(waits, {})();
+            }
             sleep_ms(static_cast<int>(seconds * 1000.0));
             return seconds_since(begin) > 60.0;
         });
     });
 }
 
+// The same, and returns once the host waits.
+Found await_meeting(NodeMeeting& host) {
+    auto waits = std::make_shared<std::promise<void>>();
+    Found found = meet(host, [waits] { waits->set_value(); });
+    REQUIRE(waits->get_future().wait_for(std::chrono::minutes(1)) == std::future_status::ready);
+    return found;
+}
+
 // The hosts of one job, which are threads here.
 class Hosts {
  public:
-    Hosts(int least, int most) : least_(least), most_(most) {}
+    Hosts(int least, int most, int port = free_port()) : least_(least), most_(most), port_(port) {}
     std::unique_ptr<NodeMeeting> make(int node, int ranks) const {
         return std::make_unique<NodeMeeting>(NodesSpec{.least = least_,
                                                        .most = most_,
@@ -43,7 +57,7 @@ class Hosts {
     }
 
  private:
-    const int least_, most_, port_ = free_port();
+    const int least_, most_, port_;
 };
 
 void check_place(const std::optional<NodePlace>& place, int number, int nodes, int first_rank,
@@ -125,11 +139,20 @@ TEST_CASE("a host's number is taken once, and who is asked to end waits for nobo
     const Hosts hosts(2, 2);
     const auto first = hosts.make(0, 1), second = hosts.make(1, 1), twin = hosts.make(1, 1);
     CHECK(!Hosts(2, 2).make(0, 1)->meet([](double) { return true; }));
-    Found waits = meet(*second);
-    sleep_ms(50);
+    Found waits = await_meeting(*second);
     expect_error(ExitCode::usage, {"host 1 is already at tcp://"}, [&] { meet(*twin).get(); });
     first->end();
     CHECK(!waits.get());
+}
+
+TEST_CASE("launchers that were given different numbers of hosts do not wait for each other") {
+    const int port = free_port();
+    const auto first = Hosts(1, 2, port).make(0, 1);
+    expect_error(
+        ExitCode::communication,
+        {"host 2 cannot join", "'gyre launch, nnodes 1:2', this one's 'gyre launch, nnodes 1:3'",
+         "give all launchers the same `nnodes`"},
+        [&] { Hosts(1, 3, port).make(2, 1); });
 }
 
 TEST_CASE("a host waits for a new launcher of host 0, and does not if the job needs all hosts") {
@@ -142,13 +165,13 @@ TEST_CASE("a host waits for a new launcher of host 0, and does not if the job ne
         check_place(comes.get(), 1, 2, 2, 3);
         first.reset();
         CHECK(!second->regroups());
-        comes = meet(*second);
         if (most == 2) {
+            comes = meet(*second);
             expect_error(ExitCode::communication, {"host 0 at tcp://", "closed the connection"},
                          [&] { comes.get(); });
             continue;
         }
-        sleep_ms(100);
+        comes = await_meeting(*second);
         first = hosts.make(0, 1);
         check_place(meet(*first).get(), 0, 2, 0, 2);
         check_place(comes.get(), 1, 2, 1, 2);
@@ -162,8 +185,6 @@ TEST_CASE("a launcher that ends while it waits does not count, and may come agai
         auto waits = hosts.make(1, 1);
         CHECK(!waits->meet([](double) { return true; }));
     }
-    sleep_ms(100);
-    CHECK(!first->is_awaited());
     const auto second = hosts.make(1, 4);
     Found comes = meet(*second);
     check_place(meet(*first).get(), 0, 2, 0, 5);

@@ -29,6 +29,11 @@ struct Job {
     }
     std::string file(const std::string& name) const { return dir.file(name); }
     std::string bytes(const std::string& name) const { return file_bytes(file(name)); }
+    // When the last checkpoint was saved.
+    fs::file_time_type saved() const {
+        std::error_code error;
+        return fs::last_write_time(file("run/last.safetensors"), error);
+    }
     // In the background, until the second epoch has begun; `then` is a shell's, and knows the
     // launcher as $job.
     Outcome launched(int ranks, const std::string& flags, const std::string& then,
@@ -47,13 +52,6 @@ struct Job {
     }
 };
 
-// The processes of a launcher's ranks, in the order of their numbers.
-std::vector<pid_t> ranks_of(pid_t launcher) {
-    const std::string number = std::to_string(launcher);
-    std::ifstream children("/proc/" + number + "/task/" + number + "/children");
-    return {std::istream_iterator<pid_t>(children), {}};
-}
-
 // Waits for what is to come within two minutes.
 template <class Condition>
 bool await(Condition condition) {
@@ -66,6 +64,48 @@ bool await(Condition condition) {
     }
     return true;
 }
+
+// A launcher that runs in the background, with its output in a file.
+class BackgroundLauncher {
+ public:
+    // pause: milliseconds that each file of a checkpoint takes.
+    BackgroundLauncher(const Job& job, const std::string& name, const std::string& words,
+                       int pause = 60)
+        : log_(job.file(name + ".log")) {
+        const std::string pid = job.file(name + ".pid");
+        fs::remove(pid);
+        outcome_ =
+            std::async(std::launch::async, run_shell,
+                       "export GYRE_TEST_WRITE_PAUSE_MS=" + std::to_string(pause) + "; " +
+                           gyre_binary() + " " + words + " > " + log_ + " 2>&1 & echo $! > " + pid +
+                           ".new; mv " + pid + ".new " + pid + "; wait $!");
+        REQUIRE(await([&] { return fs::exists(pid); }));
+        std::ifstream(pid) >> process_;
+    }
+    ~BackgroundLauncher() {
+        if (outcome_.valid()) {
+            signal(SIGKILL);
+        }
+    }
+    BackgroundLauncher(const BackgroundLauncher&) = delete;
+    BackgroundLauncher& operator=(const BackgroundLauncher&) = delete;
+    std::vector<pid_t> ranks() const {
+        const std::string number = std::to_string(process_);
+        std::ifstream children("/proc/" + number + "/task/" + number + "/children");
+        return {std::istream_iterator<pid_t>(children), {}};
+    }
+    void signal(int number) const { kill(process_, number); }
+    bool says(const std::string& text, int times) const {
+        return await([&] { return count_of(file_bytes(log_), text) >= times; });
+    }
+    int exit_code() { return outcome_.get().exit_code; }
+    std::string log() const { return file_bytes(log_); }
+
+ private:
+    const std::string log_;
+    std::future<Outcome> outcome_;
+    pid_t process_ = 0;
+};
 
 }  // namespace
 
@@ -161,6 +201,14 @@ TEST_CASE("gyre launch passes signals on to its ranks") {
     CHECK(count_of(stopped.output, "interrupted: all ranks stopped after the same step") == 1);
     CHECK(count_of(stopped.output, "ranks: 2, left: 0") == 1);
     CHECK(!job.bytes("run/last.safetensors").empty());
+    // Two that come together, as timeout(1) sends them, are one.
+    const Outcome twice =
+        job.launched(2, "--save " + job.file("twice"),
+                     "kill -STOP $job; kill -TERM $job; kill -INT $job; kill -CONT $job");
+    INFO(twice.output);
+    CHECK(twice.exit_code == 130);
+    CHECK(count_of(twice.output, "interrupted: all ranks stopped after the same step") == 1);
+    CHECK(!job.bytes("twice/last.safetensors").empty());
 }
 
 TEST_CASE("gyre launch starts all ranks again where one was killed, and the training resumes") {
@@ -218,44 +266,6 @@ TEST_CASE("gyre launch on each of two hosts trains as on one, and both start aga
     CHECK(run_gyre(0, "diff " + job.file("one") + " " + job.file("run")).exit_code == 0);
 }
 
-namespace {
-
-// A launcher that runs in the background, with its output in a file.
-class BackgroundLauncher {
- public:
-    BackgroundLauncher(const Job& job, const std::string& name, const std::string& words)
-        : log_(job.file(name + ".log")) {
-        const std::string pid = job.file(name + ".pid");
-        fs::remove(pid);
-        outcome_ = std::async(std::launch::async, run_shell,
-                              "export GYRE_TEST_WRITE_PAUSE_MS=60; " + gyre_binary() + " " + words +
-                                  " > " + log_ + " 2>&1 & echo $! > " + pid + ".new; mv " + pid +
-                                  ".new " + pid + "; wait $!");
-        REQUIRE(await([&] { return fs::exists(pid); }));
-        std::ifstream(pid) >> process_;
-    }
-    ~BackgroundLauncher() {
-        if (outcome_.valid()) {
-            signal(SIGKILL);
-        }
-    }
-    BackgroundLauncher(const BackgroundLauncher&) = delete;
-    BackgroundLauncher& operator=(const BackgroundLauncher&) = delete;
-    void signal(int number) const { kill(process_, number); }
-    bool says(const std::string& text, int times) const {
-        return await([&] { return count_of(file_bytes(log_), text) >= times; });
-    }
-    int exit_code() { return outcome_.get().exit_code; }
-    std::string log() const { return file_bytes(log_); }
-
- private:
-    const std::string log_;
-    std::future<Outcome> outcome_;
-    pid_t process_ = 0;
-};
-
-}  // namespace
-
 TEST_CASE("a job trains on without a host that is lost or leaves, and with one that comes") {
     const Job job;
     // Its checkpoints take so long that all of this comes before the end.
@@ -271,11 +281,9 @@ TEST_CASE("a job trains on without a host that is lost or leaves, and with one t
     };
     const std::string both = "2 of 2 hosts train, with 4 ranks: host 0, 1\n";
     const std::string alone = "1 of 2 hosts train, with 2 ranks: host 0; without host 1\n";
-    const auto saved = [&] {
-        std::error_code error;
-        return fs::last_write_time(job.file("run/last.safetensors"), error);
+    const auto saves = [&] {
+        return await([&, before = job.saved()] { return job.saved() != before; });
     };
-    const auto saves = [&] { return await([&, before = saved()] { return saved() != before; }); };
     auto first = std::make_unique<BackgroundLauncher>(job, "first", launch(0));
     {
         BackgroundLauncher lost(job, "lost", launch(1));
@@ -326,31 +334,22 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
     REQUIRE(run_gyre(0, "launch -n 3 -- " + train + job.file("whole") + " --metrics " +
                             job.file("whole.jsonl"))
                 .exit_code == 0);
-    const std::string pid = job.file("pid");
-    auto disturbed =
-        std::async(std::launch::async, run_shell,
-                   "export GYRE_TEST_WRITE_PAUSE_MS=12; " + gyre_binary() +
-                       " launch -n 3 --max-restarts 50 -- " + train + job.file("run") +
-                       " --resume auto --metrics " + job.file("run.jsonl") + " & echo $! > " + pid +
-                       ".new; mv " + pid + ".new " + pid + "; wait $!");
-    REQUIRE(await([&] { return fs::exists(pid); }));
-    pid_t launcher = 0;
-    std::ifstream(pid) >> launcher;
+    BackgroundLauncher launcher(job, "disturbed",
+                                "launch -n 3 --max-restarts 50 -- " + train + job.file("run") +
+                                    " --resume auto --metrics " + job.file("run.jsonl"),
+                                12);
     std::mt19937 random(std::random_device{}());
     const auto any = [&](int below) { return static_cast<int>(random() % unsigned(below)); };
-    const auto last = [&] {
-        std::error_code error;
-        return fs::last_write_time(job.file("run/last.safetensors"), error);
-    };
-    auto seen = last();
+    auto seen = job.saved();
     std::vector<pid_t> before;
     int kills = 0;
     for (; kills < kKills; ++kills) {
         std::vector<pid_t> ranks;
         const bool in_start_up = kills == 2 || kills == 5;
         const bool come = await([&] {
-            ranks = ranks_of(launcher);
-            return ranks.size() == kRanks && ranks != before && (in_start_up || last() != seen);
+            ranks = launcher.ranks();
+            return ranks.size() == kRanks && ranks != before &&
+                   (in_start_up || job.saved() != seen);
         });
         if (!come) {
             break;
@@ -362,15 +361,15 @@ TEST_CASE("a job whose ranks are killed again and again ends as one that was lef
             kill(ranks[static_cast<std::size_t>((first + 1) % kRanks)], SIGKILL);
         }
         before = ranks;
-        await([&] { return ranks_of(launcher) != ranks; });
-        seen = last();
+        await([&] { return launcher.ranks() != ranks; });
+        seen = job.saved();
     }
-    const Outcome outcome = disturbed.get();
-    INFO(outcome.output);
-    CHECK(outcome.exit_code == 0);
+    const int code = launcher.exit_code();
+    INFO(launcher.log());
+    CHECK(code == 0);
     CHECK(kills == kKills);
-    CHECK(count_of(outcome.output, "all ranks start again") >= kKills);
-    CHECK(count_of(outcome.output, "is stopped while another has failed: killed") >= 1);
+    CHECK(count_of(launcher.log(), "all ranks start again") >= kKills);
+    CHECK(count_of(launcher.log(), "is stopped while another has failed: killed") >= 1);
     CHECK(logged_losses(job.file("run.jsonl")).size() == kEpochs * 3);
     CHECK(logged_losses(job.file("run.jsonl")) == logged_losses(job.file("whole.jsonl")));
     const auto hashes = read_events(job.file("run/receipt.jsonl"), "state");

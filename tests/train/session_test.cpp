@@ -6,12 +6,14 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "base/error.hpp"
+#include "comm/launch/local_ranks.hpp"
 #include "tests/support/catch.hpp"
 #include "tests/support/communicators.hpp"
 #include "tests/support/expect_error.hpp"
@@ -399,6 +401,15 @@ TEST_CASE("CPU ranks are virtual ranks by default, also of several hosts") {
     times.device.kernels = "auto";
     CHECK(choose_shards(Ranks(1, true), *cpu, accumulates) == 0);
     CHECK(choose_shards(Ranks(1, true), *cpu, times) == 0);
+    // More hosts may come to a job of gyre launch's. Said without it, it may not be so of all
+    // ranks.
+    setenv(comm::kMostRanks, "4", 1);
+    CHECK(choose_shards(Ranks(1, true), *cpu, run) == 2);
+    setenv(comm::kLaunchFolder, "/tmp/none", 1);
+    CHECK(choose_shards(Ranks(1, true), *cpu, run) == 4);
+    CHECK(choose_shards(*make_single_communicator(), *cpu, run) == 4);
+    unsetenv(comm::kLaunchFolder);
+    unsetenv(comm::kMostRanks);
 }
 
 TEST_CASE("frozen parameters stay as they are, and the others' updates do not depend on them") {
