@@ -52,9 +52,10 @@ using TellOfData = std::function<void(const std::string&)>;
 // y_train.npy, x_test.npy and y_test.npy: images [N][H][W] or [N][H][W][C] of uint8, labels [N] or
 // [N][1] of any integers. Images [N][H][W] are mapped, not read.
 // Pictures: PNG, JPEG and WebP files in train/CLASS/… and test/CLASS/… (or val/CLASS/…; if there
-// are both, val is for validation). If any of them is in colour, all get 3 channels. Classes are
-// numbered in the order of their names. Pictures are decoded once, into a file in cache_folder()
-// (data/image_cache.hpp) that is then mapped.
+// are both, val is for validation), or in tar files of either part, with such folders or with
+// WebDataset's labels, whose classes have no names (data/listing.hpp). If any of them is in colour,
+// all get 3 channels. Classes are numbered in the order of their names. Pictures are decoded once,
+// into a file in cache_folder() (data/image_cache.hpp) that is then mapped.
 //
 // Throws usage_error for a bad option and input_error if anything is wrong with the set: it is not
 // found, empty or malformed, files are missing or ambiguous, values or labels are out of range,

@@ -234,8 +234,9 @@ std::string describe_lack(const fs::path& directory) {
         }
     }
     return locate_files(directory).problem +  // names the first missing file
-           "; pictures are expected in train/CLASS/ and test/CLASS/; docs/own-data.md lists all "
-           "formats";
+           "; pictures are expected in train/CLASS/ and test/CLASS/, or in tar files with train "
+           "and test "
+           "in their names; docs/own-data.md lists all formats";
 }
 
 DatasetFiles locate_directory(const fs::path& directory) {

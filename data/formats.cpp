@@ -5,6 +5,7 @@
 #include <system_error>
 
 #include "base/error.hpp"
+#include "data/listing.hpp"
 
 namespace gyre::data {
 namespace {
@@ -49,17 +50,6 @@ std::optional<DatasetFiles> npy_in(const fs::path& directory) {
     return std::nullopt;
 }
 
-bool has_class_folders(const fs::path& train) {
-    std::error_code error;
-    for (fs::directory_iterator it(train, error), end; !error && it != end; it.increment(error)) {
-        std::error_code other;
-        if (it->is_directory(other) && !it->path().filename().string().starts_with('.')) {
-            return true;
-        }
-    }
-    return false;
-}
-
 }  // namespace
 
 std::optional<DatasetFiles> find_other_set(const fs::path& directory) {
@@ -78,7 +68,7 @@ std::optional<DatasetFiles> find_other_set(const fs::path& directory) {
     if (auto files = npy_in(directory)) {
         return files;
     }
-    if (has_class_folders(directory / "train")) {
+    if (has_pictures(directory)) {
         return as(Format::pictures, directory);
     }
     return std::nullopt;

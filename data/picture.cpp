@@ -247,17 +247,22 @@ Picture decode_webp(const fs::path& path, const Bytes&) {
 }
 #endif
 
-Bytes read_file(const fs::path& path) {
-    const FileHandle file(std::fopen(path.c_str(), "rb"));
+Bytes read_file(const PictureFile& picture) {
+    const FileHandle file(std::fopen(picture.file.c_str(), "rb"));
     std::error_code error;
-    const std::uintmax_t bytes = file ? fs::file_size(path, error) : 0;
+    const std::uintmax_t bytes = !file                    ? 0
+                                 : picture.member.empty() ? fs::file_size(picture.file, error)
+                                                          : picture.bytes;
     if (!file || error) {
-        refuse(path, fmt::format("cannot read: {}", file ? error.message() : errno_text(errno)));
+        refuse(picture.name(),
+               fmt::format("cannot read: {}", file ? error.message() : errno_text(errno)));
     }
     Bytes all(bytes);
-    all.resize(std::fread(all.data(), 1, all.size(), file.get()));
+    if (fseeko(file.get(), static_cast<off_t>(picture.offset), SEEK_SET) == 0) {
+        all.resize(std::fread(all.data(), 1, all.size(), file.get()));
+    }
     if (std::ferror(file.get()) != 0) {
-        refuse(path, fmt::format("cannot read: {}", errno_text(errno)));
+        refuse(picture.name(), fmt::format("cannot read: {}", errno_text(errno)));
     }
     return all;
 }
@@ -280,8 +285,9 @@ bool is_other_picture_name(const fs::path& path) {
     return ends_as_one_of(path, {".bmp", ".gif", ".pgm", ".ppm", ".tif", ".tiff"});
 }
 
-Picture decode_picture(const fs::path& path, bool colour) {
-    const Bytes bytes = read_file(path);
+Picture decode_picture(const PictureFile& file, bool colour) {
+    const Bytes bytes = read_file(file);
+    const fs::path path = file.name();
     const std::string_view start(reinterpret_cast<const char*>(bytes.data()),
                                  std::min<std::size_t>(bytes.size(), 12));
     if (start.starts_with("\x89PNG")) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 #include <vector>
 
 namespace gyre::data {
@@ -10,6 +11,15 @@ namespace gyre::data {
 struct Picture {
     int channels = 0, height = 0, width = 0;
     std::vector<std::uint8_t> pixels;  // [height][width][channels]
+};
+
+// Where a picture is: in a file of its own, or in a part of one, such as a tar file.
+struct PictureFile {
+    std::filesystem::path file;
+    std::string member = {};  // its name in the file; empty: all of the file is the picture
+    std::uint64_t offset = 0, bytes = 0;  // of a member
+
+    std::filesystem::path name() const { return member.empty() ? file : file / member; }
 };
 
 // Say whether a file's name has the extension of a picture that can be decoded, and of one that
@@ -22,6 +32,6 @@ bool is_other_picture_name(const std::filesystem::path& path);
 // PIL's convert("RGB"). WebP counts as coloured. The file's first bytes decide, not its name.
 // Throws input_error if it cannot be read, is not PNG, JPEG or WebP, is damaged, has more than 2^28
 // pixels, or if this build lacks the library.
-Picture decode_picture(const std::filesystem::path& path, bool colour);
+Picture decode_picture(const PictureFile& file, bool colour);
 
 }  // namespace gyre::data

@@ -1,5 +1,4 @@
-// Reads folders of pictures: train/CLASS/…, test/CLASS/… and perhaps val/CLASS/…, the layout of
-// torchvision's ImageFolder.
+// Reads sets of pictures, in folders or tar files: train, test and perhaps val.
 #include <fmt/format.h>
 #include <sys/stat.h>
 
@@ -18,6 +17,7 @@
 #include "data/decompress.hpp"
 #include "data/formats.hpp"
 #include "data/image_cache.hpp"
+#include "data/listing.hpp"
 #include "data/picture.hpp"
 #include "data/resize.hpp"
 
@@ -25,93 +25,6 @@ namespace gyre::data {
 namespace {
 
 namespace fs = std::filesystem;
-
-struct Listing {
-    std::vector<std::string> classes;  // sorted
-    std::vector<fs::path> files;       // sorted in each class
-    std::vector<std::int32_t> labels;
-};
-
-bool hidden(const fs::path& path) {
-    return path.filename().string().starts_with('.');
-}
-
-std::vector<fs::path> class_folders(const fs::path& directory) {
-    std::vector<fs::path> folders;
-    std::error_code error;
-    for (fs::directory_iterator it(directory, error), end; !error && it != end;
-         it.increment(error)) {
-        std::error_code other;
-        if (it->is_directory(other) && !hidden(it->path())) {
-            folders.push_back(it->path());
-        }
-    }
-    if (error) {
-        throw input_error(fmt::format("{}: cannot read: {}", directory.string(), error.message()));
-    }
-    std::sort(folders.begin(), folders.end());
-    return folders;
-}
-
-std::vector<fs::path> pictures_in(const fs::path& folder) {
-    std::vector<fs::path> files;
-    std::error_code error;
-    for (fs::recursive_directory_iterator it(folder, error), end; !error && it != end;
-         it.increment(error)) {
-        if (hidden(it->path())) {
-            it.disable_recursion_pending();
-        } else if (is_picture_name(it->path())) {
-            files.push_back(it->path());
-        } else if (is_other_picture_name(it->path())) {
-            throw input_error(
-                fmt::format("{}: only PNG, JPEG and WebP pictures are read; convert it, as "
-                            "`convert {} NAME.png` "
-                            "does, or remove it",
-                            it->path().string(), it->path().filename().string()));
-        }
-    }
-    if (error) {
-        throw input_error(fmt::format("{}: cannot read: {}", folder.string(), error.message()));
-    }
-    if (files.empty()) {
-        throw input_error(
-            fmt::format("{}: this class has no pictures: expected .png, .jpg, .jpeg or .webp files "
-                        "in it; add some, "
-                        "or remove the folder",
-                        folder.string()));
-    }
-    std::sort(files.begin(), files.end());
-    return files;
-}
-
-// classes: those of the training set; empty if this is the training set.
-Listing list_pictures(const fs::path& directory, const std::vector<std::string>& classes) {
-    Listing listing;
-    listing.classes = classes;
-    for (const fs::path& folder : class_folders(directory)) {
-        const std::string name = folder.filename().string();
-        if (classes.empty()) {
-            listing.classes.push_back(name);
-        }
-        const auto found = std::lower_bound(listing.classes.begin(), listing.classes.end(), name);
-        if (found == listing.classes.end() || *found != name) {
-            throw input_error(fmt::format(
-                "{}: this class is not in the training set; expected a folder of the same "
-                "name there (it has {}); rename or remove one of them",
-                folder.string(), fmt::join(listing.classes, ", ")));
-        }
-        for (fs::path& file : pictures_in(folder)) {
-            listing.files.push_back(std::move(file));
-            listing.labels.push_back(static_cast<std::int32_t>(found - listing.classes.begin()));
-        }
-    }
-    if (listing.files.empty()) {
-        throw input_error(fmt::format(
-            "{}: found no folders with pictures; expected one for each class, as in train",
-            directory.string()));
-    }
-    return listing;
-}
 
 // FNV-1a.
 class Key {
@@ -132,17 +45,26 @@ std::string size_text(const DataSpec& spec) {
 }
 
 // Hashes everything that determines the decoded images.
-std::uint64_t key_of(const std::vector<fs::path>& files, const fs::path& directory,
+std::uint64_t key_of(const std::vector<PictureFile>& files, const fs::path& directory,
                      const DataSpec& spec) {
     Key key;
     key.add(size_text(spec));
-    for (const fs::path& file : files) {
-        struct stat status = {};
-        if (stat(file.c_str(), &status) != 0) {
-            throw input_error(fmt::format("{}: cannot read: {}", file.string(), errno_text(errno)));
+    const fs::path* last = nullptr;  // of many pictures, perhaps
+    for (const PictureFile& picture : files) {
+        const fs::path& file = picture.file;
+        if (last == nullptr || *last != file) {
+            struct stat status = {};
+            if (stat(file.c_str(), &status) != 0) {
+                throw input_error(
+                    fmt::format("{}: cannot read: {}", file.string(), errno_text(errno)));
+            }
+            key.add(fmt::format("\n{} {} {}.{}", file.lexically_relative(directory).string(),
+                                status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec));
+            last = &file;
         }
-        key.add(fmt::format("\n{} {} {}.{}", file.lexically_relative(directory).string(),
-                            status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec));
+        if (!picture.member.empty()) {
+            key.add(fmt::format("\n{} {} {}", picture.member, picture.offset, picture.bytes));
+        }
     }
     return key.value();
 }
@@ -206,7 +128,7 @@ bool for_each(std::int64_t count, const std::function<bool(std::int64_t)>& body,
 
 class PictureDecoder {
  public:
-    PictureDecoder(std::string name, const std::vector<fs::path>& files, const DataSpec& spec)
+    PictureDecoder(std::string name, const std::vector<PictureFile>& files, const DataSpec& spec)
         : name_(std::move(name)),
           files_(files),
           resize_(spec.resize),
@@ -271,7 +193,6 @@ class PictureDecoder {
     }
 
     bool decode_one(const DecodedImages& shape, std::size_t i, std::uint8_t* pixels) {
-        const fs::path& file = files_[i];
         std::optional<Picture> read_picture = read(i);
         if (!read_picture) {
             return true;
@@ -287,8 +208,8 @@ class PictureDecoder {
             throw input_error(fmt::format(
                 "pictures differ in size: {} has {}x{} (height x width), {} has {}x{}; give all of "
                 "them one size with `resize`, such as {}x{}",
-                file.string(), picture.height, picture.width, files_[first_].string(), height_,
-                width_, height_, width_));
+                files_[i].name().string(), picture.height, picture.width,
+                files_[first_].name().string(), height_, width_, height_, width_));
         }
         const auto channels = static_cast<std::size_t>(shape.channels);
         const std::size_t plane = picture.pixels.size() / channels;
@@ -302,7 +223,7 @@ class PictureDecoder {
     }
 
     const std::string name_;
-    const std::vector<fs::path>& files_;
+    const std::vector<PictureFile>& files_;
     const std::optional<Resize> resize_;
     const std::size_t may_leave_out_;
     bool colour_ = false;
@@ -324,11 +245,12 @@ void leave_out(const std::vector<std::int64_t>& left_out, std::size_t first,
     }
 }
 
-std::string names_of(const std::vector<std::int64_t>& numbers, const std::vector<fs::path>& files) {
+std::string names_of(const std::vector<std::int64_t>& numbers,
+                     const std::vector<PictureFile>& files) {
     std::string names;
     for (const std::int64_t number : numbers) {
         names += fmt::format("{}{}", names.empty() ? "" : ", ",
-                             files[static_cast<std::size_t>(number)].string());
+                             files[static_cast<std::size_t>(number)].name().string());
     }
     return names;
 }
@@ -350,38 +272,36 @@ ImageSet part_of(const DecodedImages& all, std::size_t first, std::vector<std::i
     return set;
 }
 
-fs::path test_folder(const fs::path& directory) {
-    for (const char* name : {"test", "val"}) {
-        std::error_code error;
-        if (fs::is_directory(directory / name, error)) {
-            return directory / name;
-        }
-    }
-    throw input_error(
-        fmt::format("{}: has pictures in train, but no folder test or val next to it; expected "
-                    "test/CLASS/ for the same classes: move some of each class's pictures there",
-                    directory.string()));
-}
-
 }  // namespace
 
 Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const TellOfData& tell) {
-    const fs::path train = files.directory / "train", test = test_folder(files.directory);
-    const fs::path validation = files.directory / "val";
-    std::error_code error;
-    Listing of_train = list_pictures(train, {});
-    Listing of_test = list_pictures(test, of_train.classes), of_validation;
-    if (test != validation && fs::is_directory(validation, error)) {
-        of_validation = list_pictures(validation, of_train.classes);
+    const PicturePlace train = find_pictures(files.directory, "train").value();
+    auto test = find_pictures(files.directory, "test");
+    auto validation = find_pictures(files.directory, "val");
+    if (!test) {
+        test.swap(validation);
+    }
+    if (!test) {
+        throw input_error(fmt::format(
+            "{}: has pictures to train with, but none in test or val next to them; expected "
+            "test/CLASS/ for the same classes, or a tar file: move some of each class's pictures "
+            "there",
+            files.directory.string()));
+    }
+    PictureListing of_train = list_pictures(train, nullptr, spec.classes);
+    PictureListing of_test = list_pictures(*test, &of_train, spec.classes), of_validation;
+    if (validation) {
+        of_validation = list_pictures(*validation, &of_train, spec.classes);
     }
     const std::size_t train_files = of_train.files.size(), test_files = of_test.files.size();
-    std::vector<fs::path> all = std::move(of_train.files);
+    std::vector<PictureFile> all = std::move(of_train.files);
     all.insert(all.end(), of_test.files.begin(), of_test.files.end());
     all.insert(all.end(), of_validation.files.begin(), of_validation.files.end());
     if (all.size() > static_cast<std::size_t>(std::numeric_limits<std::int32_t>::max())) {
         throw input_error(fmt::format("{}: more than 2^31 - 1 pictures", files.directory.string()));
     }
 
+    std::error_code error;
     Key place;  // a folder has one cache file for each size
     place.add(fs::weakly_canonical(files.directory, error).string());
     place.add(size_text(spec));
@@ -408,11 +328,11 @@ Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const Tel
     const std::size_t train_count = of_train.labels.size(), test_count = of_test.labels.size();
     Dataset set;
     set.class_names = of_train.classes;
-    set.train = part_of(images, 0, std::move(of_train.labels), train);
-    set.test = part_of(images, train_count, std::move(of_test.labels), test);
+    set.train = part_of(images, 0, std::move(of_train.labels), train.path());
+    set.test = part_of(images, train_count, std::move(of_test.labels), test->path());
     if (!of_validation.files.empty()) {
-        set.validation =
-            part_of(images, train_count + test_count, std::move(of_validation.labels), validation);
+        set.validation = part_of(images, train_count + test_count, std::move(of_validation.labels),
+                                 validation->path());
     }
     return set;
 }

@@ -269,7 +269,7 @@ std::vector<Setting> data_settings(RunSpec& run) {
                 "Number of classes, if not the largest label + 1"),
          resize_setting(data.resize),
          number("skip-bad", data.skip_bad, {.least = 0, .most = data::ImageCache::kMostLeftOut},
-                "Leave out up to so many pictures of a folder that cannot be read, and name them"),
+                "Leave out up to so many pictures that cannot be read, and name them"),
          numbers("mean", data.mean, {},
                  "Mean of the pixels in [0, 1], one or one per channel; measured if absent"),
          numbers("std", data.stddev, {},

@@ -20,46 +20,6 @@ using namespace gyre::data;
 using namespace gyre::test;
 namespace fs = std::filesystem;
 
-namespace {
-
-// A temporary cache folder.
-class CacheFolder {
- public:
-    CacheFolder() {
-        const char* before = std::getenv("XDG_CACHE_HOME");
-        before_ = before == nullptr ? "" : before;
-        use(dir_.path());
-    }
-    ~CacheFolder() {
-        if (before_.empty()) {
-            unsetenv("XDG_CACHE_HOME");
-        } else {
-            setenv("XDG_CACHE_HOME", before_.c_str(), 1);
-        }
-    }
-    void use(const fs::path& path) { setenv("XDG_CACHE_HOME", path.c_str(), 1); }
-    std::vector<fs::path> images() const {
-        std::vector<fs::path> files;
-        for (const auto& entry : fs::recursive_directory_iterator(dir_.path())) {
-            if (entry.path().extension() == ".images") {
-                files.push_back(entry.path());
-            }
-        }
-        return files;
-    }
-    std::size_t files() const {
-        const fs::recursive_directory_iterator all(dir_.path()), end;
-        return static_cast<std::size_t>(
-            std::count_if(all, end, [](const auto& entry) { return entry.is_regular_file(); }));
-    }
-
- private:
-    TempDir dir_;
-    std::string before_;
-};
-
-}  // namespace
-
 TEST_CASE("resizing averages, interpolates, and keeps constant images", "[data][formats]") {
     const Bytes four = {0, 100, 200, 100};
     CHECK(resize_image(four.data(), 1, 2, 2, {1, 1}) == Bytes{100});
@@ -183,14 +143,6 @@ void write_pictures(const fs::path& dir, const std::string& test = "test") {
     write_png(dir / test / "elk/deeper/2.png", 1, 2, 3, counted(6, 50));
     write_text(dir / "train/owl/notes.txt", "x");
     write_text(dir / "train/owl/.hidden.png", "x");
-}
-
-Bytes joined(std::initializer_list<Bytes> parts) {
-    Bytes all;
-    for (const Bytes& part : parts) {
-        all.insert(all.end(), part.begin(), part.end());
-    }
-    return all;
 }
 
 }  // namespace
@@ -374,7 +326,7 @@ TEST_CASE("pictures: CMYK becomes RGB as PIL converts it", "[data][formats]") {
     const fs::path path = dir.path() / "inks.jpg";
     for (const int value : {0, 7, 80, 200, 255}) {
         write_jpeg(path, 4, 2, 3, static_cast<std::uint8_t>(value));
-        const Picture picture = decode_picture(path, false);
+        const Picture picture = decode_picture({path}, false);
         CHECK(picture.channels == 3);
         const long expected = value - std::lround((255 - value) * value / 255.0);
         CHECK(picture.pixels == Bytes(18, static_cast<std::uint8_t>(std::max(0L, expected))));
@@ -382,10 +334,10 @@ TEST_CASE("pictures: CMYK becomes RGB as PIL converts it", "[data][formats]") {
     // PIL 13.0's Image.open(path).convert("RGB") of this file.
     const Bytes inks = {10, 60, 110, 200}, colours = {8, 47, 86};
     write_jpeg(path, 1, 1, inks);
-    CHECK(decode_picture(path, true).pixels == colours);
+    CHECK(decode_picture({path}, true).pixels == colours);
     // Through YCCK each of the two conversions rounds.
     write_jpeg(path, 1, 1, inks, true);
-    const Bytes found = decode_picture(path, true).pixels;
+    const Bytes found = decode_picture({path}, true).pixels;
     REQUIRE(found.size() == 3);
     for (std::size_t i = 0; i < 3; ++i) {
         CHECK(std::abs(int{found[i]} - int{colours[i]}) <= 2);
@@ -399,7 +351,7 @@ TEST_CASE("pictures: WebP", "[data][formats]") {
     const Bytes pixels = counted(2 * 3 * 3, 40);
     write_webp(path, 2, 3, pixels);
     for (const bool colour : {false, true}) {
-        const Picture picture = decode_picture(path, colour);
+        const Picture picture = decode_picture({path}, colour);
         CHECK(picture.channels == 3);
         CHECK(picture.height == 2);
         CHECK(picture.width == 3);
@@ -411,7 +363,7 @@ TEST_CASE("pictures: WebP", "[data][formats]") {
         fs::resize_file(path, kept);
         INFO(kept << " of " << bytes << " bytes");
         expect_error(ExitCode::bad_input, {path.string(), "WebP", "damage"},
-                     [&] { decode_picture(path, true); });
+                     [&] { decode_picture({path}, true); });
     }
 }
 #endif
@@ -517,6 +469,6 @@ TEST_CASE("pictures: a build without the library names the package", "[data][for
     const fs::path picture = dir.path() / "a.png";
     write_bytes(picture, {0x89, 'P', 'N', 'G', 0, 0, 0, 0});
     expect_error(ExitCode::bad_input, {picture.string(), "libpng-dev"},
-                 [&] { decode_picture(picture, false); });
+                 [&] { decode_picture({picture}, false); });
 }
 #endif

@@ -188,7 +188,7 @@ std::vector<std::string> picture_seeds() {
 }
 
 void read_picture(const std::string& input) {
-    data::decode_picture(file_of(input), input.size() % 2 == 0);
+    data::decode_picture({file_of(input)}, input.size() % 2 == 0);
 }
 
 // The file of a cache, in which 3 images of 1 x 2 x 2 are looked for.

@@ -52,7 +52,7 @@ void add_image(Images& images, const std::string& name, const std::vector<std::u
 }
 
 void load_picture(Images& images, const std::string& path, const Trained& net) {
-    const Picture picture = decode_picture(path, net.shape.channels == 3);
+    const Picture picture = decode_picture({path}, net.shape.channels == 3);
     require_channels(path, picture.channels, net.shape);
     add_image(images, path, picture.pixels, {picture.channels, picture.height, picture.width},
               net.resize);
