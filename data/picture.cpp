@@ -258,10 +258,9 @@ Bytes read_file(const PictureFile& picture) {
                fmt::format("cannot read: {}", file ? error.message() : errno_text(errno)));
     }
     Bytes all(bytes);
-    if (fseeko(file.get(), static_cast<off_t>(picture.offset), SEEK_SET) == 0) {
-        all.resize(std::fread(all.data(), 1, all.size(), file.get()));
-    }
-    if (std::ferror(file.get()) != 0) {
+    const bool sought = fseeko(file.get(), static_cast<off_t>(picture.offset), SEEK_SET) == 0;
+    all.resize(sought ? std::fread(all.data(), 1, all.size(), file.get()) : 0);
+    if (!sought || std::ferror(file.get()) != 0) {
         refuse(picture.name(), fmt::format("cannot read: {}", errno_text(errno)));
     }
     return all;

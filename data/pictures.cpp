@@ -275,7 +275,8 @@ ImageSet part_of(const DecodedImages& all, std::size_t first, std::vector<std::i
 }  // namespace
 
 Dataset load_pictures(const DatasetFiles& files, const DataSpec& spec, const TellOfData& tell) {
-    const PicturePlace train = find_pictures(files.directory, "train").value();
+    const PicturePlace train = find_pictures(files.directory, "train")
+                                   .value_or(PicturePlace{"train", files.directory / "train", {}});
     auto test = find_pictures(files.directory, "test");
     auto validation = find_pictures(files.directory, "val");
     if (!test) {

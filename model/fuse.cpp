@@ -1,5 +1,6 @@
 #include "model/fuse.hpp"
 
+#include <cmath>
 #include <optional>
 
 namespace gyre::model {
@@ -105,6 +106,59 @@ Graph fuse(const Graph& graph) {
         }
     }
     return std::move(result.graph);
+}
+
+Graph fold_batchnorms(const Graph& graph, std::vector<Fold>& folds) {
+    const std::vector<int> readers = readers_of_values(graph);
+    Renumbered result(graph.nodes.size());
+    for (std::size_t i = 0; i < graph.nodes.size(); ++i) {
+        Node node = graph.nodes[i];
+        const bool weighs = std::holds_alternative<Conv2dSpec>(node.spec) ||
+                            std::holds_alternative<GroupedConv2dSpec>(node.spec) ||
+                            std::holds_alternative<LinearSpec>(node.spec);
+        const bool alone = i + 1 < graph.nodes.size() && readers[i] == 1;
+        const Node* const next = alone ? &graph.nodes[i + 1] : nullptr;
+        const auto* norm = next == nullptr ? nullptr : std::get_if<BatchNorm2dSpec>(&next->spec);
+        if (weighs && norm != nullptr && next->inputs.front() == static_cast<int>(i)) {
+            folds.push_back({node.name, next->name, norm->epsilon});
+            node.name += "+" + next->name;
+            node.parameters.back().fixed = false;  // the bias
+            ++i;
+        }
+        result.append(std::move(node), i);
+    }
+    return std::move(result.graph);
+}
+
+std::map<std::string, std::vector<float>> folded_values(
+    const std::vector<Fold>& folds,
+    FunctionRef<const std::vector<float>*(const std::string& name)> find) {
+    std::map<std::string, std::vector<float>> values;
+    for (const Fold& fold : folds) {
+        const std::vector<float>& mean = *find(fold.norm + ".running_mean");
+        const std::vector<float>& variance = *find(fold.norm + ".running_var");
+        const auto all = [&](const std::string& name, float untrained) {
+            const std::vector<float>* const found = find(name);
+            return found != nullptr ? *found : std::vector<float>(mean.size(), untrained);
+        };
+        std::vector<float> weight = *find(fold.layer + ".weight");
+        std::vector<float> bias = all(fold.layer + ".bias", 0.0f);
+        const std::vector<float> norm_weight = all(fold.norm + ".weight", 1.0f);
+        const std::vector<float> norm_bias = all(fold.norm + ".bias", 0.0f);
+        const std::size_t row = weight.size() / mean.size();
+        for (std::size_t o = 0; o < mean.size(); ++o) {
+            const double scale =
+                double{norm_weight[o]} / std::sqrt(double{variance[o]} + double{fold.epsilon});
+            for (std::size_t i = o * row; i < (o + 1) * row; ++i) {
+                weight[i] = static_cast<float>(double{weight[i]} * scale);
+            }
+            bias[o] = static_cast<float>((double{bias[o]} - double{mean[o]}) * scale +
+                                         double{norm_bias[o]});
+        }
+        values[fold.layer + ".weight"] = std::move(weight);
+        values[fold.layer + ".bias"] = std::move(bias);
+    }
+    return values;
 }
 
 Graph fuse_dropout(const Graph& graph, FunctionRef<bool(const Node&)> accepts) {

@@ -3,15 +3,31 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <iterator>
+#include <map>
 #include <utility>
 
 #include "base/error.hpp"
-#include "model/fuse.hpp"
 #include "model/import.hpp"
 #include "model/layout.hpp"
 #include "model/memory_plan.hpp"
 
 namespace gyre::model {
+namespace {
+
+// The parameters that are trained, and then the state.
+std::vector<Parameter> tensors_of(const Graph& graph) {
+    std::vector<Parameter> parameters, state;
+    for (const Node& node : graph.nodes) {
+        std::ranges::copy_if(node.parameters, std::back_inserter(parameters),
+                             [](const Parameter& p) { return !p.fixed; });
+        state.insert(state.end(), node.state.begin(), node.state.end());
+    }
+    parameters.insert(parameters.end(), state.begin(), state.end());
+    return parameters;
+}
+
+}  // namespace
 
 Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int classes,
          const NetOptions& options)
@@ -22,6 +38,10 @@ Net::Net(Backend& backend, const ModelSpec& model, const Shape& input, int class
       type_(type_of(options.spec.precision)),
       wide_(backend),
       graph_(build_graph(model, input, classes, options.spec.dropout)) {
+    if (options.spec.fold && options.train_batch == 0) {
+        whole_ = tensors_of(graph_);
+        graph_ = fold_batchnorms(graph_, folds_);
+    }
     const Graph fused = fuse(graph_);
     if (options.spec.fuse) {
         graph_ = fused;
@@ -211,15 +231,24 @@ std::vector<HostTensor> Net::export_parameters() const {
 
 std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& tensors,
                                                 const std::string& source, bool finetune) {
-    std::vector<Parameter> wanted = parameters_;
-    wanted.insert(wanted.end(), state_.begin(), state_.end());
+    const std::vector<Parameter> wanted = folds_.empty() ? tensors_of(graph_) : whole_;
     ParameterMatch match = match_parameters(wanted, tensors, source, finetune);
-    std::size_t i = 0;
+    std::map<std::string, const std::vector<float>*> given;
+    for (std::size_t i = 0; i < wanted.size(); ++i) {
+        if (match.tensors[i] < tensors.size()) {
+            given[wanted[i].name] = &tensors[match.tensors[i]].values;
+        }
+    }
+    const auto find = [&](const std::string& name) {
+        const auto found = given.find(name);
+        return found == given.end() ? nullptr : found->second;
+    };
+    const auto folded = folded_values(folds_, find);
     for (const Placed& placed : all_tensors()) {
-        const std::size_t from = match.tensors[i++];
-        if (from < tensors.size()) {
-            const std::vector<float>& values = tensors[from].values;
-            backend_.upload(placed.data, values.data(), values.size() * sizeof(float));
+        const auto found = folded.find(placed.tensor.name);
+        if (const auto* const values =
+                found != folded.end() ? &found->second : find(placed.tensor.name)) {
+            backend_.upload(placed.data, values->data(), values->size() * sizeof(float));
         }
     }
     return std::move(match.remarks);

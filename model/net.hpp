@@ -12,6 +12,7 @@
 #include "base/round_up.hpp"
 #include "kernels/ops/backend.hpp"
 #include "kernels/ops/converted_op.hpp"
+#include "model/fuse.hpp"
 #include "model/graph.hpp"
 #include "model/memory_plan.hpp"
 #include "model/net_spec.hpp"
@@ -235,6 +236,8 @@ class Net {
     const DataType type_;
     WideMemory wide_;  // where type_ is a 16-bit one
     Graph graph_;
+    std::vector<Fold> folds_;
+    std::vector<Parameter> whole_;  // the tensors of the graph before folds_, if there are some
     std::vector<std::unique_ptr<Op>> ops_;  // of each node
     bool meets_ = false;                    // leaves meet in some operation
     int leaves_ = 1, places_ = 1;           // places: with a guest's

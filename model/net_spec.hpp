@@ -40,6 +40,8 @@ struct NetSpec {
     // For comparisons: whether operations are fused, and whether a training pass in float32 is one
     // operation, as far as the backend offers that.
     bool fuse = true, pass = true;
+    // Of a net that only evaluates: batchnorms become part of the layers before them.
+    bool fold = false;
 };
 
 // The loss of training passes; evaluations have none of it.

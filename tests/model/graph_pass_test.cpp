@@ -201,6 +201,62 @@ TEST_CASE("fusing leaves alone what somebody else reads") {
           std::vector<std::string>{"conv1", "relu1", "add1", "fc1"});
 }
 
+TEST_CASE("batchnorms fold into the layers before them: the same logits where nothing is rounded") {
+    const ModelSpec model = parse_model(
+        "conv 4 k5 p2 nobias\nbatchnorm eps 1\nrelu\nas x\nconv 4 k1 g4\n"
+        "batchnorm eps 1 noaffine\nadd x\nrelu\nas z\nbatchnorm eps 1\nadd z\nconv 6 k2\nas w\n"
+        "batchnorm eps 1\nadd w\nmaxpool 2\nlinear 8\nbatchnorm eps 1\nrelu\nlinear classes\n",
+        "mine");
+    std::vector<Fold> folds;
+    const Graph folded = fold_batchnorms(build_graph(model, kInput, 5, true), folds);
+    CHECK(names_of(folded) == std::vector<std::string>{"conv1+bn1", "relu1", "conv2+bn2", "add1",
+                                                       "relu2", "bn3", "add2", "conv3", "bn4",
+                                                       "add3", "pool1", "fc1+bn5", "relu3", "fc2"});
+    CHECK(folded.nodes[3].inputs == std::vector<int>{2, 1});
+    CHECK(folded.nodes[9].inputs == std::vector<int>{8, 7});
+    CHECK(folds.size() == 3);
+
+    const int n = 3;
+    std::mt19937 random(1);
+    const auto integer = [&](int least, int most) {
+        return static_cast<float>(least + static_cast<int>(random() % unsigned(most - least + 1)));
+    };
+    BoundedNet::Images images = images_of(n);
+    std::ranges::generate(images.x, [&] { return integer(0, 2); });
+    for (const auto& make :
+         {+[] { return make_cpu_backend(1); }, +[] { return make_emulated_backend({}); }}) {
+        const auto backend = make();
+        INFO(backend->description());
+        NetOptions options{.train_batch = 0, .eval_batch = n};
+        Net apart(*backend, model, kInput, 5, options);
+        options.spec.fold = true;
+        Net whole(*backend, model, kInput, 5, options);
+        REQUIRE(whole.nodes().size() + 3 <= apart.nodes().size());
+        std::vector<HostTensor> tensors = apart.export_parameters();
+        for (HostTensor& tensor : tensors) {
+            const bool norm = tensor.name.starts_with("bn");
+            const bool scale = norm && tensor.name.ends_with(".weight");
+            const bool variance = tensor.name.ends_with("running_var");
+            for (float& value : tensor.values) {  // variance + epsilon has an exact root
+                value = variance ? 3.0f : scale ? integer(1, 2) : integer(-1, 1);
+            }
+        }
+        const auto logits = [&](Net& net) {
+            CHECK(net.import_parameters(tensors, "the tensors").empty());
+            upload(net, *backend, images);
+            const Batch batch{.n = n, .training = false};
+            net.forward(batch);
+            return net.export_logits(batch);
+        };
+        const std::vector<float> expected = logits(apart);
+        CHECK(std::ranges::count(expected, 0.0f) < 3);
+        CHECK(logits(whole) == expected);
+        std::erase_if(tensors, [](const HostTensor& t) { return t.name == "bn1.running_mean"; });
+        expect_error(ExitCode::bad_input, {"parameter 'bn1.running_mean' is missing"},
+                     [&] { whole.import_parameters(tensors, "the tensors"); });
+    }
+}
+
 TEST_CASE("a net of every kind of layer computes the same with and without fusing") {
     for (const int threads : {1, 3}) {
         const auto backend = make_cpu_backend(threads);

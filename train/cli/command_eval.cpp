@@ -154,7 +154,7 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
             *backend, model, shape, data.classes,
             NetOptions{.train_batch = 0,
                        .eval_batch = batch,
-                       .spec = {.dropout = false, .precision = options.net.precision},
+                       .spec = {.dropout = false, .precision = options.net.precision, .fold = true},
                        .eval_sizes = evaluation_sizes(comm, data.test.count, batch, shards)});
         for (const std::string& remark : net->import_parameters(weights.tensors, options.weights)) {
             tell(remark);

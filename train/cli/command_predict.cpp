@@ -179,7 +179,7 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options) {
     Net net(*backend, parse_model(trained.model, options.weights), shape, trained.classes,
             {.train_batch = 0,
              .eval_batch = batch,
-             .spec = {.dropout = false, .precision = options.net.precision},
+             .spec = {.dropout = false, .precision = options.net.precision, .fold = true},
              .eval_sizes = Sharding{set.count, batch}.sizes()});
     net.import_parameters(weights.tensors, options.weights);
     const std::vector<std::string> names = class_labels(stored.class_names(), trained.classes);
