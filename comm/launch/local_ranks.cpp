@@ -301,6 +301,10 @@ void LocalRanks::end_the_rest() {
     if (!failed_) {
         return;
     }
+    // The cause is known and has been told: the others need not notice it, which takes seconds.
+    if (signalled_ && may_restart() && restarts_ < spec_.max_restarts) {
+        return tell_all(SIGKILL);
+    }
     // A stopped rank can neither notice that another has failed nor follow a SIGTERM.
     for (std::size_t r = 0; r < ranks_.size(); ++r) {
         const pid_t process = ranks_[r].process;

@@ -22,15 +22,16 @@ struct LocalRanksSpec {
 // other by their environment (GYRE_LAUNCH_DIR, GYRE_MOST_RANKS, and torchrun's RANK, WORLD_SIZE,
 // LOCAL_RANK, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, TORCHELASTIC_RESTART_COUNT and, with
 // several hosts, MASTER_ADDR and MASTER_PORT), and waits for all of them. Their lines come out
-// behind
-// "[RANK] ". SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 go to all of them. If one fails, the
-// others have kGraceSeconds to end by themselves, then as long after a SIGTERM, then they are
-// killed, and those that are stopped at once; no rank outlives its parent. What follows kClearLine
-// is drawn at once, and drawn over by what comes next. Where hosts come, leave or are lost, the
-// ranks of the others are asked to end, as by SIGTERM, and start again (comm/launch/nodes.hpp);
-// after SIGINT, SIGTERM or SIGHUP so do those of the other hosts. Returns 0, or the exit code of
-// the first that failed, 128 + N if signal N ended it. Throws Error(communication) if processes
-// cannot be started.
+// behind "[RANK] "; what follows kClearLine is drawn at once, and drawn over by what comes next.
+//
+// SIGINT, SIGTERM, SIGHUP, SIGUSR1 and SIGUSR2 go to all ranks. If a signal ends one, and all may
+// start again, the others are killed at once. If one fails otherwise, the others have kGraceSeconds
+// to end by themselves, then as long after a SIGTERM, then they are killed, and those that are
+// stopped at once. No rank outlives its parent. Where hosts come, leave or are lost, the ranks of
+// the others are asked to end, as by SIGTERM, and start again (comm/launch/nodes.hpp); after
+// SIGINT, SIGTERM or SIGHUP so do those of the other hosts. Returns 0, or the exit code of the
+// first that failed, 128 + N if signal N ended it. Throws Error(communication) if processes cannot
+// be started.
 int run_local_ranks(const LocalRanksSpec& spec, const std::vector<std::string>& command);
 
 // The variable by which such a rank knows where to meet.
