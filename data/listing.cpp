@@ -153,8 +153,8 @@ ByClass list_folders(const PicturePlace& place, const PictureListing* train) {
         const std::string name = folder.filename().string();
         require_known(name, place, train);
         std::vector<PictureFile>& files = by_class[name];
-        for (fs::path& file : pictures_in(folder)) {
-            files.push_back({std::move(file)});
+        for (const fs::path& file : pictures_in(folder)) {
+            files.push_back({file.string()});
         }
     }
     if (by_class.empty()) {
@@ -201,7 +201,8 @@ Shards read_shards(const std::vector<fs::path>& files) {
                 labels[key_of(name.string())] = member.bytes.substr(0, 64);
                 all.has_labels = true;
             } else if (picture) {
-                all.pictures.push_back({file, name.string(), member.offset, member.bytes.size()});
+                all.pictures.push_back(
+                    {file.string(), name.string(), member.offset, member.bytes.size()});
                 all.file_of.push_back(all.labels.size() - 1);
             } else if (is_other_picture_name(name)) {
                 refuse_kind(file / name);
@@ -231,7 +232,7 @@ ByClass by_folder(std::vector<PictureFile>&& pictures, const PicturePlace& place
             throw input_error(
                 fmt::format("{}: this picture has no class: expected it in the folder of its "
                             "class, or its number beside it in {}.cls",
-                            picture.name().string(), key_of(name)));
+                            picture.name(), key_of(name)));
         }
         by_class[name.substr(begin, end - begin)].push_back(std::move(picture));
     }
@@ -259,7 +260,7 @@ PictureListing by_number(Shards&& all, const PictureListing* train, std::optiona
             throw input_error(
                 fmt::format("{}: this picture has no label: expected the number of its class in "
                             "{}.cls in the same tar file, and one picture for each",
-                            picture.name().string(), key));
+                            picture.name(), key));
         }
         const std::string_view digits = text.mapped();
         std::int64_t label = -1;
@@ -268,14 +269,14 @@ PictureListing by_number(Shards&& all, const PictureListing* train, std::optiona
         if (error != std::errc{} || label < 0 ||
             std::string_view(end).find_first_not_of(" \r\n") != std::string_view::npos) {
             throw input_error(fmt::format("{}.cls: expected the number of a class, found '{}'",
-                                          (picture.file / key).string(),
+                                          picture.file + "/" + key,
                                           comm::printable(text.mapped())));
         }
         if (label >= limit.classes) {
             throw input_error(fmt::format(
                 "{}.cls: expected 0..{} because {}, found {}; if the label is right, "
                 "give `classes` {} or more",
-                (picture.file / key).string(), limit.classes - 1, limit.reason, label, label + 1));
+                picture.file + "/" + key, limit.classes - 1, limit.reason, label, label + 1));
         }
         listing.labels.push_back(static_cast<std::int32_t>(label));
     }

@@ -15,11 +15,11 @@ struct Picture {
 
 // Where a picture is: in a file of its own, or in a part of one, such as a tar file.
 struct PictureFile {
-    std::filesystem::path file;
+    std::string file;         // a path; there may be millions
     std::string member = {};  // its name in the file; empty: all of the file is the picture
     std::uint64_t offset = 0, bytes = 0;  // of a member
 
-    std::filesystem::path name() const { return member.empty() ? file : file / member; }
+    std::string name() const { return member.empty() ? file : file + "/" + member; }
 };
 
 // Say whether a file's name has the extension of a picture that can be decoded, and of one that

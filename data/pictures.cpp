@@ -49,16 +49,16 @@ std::uint64_t key_of(const std::vector<PictureFile>& files, const fs::path& dire
                      const DataSpec& spec) {
     Key key;
     key.add(size_text(spec));
-    const fs::path* last = nullptr;  // of many pictures, perhaps
+    const std::string* last = nullptr;  // of many pictures, perhaps
     for (const PictureFile& picture : files) {
-        const fs::path& file = picture.file;
+        const std::string& file = picture.file;
         if (last == nullptr || *last != file) {
             struct stat status = {};
             if (stat(file.c_str(), &status) != 0) {
-                throw input_error(
-                    fmt::format("{}: cannot read: {}", file.string(), errno_text(errno)));
+                throw input_error(fmt::format("{}: cannot read: {}", file, errno_text(errno)));
             }
-            key.add(fmt::format("\n{} {} {}.{}", file.lexically_relative(directory).string(),
+            key.add(fmt::format("\n{} {} {}.{}",
+                                fs::path(file).lexically_relative(directory).string(),
                                 status.st_size, status.st_mtim.tv_sec, status.st_mtim.tv_nsec));
             last = &file;
         }
@@ -208,8 +208,8 @@ class PictureDecoder {
             throw input_error(fmt::format(
                 "pictures differ in size: {} has {}x{} (height x width), {} has {}x{}; give all of "
                 "them one size with `resize`, such as {}x{}",
-                files_[i].name().string(), picture.height, picture.width,
-                files_[first_].name().string(), height_, width_, height_, width_));
+                files_[i].name(), picture.height, picture.width, files_[first_].name(), height_,
+                width_, height_, width_));
         }
         const auto channels = static_cast<std::size_t>(shape.channels);
         const std::size_t plane = picture.pixels.size() / channels;
@@ -250,7 +250,7 @@ std::string names_of(const std::vector<std::int64_t>& numbers,
     std::string names;
     for (const std::int64_t number : numbers) {
         names += fmt::format("{}{}", names.empty() ? "" : ", ",
-                             files[static_cast<std::size_t>(number)].name().string());
+                             files[static_cast<std::size_t>(number)].name());
     }
     return names;
 }
