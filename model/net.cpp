@@ -255,9 +255,23 @@ std::vector<std::string> Net::import_parameters(const std::vector<HostTensor>& t
 }
 
 void Net::forward(std::span<const Batch> leaves) {
-    const bool training = leaves.front().training;
-    const std::size_t ops = ops_.size() - (training && head_ != nullptr ? 1 : 0);
-    for (std::size_t i = 0; i < ops; ++i) {
+    const Batch& batch = leaves.front();
+    const std::size_t ops = ops_.size() - (batch.training && head_ != nullptr ? 1 : 0);
+    std::size_t done = 0;
+    if (!batch.training && batch.n > eval_chunk_) {
+        done = chunked_nodes_;
+        for (int first = 0; first < batch.n && done > 0; first += eval_chunk_) {
+            Batch chunk = batch;
+            chunk.n = std::min(eval_chunk_, batch.n - first);
+            run_forward(0, done, std::span(&chunk, 1), first);
+        }
+    }
+    run_forward(done, ops, leaves);
+}
+
+void Net::run_forward(std::size_t first, std::size_t last, std::span<const Batch> leaves,
+                      int image_first) {
+    for (std::size_t i = first; i < last; ++i) {
         const TimelineSpan span(leaves.front().timeline, "forward", graph_.nodes[i].name);
         const int phases = leaves.size() > 1 ? steps_[i].phases : 1;
         if (leaves.size() > 1 && steps_[i].together) {
@@ -267,7 +281,18 @@ void Net::forward(std::span<const Batch> leaves) {
         for (int phase = 0; phase < phases; ++phase) {
             for (const Batch& batch : leaves) {
                 const Step& step = step_of(batch, i);
-                const OpIo& io = training ? step.train : step.eval;
+                OpIo chunk;
+                if (image_first > 0) {
+                    chunk = step.eval;
+                    const auto from = [&](Tensor& tensor, std::size_t bytes) {
+                        tensor.data = static_cast<std::byte*>(tensor.data) +
+                                      static_cast<std::size_t>(image_first) * bytes;
+                    };
+                    from(chunk.x, step.x_step);
+                    from(chunk.x2, step.x2_step);
+                    from(chunk.y, step.y_step);
+                }
+                const OpIo& io = batch.training ? step.train : image_first > 0 ? chunk : step.eval;
                 if (step.copy_input && phase == 0) {
                     backend_.copy(io.y.data, io.x.data,
                                   activation_bytes(graph_.nodes[i].in, batch.n));

@@ -182,6 +182,9 @@ class Net {
         bool second_adds = false;
         int phases = 1;
         bool together = false;
+        // In evaluations, bytes from one image to the next where a value has room for the whole
+        // batch; 0: it has room for eval_chunk_ images, which the next ones overwrite.
+        std::size_t x_step = 0, x2_step = 0, y_step = 0;
     };
     struct Plan;  // while the net is made
 
@@ -207,6 +210,9 @@ class Net {
     bool updates(std::size_t node, const Batch& batch, const BackwardHooks& hooks) const;
     // Gives dy to a node's second input.
     void pass_on(const Batch& batch, const Step& step, const Node& node);
+    // Runs nodes [first, last) forward on leaves; in evaluations on the images from image_first on.
+    void run_forward(std::size_t first, std::size_t last, std::span<const Batch> leaves,
+                     int image_first = 0);
     // y += x, of n images.
     void add(const Shape& shape, int n, const Tensor& x, const Tensor& y);
     void make_operations(const NetOptions& options);
@@ -224,6 +230,7 @@ class Net {
     void alias_values(Plan& plan) const;
     void plan_training(Plan& plan, const NetOptions& options);
     void plan_gradients(Plan& plan, const NetOptions& options, const std::vector<bool>& wanted);
+    void choose_chunk(const NetOptions& options);
     void plan_evaluation(Plan& plan, const NetOptions& options) const;
     void bind(const Plan& plan, int leaf);
     std::size_t activation_bytes(const Shape& shape, int n) const;  // of values in type_
@@ -242,6 +249,10 @@ class Net {
     bool meets_ = false;                    // leaves meet in some operation
     int leaves_ = 1, places_ = 1;           // places: with a guest's
     std::vector<Step> steps_;               // [places][nodes]
+    // In evaluations, so many nodes run on so many images at a time, whose values then stay in the
+    // processor's caches; 0: none do.
+    std::size_t chunked_nodes_ = 0;
+    int eval_chunk_ = 0;
     std::optional<TrainingPassSpec> fusable_layers_;
     std::unique_ptr<LossHead> head_;  // of training passes: the last operation with the loss
     std::vector<Parameter> parameters_, state_;

@@ -27,6 +27,7 @@ struct Net::Plan {
     std::vector<int> dx_storage;        // of each node: gradient_storage, or memory for a while
     std::vector<int> dx2_storage;       // likewise
     std::vector<Lifetime> values, values_in_evaluation, gradients, saved;
+    std::vector<bool> whole;  // storages that evaluations have for the whole batch
     std::vector<std::size_t> value_at, value_in_evaluation_at, gradient_at, saved_at;
 
     // Where a value is: a storage, or the net's input.
@@ -83,6 +84,38 @@ void Net::alias_values(Plan& plan) const {
     }
     plan.values.assign(static_cast<std::size_t>(storages), {});
     plan.values_in_evaluation = plan.values;
+    plan.whole.assign(plan.values.size(), chunked_nodes_ == 0);
+    const auto needs_all = [&](int value) {
+        if (plan.storage_of(value) != Node::kInput) {
+            plan.whole[static_cast<std::size_t>(plan.storage_of(value))] = true;
+        }
+    };
+    needs_all(static_cast<int>(count) - 1);
+    for (std::size_t i = chunked_nodes_; i < count; ++i) {
+        needs_all(static_cast<int>(i));
+        std::ranges::for_each(graph_.nodes[i].inputs, needs_all);
+    }
+}
+
+// Convolutions and what is between them run on few images at a time in evaluations on a CPU. Linear
+// layers, whose weights would be read again and again, do not, nor what follows them.
+void Net::choose_chunk(const NetOptions& options) {
+    constexpr std::size_t kChunkBytes = std::size_t{1} << 20;  // of an operation's values
+    constexpr int kLeast = 8;
+    if (!backend_.host_memory() || backend_.device_identity().emulated) {
+        return;
+    }
+    std::size_t bytes = 1;
+    std::size_t nodes = 0;
+    for (; nodes < graph_.nodes.size(); ++nodes) {
+        const Node& node = graph_.nodes[nodes];
+        if (std::holds_alternative<LinearSpec>(node.spec)) {
+            break;
+        }
+        bytes = std::max(bytes, activation_bytes(node.in, 1) + activation_bytes(node.out, 1));
+    }
+    eval_chunk_ = std::max(kLeast, static_cast<int>(kChunkBytes / bytes));
+    chunked_nodes_ = eval_chunk_ < options.eval_batch ? nodes : 0;
 }
 
 void Net::plan_training(Plan& plan, const NetOptions& options) {
@@ -194,9 +227,15 @@ void Net::plan_evaluation(Plan& plan, const NetOptions& options) const {
         const int storage = plan.storage_of(value);
         if (storage != Node::kInput) {
             Lifetime& block = plan.values_in_evaluation[static_cast<std::size_t>(storage)];
-            block.bytes =
-                std::max(block.bytes, activation_bytes(shape_of(value), options.eval_batch));
+            const bool whole = plan.whole[static_cast<std::size_t>(storage)];
+            block.bytes = std::max(
+                block.bytes,
+                activation_bytes(shape_of(value), whole ? options.eval_batch : eval_chunk_));
             need(block, static_cast<int>(time));
+            if (whole && time < chunked_nodes_) {
+                need(block, 0);  // while the first nodes run on the next images
+                need(block, static_cast<int>(chunked_nodes_));
+            }
         }
     };
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
@@ -214,6 +253,7 @@ void Net::place_activations(const NetOptions& options) {
         plan.needs.push_back(op->needs());
     }
     steps_.assign(ops_.size(), {});
+    choose_chunk(options);
     alias_values(plan);
     plan_training(plan, options);
     plan_evaluation(plan, options);
@@ -283,6 +323,15 @@ void Net::bind(const Plan& plan, int leaf) {
         inputs_and_output(step.train, plan.value_at);
         if (leaf == 0) {
             inputs_and_output(step.eval, plan.value_in_evaluation_at);
+            const auto bytes_of_image = [&](int number) {
+                const int storage = plan.storage_of(number);
+                const bool whole =
+                    storage == Node::kInput || plan.whole[static_cast<std::size_t>(storage)];
+                return whole ? activation_bytes(shape_of(number), 1) : 0;
+            };
+            step.x_step = bytes_of_image(node.inputs.front());
+            step.y_step = bytes_of_image(static_cast<int>(i));
+            step.x2_step = node.inputs.size() > 1 ? bytes_of_image(node.inputs[1]) : 0;
         }
         // By their storages: the addresses of a net without training are all the same.
         step.copy_input = plan.needs[i].in_place && plan.storage_of(node.inputs.front()) !=

@@ -296,6 +296,42 @@ TEST_CASE("a net of every kind of layer computes the same with and without fusin
     }
 }
 
+TEST_CASE("an evaluation of many images, which takes them in turns, gives each the same logits") {
+    constexpr int kAll = 400, kSome = 80;
+    const auto backend = make_cpu_backend(2);
+    const ModelSpec model = parse_model(kEveryLayer, "mine");
+    Net whole(*backend, model, kInput, 5, {.train_batch = 0, .eval_batch = kAll});
+    Net part(*backend, model, kInput, 5, {.train_batch = 3, .eval_batch = kSome});
+    whole.initialise(7);
+    part.import_parameters(whole.export_parameters(), "the other");
+    const BoundedNet::Images images = images_of(kAll);
+    const auto logits = [&](Net& net, int first, int n) {
+        BoundedNet::Images some = images;
+        some.n = n;
+        some.x.assign(images.x.begin() + first * kInput.elems(),
+                      images.x.begin() + (first + n) * kInput.elems());
+        some.labels.resize(static_cast<std::size_t>(n));
+        upload(net, *backend, some);
+        const Batch batch{.n = n, .training = false};
+        net.forward(batch);
+        return net.export_logits(batch);
+    };
+    std::vector<float> expected;
+    for (int first = 0; first < kAll; first += kSome) {
+        const std::vector<float> some = logits(part, first, kSome);
+        expected.insert(expected.end(), some.begin(), some.end());
+    }
+    CHECK(logits(whole, 0, kAll) == expected);
+    CHECK(logits(whole, 0, kAll - 1) == std::vector<float>(expected.begin(), expected.end() - 5));
+    // The turns take less memory than all at once would.
+    Net twice(*backend, model, kInput, 5, {.train_batch = 0, .eval_batch = 2 * kAll});
+    const auto mebibytes = [](const Net& net) {
+        const std::string text = net.description();
+        return std::stod(text.substr(text.rfind(": ") + 2));
+    };
+    CHECK(mebibytes(twice) < 1.5 * mebibytes(whole));
+}
+
 TEST_CASE("a net of every kind of layer: loss and gradients match double precision") {
     const int n = 2;
     const char* const text = GENERATE(kShort, kSmooth, kGroups);
