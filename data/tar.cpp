@@ -87,7 +87,7 @@ const Library& library() {
     return loaded;
 }
 
-[[noreturn]] void refuse(const fs::path& path, std::string_view what) {
+[[noreturn]] void refuse_tar(const fs::path& path, std::string_view what) {
     throw input_error(fmt::format("{}: {}", path.string(), what));
 }
 
@@ -97,28 +97,28 @@ struct Mapped {
     std::string_view text() const { return {reinterpret_cast<const char*>(memory.get()), bytes}; }
 };
 
-Mapped map(const fs::path& path) {
+Mapped map_tar(const fs::path& path) {
     const Descriptor file(open(path.c_str(), O_RDONLY | O_CLOEXEC));
     struct stat status = {};
     if (!file.open() || fstat(file.fd(), &status) != 0) {
-        refuse(path, fmt::format("cannot read: {}", errno_text(errno)));
+        refuse_tar(path, fmt::format("cannot read: {}", errno_text(errno)));
     }
     if (!S_ISREG(status.st_mode) || status.st_size == 0) {
-        refuse(path, "expected a tar file, found an empty file, or something that is none");
+        refuse_tar(path, "expected a tar file, found an empty file, or something that is none");
     }
     Mapped mapped{nullptr, static_cast<std::size_t>(status.st_size)};
     mapped.memory = map_file(file.fd(), path, 0, mapped.bytes, false);
     if (!mapped.memory) {
-        refuse(path, fmt::format("cannot read: {}", errno_text(errno)));
+        refuse_tar(path, fmt::format("cannot read: {}", errno_text(errno)));
     }
     const std::string_view start = mapped.text().substr(0, 6);
     if (start.starts_with("\x1f\x8b") || start.starts_with("BZh") ||
         start.starts_with("\xfd"
                           "7zXZ") ||
         start.starts_with("\x28\xb5\x2f\xfd")) {
-        refuse(path,
-               "the tar file is compressed, so that its pictures cannot be read in any "
-               "order; decompress it (gunzip, bunzip2, unxz, unzstd)");
+        refuse_tar(path,
+                   "the tar file is compressed, so that its pictures cannot be read in any "
+                   "order; decompress it (gunzip, bunzip2, unxz, unzstd)");
     }
     return mapped;
 }
@@ -138,18 +138,18 @@ std::string_view bytes_of(archive* reader, const Mapped& file, std::size_t bytes
         return {};
     }
     if (library().read_block(reader, &block, &found, &at) != 0) {
-        refuse(member,
-               fmt::format("damaged: {}; copy the tar file again", library().error_string(reader)));
+        refuse_tar(member, fmt::format("damaged: {}; copy the tar file again",
+                                       library().error_string(reader)));
     }
     const std::string_view all = file.text();
     const auto* const begin = static_cast<const char*>(block);
     if (begin < all.data() || begin >= all.data() + all.size()) {
-        refuse(member, "the tar file does not hold it as it is; pack it anew, with tar");
+        refuse_tar(member, "the tar file does not hold it as it is; pack it anew, with tar");
     }
     const auto left = static_cast<std::size_t>(all.data() + all.size() - begin);
     if (at != 0 || found != bytes || bytes > left) {
-        refuse(member, left < bytes ? "the tar file is cut off here; copy it again"
-                                    : "it is stored with holes; pack it without --sparse");
+        refuse_tar(member, left < bytes ? "the tar file is cut off here; copy it again"
+                                        : "it is stored with holes; pack it without --sparse");
     }
     return {begin, bytes};
 }
@@ -157,16 +157,16 @@ std::string_view bytes_of(archive* reader, const Mapped& file, std::size_t bytes
 }  // namespace
 
 void visit_tar(const fs::path& path, const std::function<void(const TarMember&)>& visit) {
-    const Mapped file = map(path);
+    const Mapped file = map_tar(path);
     const std::unique_ptr<archive, int (*)(archive*)> reader(library().read_new(),
                                                              library().read_free);
     std::string place = "at its begin";
     // Returns false at the end.
     const auto goes_on = [&](int result) {
         if (result == kRetry || result < kWarning) {
-            refuse(path,
-                   fmt::format("expected an intact tar file, found damage {}: {}; copy it again",
-                               place, error_of(reader.get())));
+            refuse_tar(
+                path, fmt::format("expected an intact tar file, found damage {}: {}; copy it again",
+                                  place, error_of(reader.get())));
         }
         return result != kEnd;
     };
@@ -195,9 +195,10 @@ void visit_tar(const fs::path& path, const std::function<void(const TarMember&)>
     }
     const std::string_view end = file.text().substr(file.bytes - std::min(file.bytes, kEndBytes));
     if (file.bytes < kEndBytes || end.find_first_not_of('\0') != std::string_view::npos) {
-        refuse(path, fmt::format("the tar file is cut off {}: it lacks the zeros that end it; copy "
-                                 "it again",
-                                 place));
+        refuse_tar(path,
+                   fmt::format("the tar file is cut off {}: it lacks the zeros that end it; copy "
+                               "it again",
+                               place));
     }
 }
 

@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 namespace {
 
-void write_text(const fs::path& path, const std::string& text) {
+void write_file(const fs::path& path, const std::string& text) {
     write_bytes(path, Bytes(text.begin(), text.end()));
 }
 
@@ -62,16 +62,16 @@ TEST_CASE("the members of tar files of all kinds", "[data][formats]") {
     }
     const TempDir dir;
     const fs::path folder = dir.path() / "f", file = dir.path() / "f.tar";
-    write_text(folder / "a.txt", "text of a");
-    write_text(folder / "b/empty", "");
-    write_text(folder / "b/large", std::string(100000, 'x'));
+    write_file(folder / "a.txt", "text of a");
+    write_file(folder / "b/empty", "");
+    write_file(folder / "b/large", std::string(100000, 'x'));
     fs::create_symlink("a.txt", folder / "link");
     for (const std::string format : {"gnu", "pax", "ustar", "v7"}) {
         INFO(format);
         const bool old = format == "ustar" || format == "v7";
         const std::string name(old ? 90 : 180, 'n'), umlaut = "\xc3\xa4.txt";
-        write_text(folder / name, "long");
-        write_text(folder / umlaut, "a");
+        write_file(folder / name, "long");
+        write_file(folder / umlaut, "a");
         pack(folder, ".", file, "--format=" + format);
         CHECK(members(file) ==
               Names{"./a.txt:text of a", "./b/empty:", "./b/large:" + std::string(100000, 'x'),
@@ -80,7 +80,7 @@ TEST_CASE("the members of tar files of all kinds", "[data][formats]") {
     }
     const std::string all = text_of(file);
     const auto bad = [&](const std::string& text, std::initializer_list<std::string> parts) {
-        write_text(file, text);
+        write_file(file, text);
         expect_error(ExitCode::bad_input, parts, [&] { members(file); });
     };
     bad("", {"empty file"});
@@ -110,8 +110,8 @@ void write_pets(const fs::path& dir) {
     write_png(dir / "train/elk/z.png", 1, 2, 3, counted(6, 30));
     write_png(dir / "test/owl/1.png", 1, 2, 3, counted(6, 40));
     write_png(dir / "test/elk/deeper/2.png", 1, 2, 3, counted(6, 50));
-    write_text(dir / "train/owl/notes.txt", "x");
-    write_text(dir / "train/owl/.hidden.png", "x");
+    write_file(dir / "train/owl/notes.txt", "x");
+    write_file(dir / "train/owl/.hidden.png", "x");
 }
 
 Dataset load(const fs::path& dir, std::optional<int> classes = {}) {
@@ -186,11 +186,11 @@ TEST_CASE("tar files of folders are the same set as the folders", "[data][format
     pack(pets / "train", ".", train);
     bad({(train / "owl/c.png").string(), "link", "--hard-dereference"});
     fs::remove(pets / "train/owl/c.png");
-    write_text(pets / "train/owl/c.gif", "GIF89a");
+    write_file(pets / "train/owl/c.gif", "GIF89a");
     pack(pets / "train", ".", train);
     bad({(train / "owl/c.gif").string(), "only PNG"});
     fs::remove(pets / "train/owl/c.gif");
-    write_text(pets / "train/owl/c.png", "\x89PNG");
+    write_file(pets / "train/owl/c.png", "\x89PNG");
     pack(pets / "train", ".", train);
     bad({(train / "owl/c.png").string(), "PNG", "damage"});
     pack(pets, "test/owl/../../train/owl/notes.txt", train);
@@ -207,9 +207,9 @@ TEST_CASE("tar files with labels beside the pictures, as WebDataset has them", "
     const auto sample = [&](const std::string& key, int first, const std::string& label) {
         write_png(files / (key + ".png"), 1, 2, 3, counted(6, first));
         if (!label.empty()) {
-            write_text(files / (key + ".cls"), label);
+            write_file(files / (key + ".cls"), label);
         }
-        write_text(files / (key + ".json"), "{}");
+        write_file(files / (key + ".json"), "{}");
     };
     const auto shard = [&](const std::string& name) {
         pack(files, ".", place / name);
@@ -249,7 +249,7 @@ TEST_CASE("tar files with labels beside the pictures, as WebDataset has them", "
         {last + ".cls", "expected 0..3 because there are 4 training images", "found 4"});
     bad("9", 0, "2", {last + ".cls", "expected 0..1", "2 classes", "found 2"}, 2);
     sample("0", 1, "0");
-    write_text(files / "9.cls", "1");
+    write_file(files / "9.cls", "1");
     shard("web-train-000001.tar");
     expect_bad(place, {last + ".cls", "without a picture"});
     write_png(files / "9.seg.png", 1, 2, 3, counted(6));
