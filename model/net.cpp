@@ -263,14 +263,15 @@ void Net::forward(std::span<const Batch> leaves) {
         for (int first = 0; first < batch.n && done > 0; first += eval_chunk_) {
             Batch chunk = batch;
             chunk.n = std::min(eval_chunk_, batch.n - first);
-            run_forward(0, done, std::span(&chunk, 1), first);
+            run_forward(0, done, std::span(&chunk, 1),
+                        static_cast<std::size_t>(first / eval_chunk_));
         }
     }
     run_forward(done, ops, leaves);
 }
 
 void Net::run_forward(std::size_t first, std::size_t last, std::span<const Batch> leaves,
-                      int image_first) {
+                      std::size_t chunk) {
     for (std::size_t i = first; i < last; ++i) {
         const TimelineSpan span(leaves.front().timeline, "forward", graph_.nodes[i].name);
         const int phases = leaves.size() > 1 ? steps_[i].phases : 1;
@@ -281,18 +282,17 @@ void Net::run_forward(std::size_t first, std::size_t last, std::span<const Batch
         for (int phase = 0; phase < phases; ++phase) {
             for (const Batch& batch : leaves) {
                 const Step& step = step_of(batch, i);
-                OpIo chunk;
-                if (image_first > 0) {
-                    chunk = step.eval;
-                    const auto from = [&](Tensor& tensor, std::size_t bytes) {
-                        tensor.data = static_cast<std::byte*>(tensor.data) +
-                                      static_cast<std::size_t>(image_first) * bytes;
+                OpIo of_chunk;
+                if (chunk > 0) {
+                    of_chunk = step.eval;
+                    const auto move = [&](Tensor& tensor, std::size_t bytes) {
+                        tensor.data = static_cast<std::byte*>(tensor.data) + chunk * bytes;
                     };
-                    from(chunk.x, step.x_step);
-                    from(chunk.x2, step.x2_step);
-                    from(chunk.y, step.y_step);
+                    move(of_chunk.x, step.x_chunk);
+                    move(of_chunk.x2, step.x2_chunk);
+                    move(of_chunk.y, step.y_chunk);
                 }
-                const OpIo& io = batch.training ? step.train : image_first > 0 ? chunk : step.eval;
+                const OpIo& io = batch.training ? step.train : chunk > 0 ? of_chunk : step.eval;
                 if (step.copy_input && phase == 0) {
                     backend_.copy(io.y.data, io.x.data,
                                   activation_bytes(graph_.nodes[i].in, batch.n));

@@ -182,9 +182,9 @@ class Net {
         bool second_adds = false;
         int phases = 1;
         bool together = false;
-        // In evaluations, bytes from one image to the next where a value has room for the whole
-        // batch; 0: it has room for eval_chunk_ images, which the next ones overwrite.
-        std::size_t x_step = 0, x2_step = 0, y_step = 0;
+        // In evaluations, bytes from one chunk to the next where a value has room for the whole
+        // batch; 0: it has room for one chunk, which the next one overwrites.
+        std::size_t x_chunk = 0, x2_chunk = 0, y_chunk = 0;
     };
     struct Plan;  // while the net is made
 
@@ -210,9 +210,9 @@ class Net {
     bool updates(std::size_t node, const Batch& batch, const BackwardHooks& hooks) const;
     // Gives dy to a node's second input.
     void pass_on(const Batch& batch, const Step& step, const Node& node);
-    // Runs nodes [first, last) forward on leaves; in evaluations on the images from image_first on.
+    // Runs nodes [first, last) forward on leaves, or on a chunk of an evaluation's images.
     void run_forward(std::size_t first, std::size_t last, std::span<const Batch> leaves,
-                     int image_first = 0);
+                     std::size_t chunk = 0);
     // y += x, of n images.
     void add(const Shape& shape, int n, const Tensor& x, const Tensor& y);
     void make_operations(const NetOptions& options);
@@ -252,7 +252,7 @@ class Net {
     // In evaluations, so many nodes run on so many images at a time, whose values then stay in the
     // processor's caches; 0: none do.
     std::size_t chunked_nodes_ = 0;
-    int eval_chunk_ = 0;
+    int eval_chunk_ = 0;  // whole blocks of the backend's layout
     std::optional<TrainingPassSpec> fusable_layers_;
     std::unique_ptr<LossHead> head_;  // of training passes: the last operation with the loss
     std::vector<Parameter> parameters_, state_;

@@ -100,10 +100,13 @@ void Net::alias_values(Plan& plan) const {
 // Convolutions and what is between them run on few images at a time in evaluations on a CPU. Linear
 // layers, whose weights would be read again and again, do not, nor what follows them.
 void Net::choose_chunk(const NetOptions& options) {
-    constexpr std::size_t kChunkBytes = std::size_t{1} << 20;  // of an operation's values
-    constexpr int kLeast = 8;
+    constexpr std::size_t kChunkBytes = std::size_t{8} << 20;  // of an operation's values
     if (!backend_.host_memory() || backend_.device_identity().emulated) {
         return;
+    }
+    int block = 1;  // images that the backend keeps together
+    while (backend_.activation_elems({1, 1, 1}, block) != block) {
+        ++block;
     }
     std::size_t bytes = 1;
     std::size_t nodes = 0;
@@ -112,9 +115,10 @@ void Net::choose_chunk(const NetOptions& options) {
         if (std::holds_alternative<LinearSpec>(node.spec)) {
             break;
         }
-        bytes = std::max(bytes, activation_bytes(node.in, 1) + activation_bytes(node.out, 1));
+        bytes =
+            std::max(bytes, activation_bytes(node.in, block) + activation_bytes(node.out, block));
     }
-    eval_chunk_ = std::max(kLeast, static_cast<int>(kChunkBytes / bytes));
+    eval_chunk_ = block * static_cast<int>(std::max<std::size_t>(1, kChunkBytes / bytes));
     chunked_nodes_ = eval_chunk_ < options.eval_batch ? nodes : 0;
 }
 
@@ -323,15 +327,15 @@ void Net::bind(const Plan& plan, int leaf) {
         inputs_and_output(step.train, plan.value_at);
         if (leaf == 0) {
             inputs_and_output(step.eval, plan.value_in_evaluation_at);
-            const auto bytes_of_image = [&](int number) {
+            const auto bytes_of_chunk = [&](int number) {
                 const int storage = plan.storage_of(number);
                 const bool whole =
                     storage == Node::kInput || plan.whole[static_cast<std::size_t>(storage)];
-                return whole ? activation_bytes(shape_of(number), 1) : 0;
+                return whole ? activation_bytes(shape_of(number), eval_chunk_) : 0;
             };
-            step.x_step = bytes_of_image(node.inputs.front());
-            step.y_step = bytes_of_image(static_cast<int>(i));
-            step.x2_step = node.inputs.size() > 1 ? bytes_of_image(node.inputs[1]) : 0;
+            step.x_chunk = bytes_of_chunk(node.inputs.front());
+            step.y_chunk = bytes_of_chunk(static_cast<int>(i));
+            step.x2_chunk = node.inputs.size() > 1 ? bytes_of_chunk(node.inputs[1]) : 0;
         }
         // By their storages: the addresses of a net without training are all the same.
         step.copy_input = plan.needs[i].in_place && plan.storage_of(node.inputs.front()) !=

@@ -297,7 +297,7 @@ TEST_CASE("a net of every kind of layer computes the same with and without fusin
 }
 
 TEST_CASE("an evaluation of many images, which takes them in turns, gives each the same logits") {
-    constexpr int kAll = 400, kSome = 80;
+    constexpr int kAll = 6000, kSome = 1000;
     const auto backend = make_cpu_backend(2);
     const ModelSpec model = parse_model(kEveryLayer, "mine");
     Net whole(*backend, model, kInput, 5, {.train_batch = 0, .eval_batch = kAll});
