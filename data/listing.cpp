@@ -192,10 +192,11 @@ Shards read_shards(const std::vector<fs::path>& files) {
                 return;
             }
             if (member.is_link && (picture || name.extension() == ".cls")) {
-                throw input_error(fmt::format(
-                    "{}: a link in the tar file; pack what it points to, as tar does with "
-                    "--dereference --hard-dereference",
-                    (file / name).string()));
+                throw input_error(
+                    fmt::format("{}: a link in the tar file; pack a copy of what it points to, as "
+                                "tar's options "
+                                "dereference and hard-dereference do",
+                                (file / name).string()));
             }
             if (name.extension() == ".cls") {
                 labels[key_of(name.string())] = member.bytes.substr(0, 64);

@@ -148,8 +148,9 @@ std::string_view bytes_of(archive* reader, const Mapped& file, std::size_t bytes
     }
     const auto left = static_cast<std::size_t>(all.data() + all.size() - begin);
     if (at != 0 || found != bytes || bytes > left) {
-        refuse_tar(member, left < bytes ? "the tar file is cut off here; copy it again"
-                                        : "it is stored with holes; pack it without --sparse");
+        refuse_tar(member, left < bytes
+                               ? "the tar file is cut off here; copy it again"
+                               : "it is stored with holes; pack it without tar's option sparse");
     }
     return {begin, bytes};
 }

@@ -184,7 +184,7 @@ TEST_CASE("tar files of folders are the same set as the folders", "[data][format
     bad({(train / "a-b.png").string(), "no class", "a-b.cls"});
     fs::create_hard_link(pets / "train/owl/b.png", pets / "train/owl/c.png");
     pack(pets / "train", ".", train);
-    bad({(train / "owl/c.png").string(), "link", "--hard-dereference"});
+    bad({(train / "owl/c.png").string(), "link", "hard-dereference"});
     fs::remove(pets / "train/owl/c.png");
     write_file(pets / "train/owl/c.gif", "GIF89a");
     pack(pets / "train", ".", train);
