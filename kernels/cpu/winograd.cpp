@@ -1,5 +1,7 @@
-// The Winograd operation. Forward and input gradient process a few tiles at a time, whose points
-// stay in the level-2 cache; at each point, the sum over the channels is a matrix product.
+// The Winograd operation. Forward and input gradient process a few tiles at a time; at each point,
+// the sum over the channels is a matrix product. There are as many tiles as fit the register tile,
+// of several blocks of images if one has few of them: each reads all weights, which do not stay in
+// a cache where there are many channels.
 #include "kernels/cpu/winograd.hpp"
 
 #include <algorithm>
@@ -9,9 +11,9 @@
 namespace gyre::cpu {
 namespace {
 
-constexpr std::ptrdiff_t kInputFloats = 160 * 1024;  // transformed tiles at a time: 640 KiB
-constexpr std::ptrdiff_t kOutputFloats = 48 * 1024;  // their products: 192 KiB
-constexpr int kMostTiles = 4;
+constexpr std::ptrdiff_t kInputFloats = 160 * 1024;  // transformed tiles of a block: 640 KiB
+constexpr std::ptrdiff_t kOutputFloats = 48 * 1024;  // products at a time: 192 KiB
+constexpr int kMostTiles = 4;                        // of all blocks
 
 template <int K>
 class WinogradOp final : public Op {
@@ -24,11 +26,12 @@ class WinogradOp final : public Op {
           tiles_(spec.shape, tail_),
           weights_(context, spec.shape, tail_, tiles_, block_count(sizes.train_images)),
           forward_(in_.channels, out_.channels, forward_tiles(sizes)),
-          backward_(out_.channels, in_.channels, tiles_at_once(out_.channels)),
+          backward_(out_.channels, in_.channels, backward_tiles(sizes)),
           band_rows_(std::clamp(backward_.tiles / tiles_.across(), 1, tiles_.down())) {
         const std::int64_t apart = tiles_.tail_apart() ? out_.elems() * kLanes : 0;
         context.workspace.reserve(
-            std::max(weights_.shared_floats(), kPoints * weight_point() + apart),
+            std::max(weights_.shared_floats(),
+                     kPoints * std::max(forward_.weight_point(), backward_.weight_point()) + apart),
             std::max(
                 {weights_.worker_floats(), forward_.worker_floats(), backward_.worker_floats()}));
     }
@@ -45,15 +48,27 @@ class WinogradOp final : public Op {
  private:
     static constexpr int kPoints = WinogradTiles<K>::kPoints;
 
-    // Sums over the channels `from` for the channels `to`, for a group of tiles.
+    struct Blocks {
+        int first, count;
+    };
+    // Tiles that are processed together: so many of each of several blocks.
+    struct Tiles {
+        int of_block, blocks;
+    };
+    // Sums over the channels `from` for the channels `to`, for a group of tiles. The weights are
+    // [point][to][from].
     struct Direction {
-        Direction(int from_, int to, int most_tiles)
-            : from(from_), tiles(most_tiles), rows(to, kTileRows) {
-            const std::ptrdiff_t floats = std::ptrdiff_t{kPoints} * kTileRows * tiles * kLanes;
+        Direction(int from_, int to, const Tiles& most)
+            : from(from_), tiles(most.of_block), blocks(most.blocks), rows(to, kTileRows) {
+            const std::ptrdiff_t floats = kPoints * kTileRows * channel();
             row_parts =
                 static_cast<int>(std::clamp<std::ptrdiff_t>(kOutputFloats / floats, 1, rows.parts));
         }
-        std::ptrdiff_t channel() const { return std::ptrdiff_t{tiles} * kLanes; }
+        std::ptrdiff_t channel() const { return std::ptrdiff_t{tiles} * blocks * kLanes; }
+        std::ptrdiff_t weight_row() const { return whole_lines(from); }
+        std::ptrdiff_t weight_point() const {
+            return WinogradTiles<K>::point_step(rows.total * weight_row());
+        }
         std::ptrdiff_t input_point() const {
             return WinogradTiles<K>::point_step(from * channel());
         }
@@ -61,7 +76,7 @@ class WinogradOp final : public Op {
             return WinogradTiles<K>::point_step(row_parts * kTileRows * channel());
         }
         std::int64_t worker_floats() const { return kPoints * (input_point() + output_point()); }
-        const int from, tiles;
+        const int from, tiles, blocks;
         const Split rows;
         int row_parts;  // row parts processed at a time
     };
@@ -69,25 +84,40 @@ class WinogradOp final : public Op {
         return static_cast<int>(std::clamp<std::ptrdiff_t>(
             kInputFloats / (std::ptrdiff_t{kPoints} * channels * kLanes), 1, kMostTiles));
     }
-    // Uses fewer tiles if there would be too few tasks for the threads.
-    int forward_tiles(const OpSizes& sizes) const {
+    // Adds blocks until the register tile is full, if all of their tiles are in it; fewer if there
+    // would be too few tasks for the threads, of which `most` tiles of a block are one at least.
+    Tiles with_blocks(int of_block, int most, const OpSizes& sizes) const {
+        const int blocks = tiles_.tail_apart() ? 1 : block_count(sizes.train_images);
+        const int wanted = kMostTiles / of_block;
+        const int tasks = blocks * std::max(1, tiles_.count() / most);
+        const int threads = context_.pool.threads();
+        return {of_block,
+                std::clamp(threads == 1 ? wanted : std::min(wanted, tasks / (2 * threads)), 1,
+                           std::max(1, blocks))};
+    }
+    Tiles forward_tiles(const OpSizes& sizes) const {
         const int threads = context_.pool.threads();
         const int all = tiles_.count() * std::max(1, block_count(sizes.train_images));
-        return threads == 1 ? tiles_at_once(in_.channels)
-                            : std::clamp(all / (2 * threads), 1, tiles_at_once(in_.channels));
+        const int most = std::min(kMostTiles, tiles_.count());
+        const int of_block = threads == 1 ? most : std::clamp(all / (2 * threads), 1, most);
+        return with_blocks(of_block, of_block, sizes);
     }
-    std::ptrdiff_t padded_channels() const { return whole_lines(in_.channels); }
-    std::ptrdiff_t weight_point() const {
-        return WinogradTiles<K>::point_step(out_.channels * padded_channels());
+    // The order of sums where tiles overlap depends on the tiles of a block.
+    Tiles backward_tiles(const OpSizes& sizes) const {
+        const int of_block = std::min(tiles_at_once(out_.channels), tiles_.count());
+        return with_blocks(of_block, std::max(of_block, tiles_.across()), sizes);
     }
-    void transform_weights(const float* w, float* to) const;
-    // Calls finish(row, its points) for each row, computed from the transformed tiles at `input`,
-    // which is followed by memory for the products.
+    // to [point][row][from] of a direction = G w G^T; w of row r and channel f begins at
+    // r * w_row + f * w_from.
+    void transform_weights(const Direction& direction, const float* w, std::ptrdiff_t w_row,
+                           std::ptrdiff_t w_from, float* to) const;
+    // Calls finish(row, its points) for each row, computed from `count` transformed tiles at
+    // `input`, which is followed by memory for the products.
     template <typename Finish>
-    void multiply(const Direction& direction, int count, const float* weights, std::ptrdiff_t w_row,
-                  std::ptrdiff_t w_step, float* input, Finish&& finish) const;
-    void input_gradient_band(const OpIo& io, int block, int band, const float* weights,
-                             const float* unfused, float* memory) const;
+    void multiply(const Direction& direction, int count, const float* weights, float* input,
+                  Finish&& finish) const;
+    void input_gradient_band(const OpIo& io, const Blocks& of_blocks, int band,
+                             const float* weights, const float* unfused, float* memory) const;
 
     const Context context_;
     const Shape in_, out_;  // of the convolution without its tail
@@ -100,25 +130,26 @@ class WinogradOp final : public Op {
     const int band_rows_;
 };
 
-// to [point][out channel][channel] = G w G^T.
 template <int K>
-void WinogradOp<K>::transform_weights(const float* w, float* to) const {
+void WinogradOp<K>::transform_weights(const Direction& direction, const float* w,
+                                      std::ptrdiff_t w_row, std::ptrdiff_t w_from,
+                                      float* to) const {
     constexpr int kExtent = WinogradTiles<K>::kExtent;
-    context_.pool.parallel_for(out_.channels, [&](std::int64_t o, int) {
-        for (int first = 0; first < in_.channels; first += kVec) {
+    context_.pool.parallel_for(direction.rows.total, [&](std::int64_t row, int) {
+        for (int first = 0; first < direction.from; first += kVec) {
             float window[K * K][kVec] = {};
-            const float* from = w + (o * in_.channels + first) * K * K;
-            for (int c = 0; c < std::min(kVec, in_.channels - first); ++c) {
+            for (int c = 0; c < std::min(kVec, direction.from - first); ++c) {
+                const float* const from = w + row * w_row + (first + c) * w_from;
                 for (int k = 0; k < K * K; ++k) {
-                    window[k][c] = *from++;
+                    window[k][c] = from[k];
                 }
             }
-            float* points = to + o * padded_channels() + first;
-            transform_2d<K, kExtent>([&](int i, int j) { return load(window[i * K + j]); },
-                                     Transforms<K>::weights,
-                                     [&](int i, int j, Vec v) {
-                                         store(points + (i * kExtent + j) * weight_point(), v);
-                                     });
+            float* points = to + row * direction.weight_row() + first;
+            transform_2d<K, kExtent>(
+                [&](int i, int j) { return load(window[i * K + j]); }, Transforms<K>::weights,
+                [&](int i, int j, Vec v) {
+                    store(points + (i * kExtent + j) * direction.weight_point(), v);
+                });
         }
     });
 }
@@ -126,21 +157,20 @@ void WinogradOp<K>::transform_weights(const float* w, float* to) const {
 template <int K>
 template <typename Finish>
 void WinogradOp<K>::multiply(const Direction& direction, int count, const float* weights,
-                             std::ptrdiff_t w_row, std::ptrdiff_t w_step, float* input,
-                             Finish&& finish) const {
+                             float* input, Finish&& finish) const {
     const Split cols(count, kTileCols);
     const Split& rows = direction.rows;
     float* const output = input + kPoints * direction.input_point();
     TileProduct product;
-    product.w_row = w_row;
-    product.w_step = w_step;
+    product.w_row = direction.weight_row();
+    product.w_step = 1;
     product.x_step = product.y_row = direction.channel();
     product.depth = direction.from;
     for (int part = 0; part < rows.parts; part += direction.row_parts) {
         const int end = std::min(rows.parts, part + direction.row_parts);
         const int first = rows.begin(part);
         for (int point = 0; point < kPoints; ++point) {
-            product.w = weights + point * weight_point() + first * w_row;
+            product.w = weights + point * direction.weight_point() + first * product.w_row;
             product.x = input + point * direction.input_point();
             product.y = output + point * direction.output_point();
             product.run(rows, part, end, cols);
@@ -155,35 +185,43 @@ template <int K>
 void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
     tail_.draw_factors(context_, batch, io.saved);
     float* const weights = context_.workspace.shared();
-    float* const outputs = weights + kPoints * weight_point();  // of a block, before the tail
-    transform_weights(io.params[0].f32(), weights);
+    // Of a block, before the tail.
+    float* const outputs = weights + kPoints * forward_.weight_point();
+    constexpr std::ptrdiff_t kWindow = std::ptrdiff_t{K} * K;
+    transform_weights(forward_, io.params[0].f32(), in_.channels * kWindow, kWindow, weights);
     const Split groups(tiles_.count(), forward_.tiles);
     const std::ptrdiff_t plane = in_.plane_elems() * kLanes;
-    const auto run_group = [&](int block, int group, float* points) {
+    const auto run_group = [&](const Blocks& of_blocks, int group, float* points) {
         const int first = groups.begin(group), count = groups.size(group);
-        const float* x = io.x.f32() + std::ptrdiff_t{block} * in_.channels * plane;
-        for (int c = 0; c < in_.channels; ++c) {
-            for (int t = 0; t < count; ++t) {
-                tiles_.input(x + c * plane, first + t, points + c * forward_.channel() + t * kLanes,
-                             forward_.input_point());
+        Conv2dTail::Output to[kMostTiles];
+        for (int b = 0; b < of_blocks.count; ++b) {
+            const int block = of_blocks.first + b;
+            const float* x = io.x.f32() + std::ptrdiff_t{block} * in_.channels * plane;
+            for (int c = 0; c < in_.channels; ++c) {
+                for (int t = 0; t < count; ++t) {
+                    tiles_.input(x + c * plane, first + t,
+                                 points + c * forward_.channel() + (b * count + t) * kLanes,
+                                 forward_.input_point());
+                }
             }
+            to[b] = tiles_.tail_apart() ? Conv2dTail::Output{.y = outputs}
+                                        : tail_.output(batch, io, block);
         }
-        const Conv2dTail::Output to =
-            tiles_.tail_apart() ? Conv2dTail::Output{.y = outputs} : tail_.output(batch, io, block);
-        multiply(forward_, count, weights, padded_channels(), 1, points,
-                 [&](int o, const float* at) {
-                     for (int t = 0; t < count; ++t) {
-                         tiles_.output(at + t * kLanes, forward_.output_point(), first + t, o,
-                                       io.params[1].f32()[o], to);
-                     }
-                 });
+        multiply(forward_, of_blocks.count * count, weights, points, [&](int o, const float* at) {
+            for (int i = 0; i < of_blocks.count * count; ++i) {
+                tiles_.output(at + i * kLanes, forward_.output_point(), first + i % count, o,
+                              io.params[1].f32()[o], to[i / count]);
+            }
+        });
     };
     const int blocks = block_count(batch.n);
     const int at_once = tiles_.tail_apart() ? 1 : blocks;
     for (int first = 0; first < blocks; first += at_once) {
+        const Split joined(at_once, forward_.blocks);
         context_.pool.parallel_for(
-            std::int64_t{at_once} * groups.parts, [&](std::int64_t task, int worker) {
-                run_group(first + static_cast<int>(task / groups.parts),
+            std::int64_t{joined.parts} * groups.parts, [&](std::int64_t task, int worker) {
+                const auto part = static_cast<int>(task / groups.parts);
+                run_group({first + joined.begin(part), joined.size(part)},
                           static_cast<int>(task % groups.parts), context_.workspace.worker(worker));
             });
         if (tiles_.tail_apart()) {
@@ -195,8 +233,10 @@ void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
 template <int K>
 void WinogradOp<K>::backward_input(const Batch& batch, const OpIo& io) {
     float* const weights = context_.workspace.shared();
-    float* const unfused = weights + kPoints * weight_point();  // of a block, before the tail
-    transform_weights(io.params[0].f32(), weights);
+    // Of a block, before the tail.
+    float* const unfused = weights + kPoints * backward_.weight_point();
+    constexpr std::ptrdiff_t kWindow = std::ptrdiff_t{K} * K;
+    transform_weights(backward_, io.params[0].f32(), kWindow, in_.channels * kWindow, weights);
     const int blocks = block_count(batch.n);
     const int at_once = tiles_.tail_apart() ? 1 : blocks;
     const int bands = (tiles_.down() + band_rows_ - 1) / band_rows_;
@@ -204,11 +244,13 @@ void WinogradOp<K>::backward_input(const Batch& batch, const OpIo& io) {
         if (tiles_.tail_apart()) {
             tail_.gradient_block(context_, io, first, unfused);
         }
+        const Split joined(at_once, backward_.blocks);
         for (int odd = 0; odd < std::min(2, bands); ++odd) {
             const int of_block = (bands - odd + 1) / 2;
             context_.pool.parallel_for(
-                std::int64_t{at_once} * of_block, [&](std::int64_t task, int worker) {
-                    input_gradient_band(io, first + static_cast<int>(task / of_block),
+                std::int64_t{joined.parts} * of_block, [&](std::int64_t task, int worker) {
+                    const auto part = static_cast<int>(task / of_block);
+                    input_gradient_band(io, {first + joined.begin(part), joined.size(part)},
                                         2 * static_cast<int>(task % of_block) + odd, weights,
                                         unfused, context_.workspace.worker(worker));
                 });
@@ -217,10 +259,12 @@ void WinogradOp<K>::backward_input(const Batch& batch, const OpIo& io) {
 }
 
 template <int K>
-void WinogradOp<K>::input_gradient_band(const OpIo& io, int block, int band, const float* weights,
-                                        const float* unfused, float* points) const {
+void WinogradOp<K>::input_gradient_band(const OpIo& io, const Blocks& of_blocks, int band,
+                                        const float* weights, const float* unfused,
+                                        float* points) const {
     const std::ptrdiff_t plane = in_.plane_elems() * kLanes;
-    float* const dx = io.dx.f32() + std::ptrdiff_t{block} * in_.channels * plane;
+    const std::ptrdiff_t planes = of_blocks.count * std::ptrdiff_t{in_.channels};
+    float* const dx = io.dx.f32() + std::ptrdiff_t{of_blocks.first} * in_.channels * plane;
     const int top = band * band_rows_, bottom = std::min(tiles_.down(), top + band_rows_);
     if (band % 2 == 0) {
         // Zeroes dx of this band and the next before anything is added.
@@ -231,7 +275,7 @@ void WinogradOp<K>::input_gradient_band(const OpIo& io, int block, int band, con
         };
         const int begin = line_of(top), end = line_of(top + 2 * band_rows_);
         const std::ptrdiff_t line = std::ptrdiff_t{in_.width} * kLanes;
-        for (int c = 0; c < in_.channels; ++c) {
+        for (std::ptrdiff_t c = 0; c < planes; ++c) {
             std::fill_n(dx + c * plane + begin * line, (end - begin) * line, 0.0f);
         }
     }
@@ -239,23 +283,25 @@ void WinogradOp<K>::input_gradient_band(const OpIo& io, int block, int band, con
     for (int group = 0; group < groups.parts; ++group) {
         const int first = top * tiles_.across() + groups.begin(group);
         const int count = groups.size(group);
-        for (int o = 0; o < out_.channels; ++o) {
-            const Conv2dTail::Gradient from =
-                tiles_.tail_apart()
-                    ? Conv2dTail::Gradient{.dy = unfused + o * out_.plane_elems() * kLanes}
-                    : tail_.gradient(io, block, o);
-            for (int t = 0; t < count; ++t) {
-                tiles_.gradient(from, first + t, points + o * backward_.channel() + t * kLanes,
-                                backward_.input_point(), nullptr);
+        for (int b = 0; b < of_blocks.count; ++b) {
+            for (int o = 0; o < out_.channels; ++o) {
+                const Conv2dTail::Gradient from =
+                    tiles_.tail_apart()
+                        ? Conv2dTail::Gradient{.dy = unfused + o * out_.plane_elems() * kLanes}
+                        : tail_.gradient(io, of_blocks.first + b, o);
+                for (int t = 0; t < count; ++t) {
+                    tiles_.gradient(from, first + t,
+                                    points + o * backward_.channel() + (b * count + t) * kLanes,
+                                    backward_.input_point(), nullptr);
+                }
             }
         }
-        multiply(backward_, count, weights, 1, padded_channels(), points,
-                 [&](int c, const float* at) {
-                     for (int t = 0; t < count; ++t) {
-                         tiles_.input_gradient(at + t * kLanes, backward_.output_point(), first + t,
-                                               dx + c * plane);
-                     }
-                 });
+        multiply(backward_, of_blocks.count * count, weights, points, [&](int c, const float* at) {
+            for (int i = 0; i < of_blocks.count * count; ++i) {
+                tiles_.input_gradient(at + i * kLanes, backward_.output_point(), first + i % count,
+                                      dx + (i / count * std::ptrdiff_t{in_.channels} + c) * plane);
+            }
+        });
     }
 }
 

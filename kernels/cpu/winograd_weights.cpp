@@ -5,7 +5,8 @@
 namespace gyre::cpu {
 namespace {
 
-constexpr std::ptrdiff_t kCacheFloats = 160 * 1024;      // transformed x: 640 KiB
+constexpr std::ptrdiff_t kCacheFloats = 160 * 1024;      // transformed x: 640 KiB, or
+constexpr int kLeastTiles = 4;                           // so many tiles, for which sums are read
 constexpr std::ptrdiff_t kSumsFloats = 4 * 1024 * 1024;  // all sums: 16 MiB
 constexpr int kMostSums = 16, kMostParts = 4;
 
@@ -23,9 +24,10 @@ WinogradWeights<K>::WinogradWeights(const Context& context, const Conv2dShape& s
       tiles_(tiles),
       rows_(shape.out_channels, kTileRows),
       cols_(static_cast<int>(padded_channels() / kLanes), kTileCols),
-      groups_(tiles.count(),
-              static_cast<int>(std::clamp<std::ptrdiff_t>(
-                  kCacheFloats / (kPoints * kLanes * padded_channels()), 1, tiles.count()))),
+      groups_(tiles.count(), static_cast<int>(std::clamp<std::ptrdiff_t>(
+                                 kCacheFloats / (kPoints * kLanes * padded_channels()),
+                                 std::min(kLeastTiles, tiles.count()), tiles.count()))),
+      joined_(std::clamp(kLeastTiles / tiles.count(), 1, std::max(1, most_blocks))),
       row_parts_(std::min(rows_.parts, kMostParts)),
       most_sums_(std::clamp(static_cast<int>(kSumsFloats / sums_floats()), 1,
                             std::clamp(most_blocks, 1, kMostSums))) {}
@@ -65,51 +67,56 @@ void WinogradWeights<K>::run_task(const OpIo& io, const Task& task) const {
     }
     std::fill_n(task.sums + kPoints * sums_point() + row * kLanes, rows * kLanes, 0.0f);
     float* const scratch = task.memory + kPoints * (x_point() + dy_point());
-    for (int block = task.first_block; block < task.last_block; ++block) {
-        const float* x = io.x.f32() + block * in_.channels * plane;
+    for (int block = task.first_block; block < task.last_block; block += joined_) {
+        const int blocks = std::min(joined_, task.last_block - block);
         for (int group = 0; group < groups_.parts; ++group) {
-            for (int channel = 0; channel < channels_; channel += kLanes) {
-                for (int t = 0; t < groups_.size(group); ++t) {
+            const int count = groups_.size(group);
+            for (int i = 0; i < blocks * count; ++i) {
+                const float* x = io.x.f32() + (block + i / count) * in_.channels * plane;
+                for (int channel = 0; channel < channels_; channel += kLanes) {
                     tiles_.input_by_channel(x + channel * plane,
                                             std::min(kLanes, channels_ - channel),
-                                            groups_.begin(group) + t, scratch,
-                                            task.memory + t * kLanes * padded_channels() + channel,
+                                            groups_.begin(group) + i % count, scratch,
+                                            task.memory + i * kLanes * padded_channels() + channel,
                                             x_point(), padded_channels());
                 }
             }
             for (int part = task.first_part; part < task.last_part; part += row_parts_) {
-                add_products(io, block, group, part, std::min(task.last_part, part + row_parts_),
-                             task);
+                add_products(io, block, blocks, group, part,
+                             std::min(task.last_part, part + row_parts_), task);
             }
         }
     }
 }
 
 template <int K>
-void WinogradWeights<K>::add_products(const OpIo& io, int block, int group, int first_part,
-                                      int last_part, const Task& task) const {
+void WinogradWeights<K>::add_products(const OpIo& io, int first_block, int blocks, int group,
+                                      int first_part, int last_part, const Task& task) const {
     const int first = rows_.begin(first_part), last = rows_.begin(last_part);
     const int count = groups_.size(group);
     float* const dy = task.memory + kPoints * x_point();
     float* const unfused = dy + kPoints * dy_point();
     float* const bias = task.sums + kPoints * sums_point();
-    for (int o = first; o < last; ++o) {
-        Conv2dTail::Gradient from = tail_.gradient(io, block, o);
-        if (tiles_.tail_apart()) {
-            tail_.gradient_plane(io, block, o, unfused, std::ptrdiff_t{out_.width} * kLanes);
-            from = {.dy = unfused};
-        }
-        for (int t = 0; t < count; ++t) {
-            tiles_.gradient(from, groups_.begin(group) + t,
-                            dy + (o - first) * dy_row() + t * kLanes, dy_point(),
-                            bias + o * kLanes);
+    for (int block = 0; block < blocks; ++block) {
+        for (int o = first; o < last; ++o) {
+            Conv2dTail::Gradient from = tail_.gradient(io, first_block + block, o);
+            if (tiles_.tail_apart()) {
+                tail_.gradient_plane(io, first_block + block, o, unfused,
+                                     std::ptrdiff_t{out_.width} * kLanes);
+                from = {.dy = unfused};
+            }
+            for (int t = 0; t < count; ++t) {
+                tiles_.gradient(from, groups_.begin(group) + t,
+                                dy + (o - first) * dy_row() + (block * count + t) * kLanes,
+                                dy_point(), bias + o * kLanes);
+            }
         }
     }
     TileProduct product;
     product.w_row = dy_row();
     product.w_step = 1;
     product.x_step = product.y_row = padded_channels();
-    product.depth = count * kLanes;
+    product.depth = blocks * count * kLanes;
     product.accumulate = true;
     for (int point = 0; point < kPoints; ++point) {
         product.w = dy + point * dy_point();

@@ -2,8 +2,9 @@
 //
 //   dw[o][c] = G^T [ sum over images and tiles of (A dy[o] A^T) * (B^T x[c] B) ] G
 //
-// For each point, the sum is a matrix product over all lanes of a group of tiles. Its columns are
-// input channels, which are the fastest dimension of the transformed x.
+// For each point, the sum is a matrix product over all lanes of a group of tiles, of several blocks
+// of images if one has few tiles. Its columns are input channels, which are the fastest dimension
+// of the transformed x.
 #pragma once
 
 #include "kernels/cpu/tile.hpp"
@@ -28,10 +29,10 @@ class WinogradWeights {
     std::ptrdiff_t padded_channels() const { return whole_lines(channels_); }
     // Transformed x of a group of tiles, [point][tile][lane][channel].
     std::ptrdiff_t x_point() const {
-        return WinogradTiles<K>::point_step(groups_.largest() * kLanes * padded_channels());
+        return WinogradTiles<K>::point_step(dy_row() * padded_channels());
     }
     // Transformed dy of some row parts, [point][out channel][tile][lane].
-    std::ptrdiff_t dy_row() const { return groups_.largest() * kLanes; }
+    std::ptrdiff_t dy_row() const { return std::ptrdiff_t{groups_.largest()} * joined_ * kLanes; }
     std::ptrdiff_t dy_point() const {
         return WinogradTiles<K>::point_step(row_parts_ * kTileRows * dy_row());
     }
@@ -46,8 +47,8 @@ class WinogradWeights {
         float *sums, *memory;
     };
     void run_task(const OpIo& io, const Task& task) const;
-    void add_products(const OpIo& io, int block, int group, int first_part, int last_part,
-                      const Task& task) const;
+    void add_products(const OpIo& io, int first_block, int blocks, int group, int first_part,
+                      int last_part, const Task& task) const;
     void store_gradients(int sums, const float* from, const OpIo& io) const;
 
     const Context context_;
@@ -56,7 +57,8 @@ class WinogradWeights {
     const Conv2dTail& tail_;
     const WinogradTiles<K>& tiles_;
     const Split rows_, cols_;  // of the sums: output channels, and groups of 16 input channels
-    const Split groups_;       // tiles that fit in a cache
+    const Split groups_;       // tiles of a block
+    const int joined_;         // blocks that go through a group together; 1 if there are several
     const int row_parts_;      // row parts that share one pass over these
     const int most_sums_;      // separate sums over blocks, independent of the number of threads
 };

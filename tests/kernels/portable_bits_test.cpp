@@ -99,6 +99,10 @@ const Case kCases[] = {
          {.shape = {{1, 14, 14}, 8, 5, 1, 0}, .pool_kernel = 2, .pool_stride = 2, .relu = true}),
      0xe6d989deff06ccb7},
     {"Winograd's 3 x 3", convolution({.shape = {{19, 8, 9}, 17, 3, 1, 1}}), 0x262be7e526144b4},
+    {"Winograd's 3 x 3, one tile", convolution({.shape = {{18, 4, 4}, 17, 3, 1, 1}}),
+     0x49428a020c0a4019},
+    {"Winograd's 3 x 3, many channels", convolution({.shape = {{150, 7, 6}, 146, 3, 1, 1}}),
+     0x6cf3500a1b2b1443},
     {"Winograd's 5 x 5, ReLU, pooling",
      convolution(
          {.shape = {{8, 12, 12}, 9, 5, 1, 0}, .pool_kernel = 2, .pool_stride = 2, .relu = true}),

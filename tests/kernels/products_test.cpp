@@ -128,6 +128,7 @@ TEST_CASE("gradients of weights are zero for an empty batch", "[gpu]") {
 TEST_CASE("a convolution's results do not depend on the number of threads") {
     for (const auto& [s, n] : {std::pair{Conv2dShape{{9, 6, 7}, 8, 5, 1, 0}, 300},
                                {Conv2dShape{{256, 2, 2}, 256, 3, 1, 1}, 20},
+                               {Conv2dShape{{150, 7, 6}, 146, 3, 1, 1}, 100},
                                {Conv2dShape{{3, 9, 8}, 7, 3, 2, 1}, 300},
                                {Conv2dShape{{6, 9, 8}, 12, 3, 2, 1, 6}, 300}}) {
         const OpSpec spec = s.groups > 1 ? OpSpec{GroupedConv2dSpec{s}}
