@@ -80,18 +80,6 @@ std::optional<Candidate> parse_file_name(const std::string& file) {
     return candidate;
 }
 
-// The entries of a directory sorted by name; none when it cannot be read.
-std::vector<fs::path> list_directory(const fs::path& directory) {
-    std::vector<fs::path> entries;
-    std::error_code error;
-    for (fs::directory_iterator it(directory, error), end; !error && it != end;
-         it.increment(error)) {
-        entries.push_back(it->path());
-    }
-    std::sort(entries.begin(), entries.end());
-    return entries;
-}
-
 bool directory_exists(const fs::path& path) {
     std::error_code error;
     return fs::is_directory(path, error);
@@ -309,6 +297,16 @@ DatasetFiles locate_dataset(const std::string& data) {
         }
     }
     return locate_name(data);
+}
+
+std::vector<fs::path> list_directory(const fs::path& directory, std::error_code& error) {
+    std::vector<fs::path> entries;
+    for (fs::directory_iterator it(directory, error), end; !error && it != end;
+         it.increment(error)) {
+        entries.push_back(it->path());
+    }
+    std::sort(entries.begin(), entries.end());
+    return entries;
 }
 
 std::vector<fs::path> dataset_search_path() {

@@ -3,6 +3,7 @@
 
 #include <filesystem>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace gyre::data {
@@ -26,6 +27,14 @@ DatasetFiles locate_dataset(const std::string& data);
 // $GYRE_DATA (separated by colons; each a folder of sets or a set's own folder), data-cache,
 // $HOME/.cache/gyre, /usr/local/share/datasets, /usr/share/datasets. They need not exist.
 std::vector<std::filesystem::path> dataset_search_path();
+
+// The entries of a directory sorted by name; those that can be read, and why there are not more.
+std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory,
+                                                  std::error_code& error);
+inline std::vector<std::filesystem::path> list_directory(const std::filesystem::path& directory) {
+    std::error_code ignored;
+    return list_directory(directory, ignored);
+}
 
 struct FoundDataset {
     std::string name;

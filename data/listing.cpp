@@ -12,6 +12,7 @@
 
 #include "base/error.hpp"
 #include "base/printable.hpp"
+#include "data/dataset_files.hpp"
 #include "data/formats.hpp"
 #include "data/tar.hpp"
 
@@ -26,20 +27,22 @@ bool hidden(const fs::path& path) {
     return path.filename().string().starts_with('.');
 }
 
-std::vector<fs::path> class_folders(const fs::path& directory) {
-    std::vector<fs::path> folders;
+bool is_class_folder(const fs::path& path) {
     std::error_code error;
-    for (fs::directory_iterator it(directory, error), end; !error && it != end;
-         it.increment(error)) {
-        std::error_code other;
-        if (it->is_directory(other) && !hidden(it->path())) {
-            folders.push_back(it->path());
-        }
-    }
+    return fs::is_directory(path, error) && !hidden(path);
+}
+
+bool has_class_folders(const fs::path& directory) {
+    return std::ranges::any_of(list_directory(directory), is_class_folder);
+}
+
+std::vector<fs::path> class_folders(const fs::path& directory) {
+    std::error_code error;
+    std::vector<fs::path> folders = list_directory(directory, error);
     if (error) {
         throw input_error(fmt::format("{}: cannot read: {}", directory.string(), error.message()));
     }
-    std::sort(folders.begin(), folders.end());
+    std::erase_if(folders, [](const fs::path& path) { return !is_class_folder(path); });
     return folders;
 }
 
@@ -78,42 +81,32 @@ std::vector<fs::path> pictures_in(const fs::path& folder) {
     return files;
 }
 
-// Those of which a word of the name, between hyphens, underscores or dots, is one of these; without
-// words, all. Sorted.
-std::vector<fs::path> tar_files(const fs::path& directory,
-                                const std::vector<std::string_view>& words) {
-    std::vector<fs::path> files;
-    std::error_code error;
-    for (fs::directory_iterator it(directory, error), end; !error && it != end;
-         it.increment(error)) {
-        if (it->path().extension() != ".tar" || hidden(it->path())) {
-            continue;
+// The part of a set that a tar file's name says: the first of its words, between hyphens,
+// underscores or dots, that names one; empty: none does.
+std::string part_said_by(const fs::path& file) {
+    const std::string stem = file.stem().string();
+    for (std::string_view rest = stem; !rest.empty();) {
+        const std::size_t length = std::min(rest.find_first_of("-_."), rest.size());
+        const std::string_view word = rest.substr(0, length);
+        if (word == "train" || word == "test" || word == "val") {
+            return std::string(word);
         }
-        bool found = words.empty();
-        const std::string stem = it->path().stem().string();
-        for (std::string_view rest = stem; !found && !rest.empty();) {
-            const std::size_t length = std::min(rest.find_first_of("-_."), rest.size());
-            found = std::find(words.begin(), words.end(), rest.substr(0, length)) != words.end();
-            rest.remove_prefix(std::min(length + 1, rest.size()));
+        if (word == "validation") {
+            return "val";
         }
-        if (found) {
-            files.push_back(it->path());
-        }
+        rest.remove_prefix(std::min(length + 1, rest.size()));
     }
-    std::sort(files.begin(), files.end());
-    return files;
+    return {};
 }
 
-bool has_class_folders(const fs::path& directory) {
-    std::error_code error;
-    for (fs::directory_iterator it(directory, error), end; !error && it != end;
-         it.increment(error)) {
-        std::error_code other;
-        if (it->is_directory(other) && !hidden(it->path())) {
-            return true;
-        }
-    }
-    return false;
+// The tar files in a directory whose names say this part; with an empty one, all of them. Sorted.
+std::vector<fs::path> tar_files(const fs::path& directory, const std::string& part) {
+    std::vector<fs::path> files = list_directory(directory);
+    std::erase_if(files, [&](const fs::path& file) {
+        return file.extension() != ".tar" || hidden(file) ||
+               (!part.empty() && part_said_by(file) != part);
+    });
+    return files;
 }
 
 // train: nullptr if this is the training set.
@@ -186,7 +179,8 @@ Shards read_shards(const std::vector<fs::path>& files) {
     for (const fs::path& file : files) {
         auto& labels = all.labels.emplace_back();
         visit_tar(file, [&](const TarMember& member) {
-            const fs::path name = fs::path(member.name).lexically_normal();
+            // A path from the root counts from the tar file's folder, as where tar unpacks it.
+            const fs::path name = fs::path(member.name).lexically_normal().relative_path();
             const bool picture = is_picture_name(name);
             if (std::any_of(name.begin(), name.end(), hidden)) {
                 return;
@@ -301,10 +295,9 @@ std::optional<PicturePlace> find_pictures(const fs::path& directory, const std::
     if (has_class_folders(place.folder)) {
         return place;
     }
-    place.shards = tar_files(place.folder, {});
+    place.shards = tar_files(place.folder, "");
     if (place.shards.empty()) {
-        place.shards = part == "val" ? tar_files(directory, {"val", "validation"})
-                                     : tar_files(directory, {part});
+        place.shards = tar_files(directory, part);
     }
     std::error_code error;
     return !place.shards.empty() || fs::is_directory(place.folder, error) ? std::optional(place)

@@ -21,8 +21,9 @@ struct PicturePlace {
 };
 
 // Finds a part of the set in a directory: the classes' folders in the folder PART, or the tar files
-// in it, or else the tar files beside it of which a word of the name, between hyphens, underscores
-// or dots, is PART (or `validation` for val). Nothing if there are none of them, nor the folder.
+// in it, or else the tar files beside it whose first word that names a part is PART (or
+// `validation` for val); words are between hyphens, underscores or dots. Nothing if there are none
+// of them, nor the folder.
 std::optional<PicturePlace> find_pictures(const std::filesystem::path& directory,
                                           const std::string& part);
 

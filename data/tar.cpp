@@ -144,7 +144,7 @@ std::string_view bytes_of(archive* reader, const Mapped& file, std::size_t bytes
     const std::string_view all = file.text();
     const auto* const begin = static_cast<const char*>(block);
     if (begin < all.data() || begin >= all.data() + all.size()) {
-        refuse_tar(member, "the tar file does not hold it as it is; pack it anew, with tar");
+        refuse_tar(member, "its bytes are not in the tar file as they are; pack it again with tar");
     }
     const auto left = static_cast<std::size_t>(all.data() + all.size() - begin);
     if (at != 0 || found != bytes || bytes > left) {

@@ -162,6 +162,14 @@ TEST_CASE("tar files of folders are the same set as the folders", "[data][format
         pack(pets / "train", "owl/a elk", place / "train/1.tar");
         pack(pets / "test", "elk owl", place / "test/0.tar");
     });
+    packed("named", [&](const fs::path& place) {  // the first word that names a part counts
+        pack(pets / "train", ".", place / "train-val.tar");
+        pack(pets / "test", ".", place / "my_test.val.tar");
+    });
+    packed("rooted", [&](const fs::path& place) {  // with paths from the root
+        pack(pets / "train", "elk owl", place / "train.tar", "-P --transform=s,^,/,");
+        pack(pets / "test", "elk owl", place / "test.tar", "-P --transform=s,^,/,");
+    });
     packed("mixed", [&](const fs::path& place) {
         pack(pets / "train", ".", place / "train.tar");
         fs::copy(pets / "test", place / "val", fs::copy_options::recursive);
