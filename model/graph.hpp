@@ -17,6 +17,7 @@ enum class Init {
     fan_in_uniform,   // U(-1/sqrt(fan_in), 1/sqrt(fan_in)): PyTorch's default for Conv2d and Linear
     kaiming_normal,   // N(0, 2 / fan_in): He et al., ICCV 2015, for layers before a ReLU
     kaiming_uniform,  // U(-sqrt(6 / fan_in), sqrt(6 / fan_in)), of the same variance
+    dirac,            // as fan_in_uniform, but the first filters each pass on a channel
     zeros,
     ones
 };

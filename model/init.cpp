@@ -32,11 +32,25 @@ void fill_normal(const RandomStream& stream, float deviation, std::vector<float>
     }
 }
 
+// values [filters][channels][height][width]: filter c has a one in the middle of its channel c.
+void fill_dirac(const std::vector<std::int64_t>& shape, std::vector<float>& values) {
+    const std::int64_t area = shape[2] * shape[3], filter = shape[1] * area;
+    const std::int64_t middle = shape[2] / 2 * shape[3] + shape[3] / 2;
+    for (std::int64_t c = 0; c < std::min(shape[0], shape[1]); ++c) {
+        const auto begin = values.begin() + c * filter;
+        std::fill(begin, begin + filter, 0.0f);
+        *(begin + c * area + middle) = 1.0f;
+    }
+}
+
 }  // namespace
 
 Init init_of(const Parameter& parameter, WeightInit weights) {
     if (weights == WeightInit::automatic || parameter.init != Init::fan_in_uniform) {
         return parameter.init;
+    }
+    if (weights == WeightInit::dirac) {
+        return parameter.shape.size() == 4 ? Init::dirac : parameter.init;
     }
     const bool bias = parameter.shape.size() == 1;
     return bias                                    ? Init::zeros
@@ -48,7 +62,11 @@ std::vector<float> initial_values(const Parameter& parameter, const RandomStream
     std::vector<float> values(static_cast<std::size_t>(parameter.elems));
     switch (parameter.init) {
         case Init::fan_in_uniform:
+        case Init::dirac:
             fill_uniform(stream, 1.0f / std::sqrt(static_cast<float>(parameter.fan_in)), values);
+            if (parameter.init == Init::dirac) {
+                fill_dirac(parameter.shape, values);
+            }
             break;
         case Init::kaiming_normal:
             fill_normal(stream, std::sqrt(2.0f / static_cast<float>(parameter.fan_in)), values);

@@ -310,15 +310,24 @@ void Net::run_forward(std::size_t first, std::size_t last, std::span<const Batch
 std::vector<float> Net::export_logits(const Batch& batch) {
     const int n = batch.n;
     const Shape& shape = graph_.nodes.back().out;
-    const Step& step = step_of(batch, ops_.size() - 1);
-    const Tensor& logits = batch.training ? step.train.y : step.eval.y;
+    const Tensor from = logits(batch);
     const bool wide = type_ == DataType::float32;
     if (!wide) {
-        backend_.widen(type_, backend_.activation_elems(shape, n), logits.narrow(), wide_.get());
+        backend_.widen(type_, backend_.activation_elems(shape, n), from.narrow(), wide_.get());
     }
     std::vector<float> values(static_cast<std::size_t>(n) * static_cast<std::size_t>(classes_));
-    backend_.export_activation(shape, n, wide ? logits.f32() : wide_.get(), values.data());
+    backend_.export_activation(shape, n, wide ? from.f32() : wide_.get(), values.data());
     return values;
+}
+
+void Net::import_logits(const Batch& batch, const std::vector<float>& values) {
+    const Shape& shape = graph_.nodes.back().out;
+    const Tensor to = logits(batch);
+    const bool wide = type_ == DataType::float32;
+    backend_.import_activation(shape, batch.n, values.data(), wide ? to.f32() : wide_.get());
+    if (!wide) {
+        backend_.narrow(type_, backend_.activation_elems(shape, batch.n), wide_.get(), to.narrow());
+    }
 }
 
 void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_scale) {
@@ -329,15 +338,15 @@ void Net::loss(const Batch& batch, float scale, float* sums, const float* loss_s
         return head_->run(batch, steps_.back().train, args, loss_scale);
     }
     const Step& step = step_of(batch, ops_.size() - 1);
-    const Tensor& logits = batch.training ? step.train.y : step.eval.y;
+    const Tensor from = logits(batch);
     const bool wide = type_ == DataType::float32;
     const std::int64_t elems = backend_.activation_elems(graph_.nodes.back().out, batch.n);
     float* const gradient = wide ? step.train.dy.f32() : wide_.get() + wide_.elems() / 2;
     if (!wide) {
-        backend_.widen(type_, elems, logits.narrow(), wide_.get());
+        backend_.widen(type_, elems, from.narrow(), wide_.get());
     }
     const CrossEntropyArgs args{.classes = classes_,
-                                .logits = wide ? logits.f32() : wide_.get(),
+                                .logits = wide ? from.f32() : wide_.get(),
                                 .labels = labels(batch.leaf),
                                 .scale = scale,
                                 .gradient = batch.training ? gradient : nullptr,

@@ -112,6 +112,11 @@ class Net {
 
     // As each parameter's Init says, from the stream (seed, init, index of the parameter).
     void initialise(std::uint64_t seed);
+    // values [elems], of a parameter of this net.
+    void set_parameter(const Parameter& parameter, const std::vector<float>& values) {
+        backend_.upload(parameter_data() + parameter.offset_elems, values.data(),
+                        values.size() * sizeof(float));
+    }
     // Shows parameters, then state, where the host can read them in place without copying.
     void visit_parameters(const TensorVisitor& visit) const;
     // Copies of parameters and state to and from host tensors. import matches them as
@@ -156,6 +161,8 @@ class Net {
     // After forward() in an evaluation pass, or in a training pass of a net that leaves them:
     // [n][classes], on the host.
     std::vector<float> export_logits(const Batch& batch);
+    // The reverse, before loss(): logits that are computed elsewhere.
+    void import_logits(const Batch& batch, const std::vector<float>& values);
     // After loss() in a training pass.
     void backward(std::span<const Batch> leaves, const BackwardHooks& hooks = {});
     void backward(const Batch& batch, const BackwardHooks& hooks = {}) {
@@ -205,6 +212,10 @@ class Net {
                            const BackwardHooks& hooks);
     Leaves at_node(std::size_t node, std::span<const Batch> leaves) const {
         return {leaves, leaf_ios_.data() + node * static_cast<std::size_t>(places_)};
+    }
+    const Tensor& logits(const Batch& batch) const {
+        const Step& step = step_of(batch, ops_.size() - 1);
+        return batch.training ? step.train.y : step.eval.y;
     }
     void backward_sums(std::size_t node, const Batch& batch, const BackwardHooks& hooks);
     bool updates(std::size_t node, const Batch& batch, const BackwardHooks& hooks) const;

@@ -35,12 +35,13 @@ struct NetSpec {
     std::string init = {};      // a file of weights to start from; empty: they are drawn
     bool finetune = false;      // layers that the file does not fit are drawn
     WeightInit weight_init = WeightInit::automatic;
+    std::string whiten = {};  // a convolution that begins as whiten.hpp says; empty: none does
     bool dropout = true;
     Precision precision = Precision::fp32;
     // For comparisons: whether operations are fused, and whether a training pass in float32 is one
     // operation, as far as the backend offers that.
     bool fuse = true, pass = true;
-    // Of a net that only evaluates: batchnorms become part of the layers before them.
+    // Batchnorms become part of the layers before them, in a net that only evaluates.
     bool fold = false;
 };
 

@@ -35,22 +35,32 @@ constexpr Transform kTransforms[] = {
     {"mixup", &AugmentSpec::mixup, 1, "an alpha, of up to three decimals,", 1000},
     {"cutmix", &AugmentSpec::cutmix, 1, "an alpha, of up to three decimals,", 1000}};
 
+constexpr std::pair<const char*, Flip> kFlips[] = {{"hflip", Flip::random},
+                                                   {"altflip", Flip::alternating}};
+
 std::string read_one(const std::string& item, AugmentSpec& spec) {
     const std::size_t digits = item.find_first_of("0123456789");
     const std::string name = item.substr(0, digits);
     const std::string number = digits == item.npos ? "" : item.substr(digits);
-    if (name == "hflip") {
-        if (!number.empty()) {
-            return fmt::format("'{}': hflip takes no number", item);
+    for (const auto& [flip_name, flip] : kFlips) {
+        if (name != flip_name) {
+            continue;
         }
-        spec.hflip = true;
+        if (!number.empty()) {
+            return fmt::format("'{}': {} takes no number", item, name);
+        }
+        if (spec.flip != Flip::never && spec.flip != flip) {
+            return fmt::format("'{}': hflip and altflip exclude each other; give one of them",
+                               item);
+        }
+        spec.flip = flip;
         return {};
     }
     const auto found = std::find_if(std::begin(kTransforms), std::end(kTransforms),
                                     [&](const Transform& t) { return name == t.name; });
     if (found == std::end(kTransforms)) {
-        std::vector<std::string> words = {"hflip"};
-        std::string list = "hflip";
+        std::vector<std::string> words = {"hflip", "altflip"};
+        std::string list = "hflip, altflip";
         for (const Transform& transform : kTransforms) {
             words.emplace_back(transform.name);
             list += fmt::format(", {}N", transform.name);
@@ -87,7 +97,10 @@ std::string read_augment(const std::string& text, AugmentSpec& spec) {
 }
 
 std::string augment_text(const AugmentSpec& spec) {
-    std::string text = spec.hflip ? "hflip" : "";
+    std::string text;
+    for (const auto& [name, flip] : kFlips) {
+        text += spec.flip == flip ? name : "";
+    }
     for (const Transform& transform : kTransforms) {
         if (const int amount = spec.*transform.amount; amount > 0) {
             text += fmt::format("{}{}{:g}", text.empty() ? "" : ",", transform.name,

@@ -13,9 +13,26 @@ namespace {
 enum Total { kLoss, kCorrect, kImages, kStop, kTotalCount };
 using Totals = std::array<double, kTotalCount>;
 
+// After forward() of a pass: its logits become the mean of theirs and those of the mirrored images.
+// place: any one, on the device.
+void add_mirrored(Net& net, const DeviceImages& images, const std::int32_t* samples,
+                  const EpochPlace* place, const Batch& pass) {
+    const std::vector<float> plain = net.export_logits(pass);
+    images.gather(samples, pass.n, net.input(), net.labels(),
+                  {.spec = {.flip = Flip::always}, .epoch = &place->epoch});
+    net.forward(pass);
+    std::vector<float> mean = net.export_logits(pass);
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+        mean[i] = 0.5f * (plain[i] + mean[i]);
+    }
+    net.import_logits(pass, mean);
+}
+
 // Evaluates the images [first, first + count), in the order of the set.
 Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, const Range& range,
-                      int batch, const Look& look, const std::function<void(int)>& passed) {
+                      const EvaluationPasses& passes, const Look& look,
+                      const std::function<void(int)>& passed) {
+    const int batch = passes.batch;
     DeviceBuffer<float> sums(backend, 2);
     DeviceBuffer<EpochPlace> place(backend, 1);
     DeviceBuffer<std::int32_t> samples(backend, batch);
@@ -29,6 +46,9 @@ Totals evaluate_range(Backend& backend, Net& net, const DeviceImages& images, co
         pass.n = static_cast<int>(std::min<std::int64_t>(batch, range.count - done));
         images.gather_next(in_order, samples.get(), pass.n, net.input(), net.labels());
         net.forward(pass);
+        if (passes.views == Views::mirrored) {
+            add_mirrored(net, images, samples.get(), place.get(), pass);
+        }
         net.loss(pass, 1.0f, sums.get());
         std::array<float, 2> batch_sums{};
         backend.download(batch_sums.data(), sums.get(), sums.bytes());
@@ -58,7 +78,8 @@ std::vector<int> evaluation_sizes(const Communicator& comm, std::int64_t images,
 }
 
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
-                    int batch, int shards, const Look& look, const TellDone& tell) {
+                    const EvaluationPasses& passes, const Look& look, const TellDone& tell) {
+    const int shards = passes.shards;
     // Totals of each shard; 0 for other ranks' shards, so that the sum over the ranks is exact.
     std::vector<double> rows(static_cast<std::size_t>(std::max(1, shards)) * kTotalCount);
     const int parts = shards > 0 ? shards : comm.size();
@@ -78,7 +99,7 @@ Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const Device
     };
     for (std::int64_t part = own.first; part < own.first + own.count; ++part) {
         const Totals totals =
-            evaluate_range(backend, net, images, share(part), batch, look, passed);
+            evaluate_range(backend, net, images, share(part), passes, look, passed);
         const std::int64_t row = shards > 0 ? part : 0;
         std::copy(totals.begin(), totals.end(), rows.begin() + row * kTotalCount);
     }

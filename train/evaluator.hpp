@@ -8,6 +8,7 @@
 #include "model/net.hpp"
 #include "train/images.hpp"
 #include "train/rooms.hpp"
+#include "train/run_spec.hpp"
 
 namespace gyre::train {
 
@@ -33,8 +34,15 @@ using Look = std::function<void(std::int64_t first, int n, const std::vector<flo
 // passes.
 using TellDone = std::function<void(std::int64_t done, std::int64_t images)>;
 
-// Collective. batch: images per pass, at most what the net was made for.
+struct EvaluationPasses {
+    int batch;  // images per pass, at most what the net was made for
+    int shards = 0;
+    Views views = Views::plain;
+};
+
+// Collective.
 Evaluation evaluate(Communicator& comm, Backend& backend, Net& net, const DeviceImages& images,
-                    int batch, int shards = 0, const Look& look = {}, const TellDone& tell = {});
+                    const EvaluationPasses& passes, const Look& look = {},
+                    const TellDone& tell = {});
 
 }  // namespace gyre::train

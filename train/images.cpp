@@ -48,6 +48,18 @@ DeviceImages::DeviceImages(Backend& backend, ImageSet&& set, const Normalisation
     set = {};
 }
 
+std::vector<std::uint8_t> DeviceImages::pixels_of(std::int64_t image) const {
+    std::vector<std::uint8_t> pixels(static_cast<std::size_t>(shape_.elems()));
+    backend_.download(pixels.data(), source().pixels + image * shape_.elems(), pixels.size());
+    return pixels;
+}
+
+std::vector<float> DeviceImages::download(const DeviceBuffer<float>& buffer) const {
+    std::vector<float> values(static_cast<std::size_t>(buffer.elems()));
+    backend_.download(values.data(), buffer.get(), buffer.bytes());
+    return values;
+}
+
 void DeviceImages::gather(const std::int32_t* samples, int n, const Tensor& x, std::int32_t* y,
                           const AugmentArgs& augment) const {
     GatherArgs args = source();

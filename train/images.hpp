@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "data/dataset.hpp"
 #include "kernels/ops/backend.hpp"
@@ -26,6 +27,11 @@ class DeviceImages {
                 .scale = scale_.get(),
                 .shift = shift_.get()};
     }
+    // The bytes of one image, [shape], on the host.
+    std::vector<std::uint8_t> pixels_of(std::int64_t image) const;
+    // The numbers of channels by which bytes are normalised: byte * scale + shift.
+    std::vector<float> scale() const { return download(scale_); }
+    std::vector<float> shift() const { return download(shift_); }
     // Gathers the images with these indices, [n] on the device: x [n][shape], y [n] labels.
     void gather(const std::int32_t* samples, int n, const Tensor& x, std::int32_t* y,
                 const AugmentArgs& augment = {}) const;
@@ -38,6 +44,8 @@ class DeviceImages {
     }
 
  private:
+    std::vector<float> download(const DeviceBuffer<float>& buffer) const;
+
     Backend& backend_;
     std::int64_t count_;
     Shape shape_;

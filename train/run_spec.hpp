@@ -67,9 +67,16 @@ struct ReductionSpec {
     ShardUse shard_optimizer = ShardUse::automatic;
 };
 
+// Test-time augmentation: the views of an image whose logits an evaluation averages.
+enum class Views { plain, mirrored };
+inline const std::vector<std::pair<std::string, Views>> kViews = {
+    {"none", Views::plain},       // the image
+    {"hflip", Views::mirrored}};  // that and its mirror image, left to right
+
 struct EvaluationSpec {
     bool enabled = true;    // of a training, after each epoch
     int batch_size = 1000;  // the most images per rank in a pass
+    Views views = Views::plain;
 };
 
 // When a training ends: by whichever comes first.

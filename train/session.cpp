@@ -317,8 +317,8 @@ void Session::share(float* data, std::int64_t elems) {
 
 Evaluation Session::evaluate(const DeviceImages& images, const TellDone& tell) {
     share(net_->state_data(), net_->state_elems());
-    return train::evaluate(comm_, backend_, *net_, images, eval_batch_, run_.batch.shards, {},
-                           tell);
+    return train::evaluate(comm_, backend_, *net_, images,
+                           {eval_batch_, run_.batch.shards, run_.evaluation.views}, {}, tell);
 }
 
 }  // namespace gyre::train

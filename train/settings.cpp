@@ -69,8 +69,13 @@ std::vector<Setting> length_settings(RunSpec& run) {
             .standing_for("virtual-ranks"),
         number("seed", run.seed, {}, "Seed of weights, order and dropout"),
         choice("weight-init", run.net.weight_init, kWeightInits,
-               "How weights of convolutions and linear layers begin: as PyTorch's layers do, or as "
-               "torch.nn.init.kaiming_*_ with ReLU's gain (He), biases 0"),
+               "How weights of convolutions and linear layers begin: as PyTorch's layers do; as "
+               "torch.nn.init.kaiming_*_ with ReLU's gain (He), biases 0; dirac: as PyTorch's, but "
+               "the first filters of a convolution pass their channels on"),
+        text("whiten", run.net.whiten, "LAYER",
+             "This convolution, which reads the images, begins with filters that whiten windows of "
+             "the training's first images, such as 'conv1'; `freeze` leaves them so")
+            .instead_of("init"),
     };
 }
 
@@ -213,6 +218,12 @@ Setting model_setting(RunSpec& run, string help) {
     return path("model", run.net.model, "NAME|FILE", std::move(help));
 }
 
+Setting views_setting(RunSpec& run) {
+    return choice("tta", run.evaluation.views, kViews,
+                  "Test-time augmentation: look at each image and at its mirror image, too "
+                  "(hflip), and take the mean of their logits");
+}
+
 Setting precision_setting(RunSpec& run) {
     return choice(
         "precision", run.net.precision, kPrecisions,
@@ -275,7 +286,8 @@ std::vector<Setting> data_settings(RunSpec& run) {
          numbers("std", data.stddev, {},
                  "Standard deviation of the pixels, like `mean`; measured if absent"),
          number("test-batch-size", run.evaluation.batch_size, {.least = 1},
-                "Images per rank in an evaluation pass")});
+                "Images per rank in an evaluation pass"),
+         views_setting(run)});
 }
 
 std::vector<Setting> rank_settings(RunSpec& run) {

@@ -20,6 +20,7 @@ std::vector<Setting> device_settings(RunSpec& run);
 std::vector<Setting> diagnosis_settings(RunSpec& run);
 Setting model_setting(RunSpec& run, std::string help);
 Setting precision_setting(RunSpec& run);
+Setting views_setting(RunSpec& run);
 Setting threads_setting(RunSpec& run);
 Setting device_setting(RunSpec& run, std::string help);
 Setting optimizer_setting(RunSpec& run, std::string help);

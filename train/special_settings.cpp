@@ -128,7 +128,8 @@ Setting augment_setting(AugmentSpec& field) {
     return custom(
         "augment", "LIST",
         "Change training images, differently in every epoch: any of shiftN and cropN (up to N "
-        "pixels; the edge, or 0, beyond it), rotateN (up to N degrees), hflip, cutoutN (N x N "
+        "pixels; the edge, or 0, beyond it), rotateN (up to N degrees), hflip, altflip (in turns), "
+        "cutoutN (N x N "
         "pixels), randomresizedcropN (at least N % of the area), randomerasingN (of N % of the "
         "images), mixupA and cutmixA (with another image; A: Beta's alpha, up to 1); or none",
         [&field](const std::string& text) { return read_augment(text, field); },

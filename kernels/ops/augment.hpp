@@ -10,14 +10,19 @@
 
 namespace gyre {
 
-// Steps are applied in this order; 0 or false disables one.
+// When an image is flipped left to right: with probability 1/2; in turns, from epoch to epoch, of
+// which the first is drawn so (Jordan 2024, "alternating flip"); or always, which is for
+// evaluations.
+enum class Flip { never, random, alternating, always };
+
+// Steps are applied in this order; 0 or Flip::never disables one.
 struct AugmentSpec {
     int resized_crop = 0;  // a random part of the image, of at least N % of its area, is resized to
                            // the size of the whole (torchvision's RandomResizedCrop)
     int rotate = 0;        // about the centre, by up to N degrees: nearest pixel, or 0 outside
     int shift = 0;         // by up to N pixels on each axis; edge pixels are replicated
     int crop = 0;          // as shift, with zero padding (RandomCrop(padding=N))
-    bool hflip = false;    // left to right, with probability 1/2
+    Flip flip = Flip::never;
     int cutout = 0;   // an N x N square is set to the mean, 0 after normalisation, centred on any
                       // pixel of the image (DeVries, Taylor 2017)
     int erasing = 0;  // a random rectangle is set to the mean, with a probability of N %
@@ -240,6 +245,22 @@ GYRE_HOST_DEVICE inline Box draw_erasing(const RandomStream& stream, std::uint32
                      shape.width - 1);
 }
 
+// random: a bit of this image and epoch.
+GYRE_HOST_DEVICE inline int draw_flip(const AugmentArgs& args, std::uint32_t sample, int random) {
+    switch (args.spec.flip) {
+        case Flip::random:
+            return random;
+        case Flip::alternating: {
+            const RandomStream first{args.seed, RandomPurpose::augment, 0, 0};
+            return static_cast<int>((first.group(sample, 1).word[0] >> 31) ^ (*args.epoch & 1));
+        }
+        case Flip::always:
+            return 1;
+        default:
+            return 0;
+    }
+}
+
 // sample: the image's index in the data set.
 GYRE_HOST_DEVICE inline DrawnAugment draw_augment(const AugmentArgs& args, const Shape& shape,
                                                   std::uint32_t sample) {
@@ -253,7 +274,7 @@ GYRE_HOST_DEVICE inline DrawnAugment draw_augment(const AugmentArgs& args, const
     drawn.shift_x = draw_below(moves.word[1], 2 * spec.shift + 1) - spec.shift;
     drawn.crop_y = draw_below(moves.word[2], 2 * spec.crop + 1) - spec.crop;
     drawn.crop_x = draw_below(moves.word[3], 2 * spec.crop + 1) - spec.crop;
-    drawn.flip = spec.hflip ? static_cast<int>(others.word[0] >> 31) : 0;
+    drawn.flip = draw_flip(args, sample, static_cast<int>(others.word[0] >> 31));
     drawn.cut = {draw_below(others.word[1], shape.height) - spec.cutout / 2,
                  draw_below(others.word[2], shape.width) - spec.cutout / 2, spec.cutout,
                  spec.cutout};

@@ -111,14 +111,21 @@ Plane reference(const Plane& image, const AugmentSpec& spec, const DrawnAugment&
 const AugmentSpec kSpecs[] = {
     {.shift = 2},
     {.crop = 4},
-    {.hflip = true},
+    {.flip = Flip::random},
+    {.flip = Flip::alternating},
+    {.flip = Flip::always},
     {.cutout = 3},
     {.rotate = 10},
     {.rotate = 180},
-    {.rotate = 25, .shift = 1, .crop = 2, .hflip = true, .cutout = 4},
+    {.rotate = 25, .shift = 1, .crop = 2, .flip = Flip::random, .cutout = 4},
     {.resized_crop = 8},
     {.erasing = 50},
-    {.resized_crop = 20, .rotate = 15, .crop = 1, .hflip = true, .cutout = 2, .erasing = 100},
+    {.resized_crop = 20,
+     .rotate = 15,
+     .crop = 1,
+     .flip = Flip::random,
+     .cutout = 2,
+     .erasing = 100},
     {.mixup = 500},
     {.cutmix = 1000},
     {.shift = 1, .cutout = 3, .mixup = 1000, .cutmix = 1000},
@@ -234,7 +241,7 @@ TEST_CASE("integer angles agree with sin and cos", "[augment]") {
 }
 
 TEST_CASE("draws are in range and depend on seed, epoch and image", "[augment]") {
-    const AugmentSpec spec{.rotate = 10, .shift = 2, .crop = 1, .hflip = true, .cutout = 8};
+    const AugmentSpec spec{.rotate = 10, .shift = 2, .crop = 1, .flip = Flip::random, .cutout = 8};
     std::set<int> shifts, crops, cuts;
     int flips = 0, left_turns = 0;
     constexpr int kDraws = 4000;
@@ -264,6 +271,29 @@ TEST_CASE("draws are in range and depend on seed, epoch and image", "[augment]")
     CHECK(numbers(draw(spec, 5, {1, 28, 28}, kEpoch + 1)) != one);
     std::uint32_t epoch = kEpoch;
     CHECK(numbers(draw_augment({spec, kSeed + 1, &epoch}, {1, 28, 28}, 5)) != one);
+}
+
+TEST_CASE("flips are random, alternate or always happen", "[augment]") {
+    const auto flips = [](Flip flip, std::uint32_t epoch) {
+        std::vector<int> drawn;
+        for (std::uint32_t sample = 0; sample < 100; ++sample) {
+            drawn.push_back(
+                draw_augment({{.flip = flip}, kSeed, &epoch}, {1, 28, 28}, sample).flip);
+        }
+        return drawn;
+    };
+    const std::vector<int> first = flips(Flip::random, 0);
+    CHECK(std::set(first.begin(), first.end()) == std::set{0, 1});
+    CHECK(flips(Flip::random, 2) != first);
+    CHECK(flips(Flip::alternating, 0) == first);
+    CHECK(flips(Flip::alternating, 6) == first);
+    std::vector<int> mirrored = first;
+    for (int& flip : mirrored) {
+        flip = 1 - flip;
+    }
+    CHECK(flips(Flip::alternating, 7) == mirrored);
+    CHECK(flips(Flip::always, 7) == std::vector(100, 1));
+    CHECK(flips(Flip::never, 7) == std::vector(100, 0));
 }
 
 TEST_CASE("transforms do what their names say", "[augment]") {

@@ -262,6 +262,37 @@ TEST_CASE("Kaiming's weights have variance 2 / fan_in, and biases of 0") {
     }
 }
 
+TEST_CASE("the first filters of convolutions that begin as torch.nn.init.dirac_ pass channels on") {
+    const auto backend = make_cpu_backend(1);
+    const ModelSpec model = parse_model("conv 6 k3\nconv 2 k4\nlinear classes\n", "mine");
+    const auto initial = [&](WeightInit init) {
+        Net net(*backend, model, {4, 9, 9}, 10,
+                {.train_batch = 1, .eval_batch = 1, .spec = {.weight_init = init}});
+        net.initialise(3);
+        return net.export_parameters();
+    };
+    const std::vector<HostTensor> plain = initial(WeightInit::automatic);
+    std::vector<HostTensor> dirac = initial(WeightInit::dirac);
+    const auto check_first = [&](HostTensor& tensor, int filters, int channels, int side) {
+        for (int f = 0; f < filters; ++f) {
+            for (int i = 0; i < channels * side * side; ++i) {
+                float& value =
+                    tensor.values[static_cast<std::size_t>(f * channels * side * side + i)];
+                const int middle = (f * side + side / 2) * side + side / 2;
+                CHECK(value == (i == middle ? 1.0f : 0.0f));
+            }
+        }
+    };
+    check_first(dirac[0], 4, 4, 3);
+    check_first(dirac[2], 2, 6, 4);
+    for (std::size_t i = 4 * 4 * 9; i < dirac[0].values.size(); ++i) {
+        CHECK(dirac[0].values[i] == plain[0].values[i]);
+    }
+    for (const std::size_t same : {1, 3, 4, 5}) {
+        CHECK(dirac[same].values == plain[same].values);
+    }
+}
+
 TEST_CASE("no two initial weights come from the same random number") {
     const auto backend = make_cpu_backend(1);
     Net net(*backend, parse_model("linear 8\nlinear 8\nlinear classes\n", "mine"), {1, 2, 4}, 8,

@@ -167,10 +167,10 @@ TEST_CASE("gyre predict's images, channels and probabilities are those of gyre e
     const std::string images = set + "/test-images-idx4-ubyte";
     const auto labels = gyre::data::read_idx(set + "/test-labels-idx1-ubyte").payload;
     // The probability of each class, by line of the output: [image][class].
-    const auto predict = [&](const std::string& what, int top) {
+    const auto predict = [&](const std::string& what, int top, const std::string& flags = "") {
         const Outcome outcome =
             run_gyre(0, "predict --threads 1 --csv --top " + std::to_string(top) + " --weights " +
-                            weights + " " + what);
+                            weights + " " + what + flags);
         INFO(outcome.output.substr(0, 1000));
         REQUIRE(outcome.exit_code == 0);
         std::vector<std::map<int, double>> all;
@@ -193,17 +193,23 @@ TEST_CASE("gyre predict's images, channels and probabilities are those of gyre e
         }
         return all;
     };
-    const auto all = predict(images, kClasses);
-    REQUIRE(all.size() == kImages);
-    double loss = 0.0;
-    for (std::size_t i = 0; i < all.size(); ++i) {
-        loss -= std::log(all[i].at(static_cast<int>(labels[i]))) / kImages;
-    }
-    const Outcome eval = run_gyre(0, "eval --threads 1 --data " + set + " --weights " + weights);
-    const auto at = eval.output.find("test loss ");
-    INFO(eval.output);
-    REQUIRE(at != eval.output.npos);
-    CHECK(loss == Approx(std::stod(eval.output.substr(at + 10))).margin(1e-4));
+    const auto check_loss = [&](const std::string& flags) {
+        const auto all = predict(images, kClasses, flags);
+        REQUIRE(all.size() == kImages);
+        double loss = 0.0;
+        for (std::size_t i = 0; i < all.size(); ++i) {
+            loss -= std::log(all[i].at(static_cast<int>(labels[i]))) / kImages;
+        }
+        const Outcome eval =
+            run_gyre(0, "eval --threads 1 --data " + set + " --weights " + weights + flags);
+        const auto at = eval.output.find("test loss ");
+        INFO(eval.output);
+        REQUIRE(at != eval.output.npos);
+        CHECK(loss == Approx(std::stod(eval.output.substr(at + 10))).margin(1e-4));
+        return all;
+    };
+    const auto all = check_loss("");
+    CHECK(check_loss(" --tta hflip") != all);
     // The first place has the share that it has of all classes.
     const auto first = predict(images, 1);
     REQUIRE(first.size() == kImages);

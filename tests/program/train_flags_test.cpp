@@ -108,13 +108,15 @@ const std::vector<Row> kRows = {
     {"--no-shuffle", "", [](O o) { return !o.batch.shuffle; }, true},
     {"--weight-init", "kaiming-normal",
      [](O o) { return o.net.weight_init == WeightInit::kaiming_normal; }, true},
+    {"--whiten", "conv1", [](O o) { return o.net.whiten == "conv1"; }, true},
+    {"--tta", "hflip", [](O o) { return o.evaluation.views == Views::mirrored; }, true},
     {"--no-dropout", "", [](O o) { return !o.net.dropout; }, true},
     {"--augment", "crop4,hflip,randomresizedcrop8,rotate10,randomerasing25,mixup0.2,cutmix1",
      [](O o) {
          return o.batch.augment == AugmentSpec{.resized_crop = 8,
                                                .rotate = 10,
                                                .crop = 4,
-                                               .hflip = true,
+                                               .flip = Flip::random,
                                                .erasing = 25,
                                                .mixup = 200,
                                                .cutmix = 1000};

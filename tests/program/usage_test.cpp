@@ -53,6 +53,8 @@ TEST_CASE("unknown flags are named in the order typed, with what was meant") {
     refuse("train --augment crop0", {"--augment", "'crop0'", "from 1"});
     refuse("train --augment hflip2", {"--augment", "no number"});
     refuse("train --augment hflip,hflip", {"--augment", "twice"});
+    refuse("train --augment altflip,hflip", {"--augment", "'hflip'", "exclude each other"});
+    refuse("train --whiten conv1 --init x", {"--init excludes --whiten"});
     refuse("train --resize 28", {"--resize", "'28'", "such as 64x64"});
     refuse("train --resize 0x28", {"--resize", "'0x28'"});
     refuse("train --resize 256,centercrop257", {"--resize", "at most 256"});

@@ -1,5 +1,6 @@
 // From a setting to what it does: what a training says, evaluates, keeps, compares between its
 // ranks, and feeds the net with. The trainings run in this process, their ranks as threads.
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
@@ -62,6 +63,9 @@ void check_losses(const Training& training, const Training::Result& plain) {
                               "--lr-schedule one-cycle",
                               "--lr-schedule step --lr-step-size 1",
                               "--augment hflip",
+                              "--augment altflip",
+                              "--weight-init dirac",
+                              "--whiten conv1",
                               "--augment shift1",
                               "--augment crop1",
                               "--augment cutout2",
@@ -97,6 +101,9 @@ void check_order_and_dropout(const Training& training) {
     const auto twice = augmented("--augment crop2,hflip"), plain = augmented("");
     CHECK(twice.epochs.at(0).at("test_loss") == plain.epochs.at(0).at("test_loss"));
     CHECK(twice.epochs.at(0).at("train_loss") != plain.epochs.at(0).at("train_loss"));
+    const auto mirrored = augmented("--tta hflip");
+    CHECK(mirrored.epochs.at(0).at("test_loss") != plain.epochs.at(0).at("test_loss"));
+    CHECK(mirrored.epochs.at(0).at("train_loss") == plain.epochs.at(0).at("train_loss"));
     const auto parts = augmented("--augment crop2,hflip --accumulate 2");
     CHECK(std::abs(parts.losses.at(0) - twice.losses.at(0)) < 1e-5);
     // On a GPU a small net's whole pass would gather images as they are.
@@ -318,6 +325,31 @@ TEST_CASE("--check-sync finds ranks that have drifted apart at its next comparis
                      [&] { run("--check-sync " + std::to_string(interval)); });
     }
     run("--check-sync 13");
+}
+
+TEST_CASE("--whiten gives a first convolution whitening filters, which --freeze keeps") {
+    const Training training;
+    const std::string run = training.file("run");
+    training.run(2, "--epochs 1 --whiten conv1 --freeze conv1.weight --save " + run);
+    const TensorFile saved = read_safetensors(run + "/last.safetensors");
+    const auto found = std::ranges::find(saved.tensors, "conv1.weight", &HostTensor::name);
+    REQUIRE(found != saved.tensors.end());
+    const std::vector<float>& filters = found->values;
+    REQUIRE(filters.size() == 6 * 9);
+    for (std::size_t i = 0; i < 3 * 9; ++i) {
+        CHECK(filters[i] != 0.0f);
+        CHECK(filters[i] == -filters[3 * 9 + i]);
+    }
+    const auto refuse = [&](const std::string& layer, const std::string& why) {
+        expect_error(ExitCode::usage, {"--whiten " + layer, why},
+                     [&] { training.run(2, "--epochs 1 --whiten " + layer); });
+    };
+    refuse("fc1", "no such convolution that reads images of 1 channel");
+    refuse("conv2", "no such convolution");
+    std::ofstream(training.model()) << "conv 19 k3\nlinear classes\n";
+    refuse("conv1", "18 whitening filters, but the convolution has 19");
+    std::ofstream(training.model()) << "conv 2 k7 p1\nlinear classes\n";
+    refuse("conv1", "larger than the images");
 }
 
 TEST_CASE("--save keeps the weights of the best epoch") {

@@ -66,7 +66,7 @@ const Training kTrainings[] = {
     {"wide", {1, 6, 6}, {.net = {.precision = Precision::bf16}}, 0x74bd31aa7610cc31},
     {"resnet",
      {1, 8, 8},
-     {.batch = {.augment = {.crop = 2, .hflip = true}},
+     {.batch = {.augment = {.crop = 2, .flip = Flip::random}},
       .optimizer = {.schedule = {.kind = ScheduleKind::one_cycle, .total_steps = kSteps}}},
      0x17b6efd20aba2eed},
     {"resnet", {1, 8, 8}, {.net = {.precision = Precision::bf16}}, 0xc93f676f0836235f},

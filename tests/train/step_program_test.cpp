@@ -67,7 +67,7 @@ TEST_CASE("a step's program says why it is not fused", "[step_program]") {
     Fixture chain(true);
     CHECK(chain.description().starts_with("fused: a training pass is one kernel"));
     CHECK(chain.description({}, false) == "layer by layer: a fused pass is not asked for");
-    CHECK(chain.description({.hflip = true}) ==
+    CHECK(chain.description({.flip = Flip::random}) ==
           "layer by layer: augmentation is not in the fused pass");
     CHECK(Fixture(true, kChain, {.loss = {.label_smoothing = 0.1f}}).description() ==
           "layer by layer: label smoothing is not in the fused pass");

@@ -169,7 +169,8 @@ ExitCode run_eval(Communicator& comm, const EvalOptions& given) {
     };
     const bool by_class = options.per_class || options.confusion;
     const Evaluation result =
-        evaluate(comm, *backend, *net, *images, batch, shards, by_class ? look : Look{});
+        evaluate(comm, *backend, *net, *images, {batch, shards, options.evaluation.views},
+                 by_class ? look : Look{});
     if (by_class && !result.stop) {
         counts.add_up(comm);
     }

@@ -188,7 +188,8 @@ ExitCode run_predict(Communicator& comm, const PredictOptions& options) {
         fmt::print("image,place,class,name,probability\n");
     }
     const auto alone = make_single_communicator();
-    evaluate(*alone, *backend, net, device_images, batch, 0,
+    evaluate(*alone, *backend, net, device_images,
+             {.batch = batch, .views = options.evaluation.views},
              [&](std::int64_t first, int n, const std::vector<float>& logits) {
                  for (int i = 0; i < n; ++i) {
                      print_image(options, images.names[static_cast<std::size_t>(first + i)],

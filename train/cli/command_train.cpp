@@ -75,7 +75,7 @@ ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* r
     SyncCheck sync_check(options.reports.check_sync);
     agree(comm, [&] {
         if (is_root) {
-            start_weights(session.net(), options);
+            start_weights(session, options);
             tell_of_ignored(options);
         }
         metrics = std::make_unique<MetricsFiles>(options, is_root);

@@ -210,6 +210,7 @@ std::vector<Setting> predict_flags(PredictOptions& o) {
         number("top", o.top, {.least = 1}, "Classes to name for each image, the likeliest first"),
         toggle("csv", o.csv, "Print rows of image, place, class, name and probability"),
         device_setting(o, "Where to compute"),
+        views_setting(o),
         precision_setting(o),
         threads_setting(o)};
 }
