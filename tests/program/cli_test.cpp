@@ -122,7 +122,7 @@ TEST_CASE("an easy data set is learnt, its best weights kept, and evaluated to t
                 {"shape", "another model"});
 }
 
-TEST_CASE("eval says how its data differ from what the weights were trained on") {
+TEST_CASE("eval says how its data differ from what the weights were trained on", "[words]") {
     const Set set(60, 20, 1, 28, 28, 3);
     const std::string run = set.file("run"), other = set.file("other.safetensors");
     const std::string weights = run + "/last.safetensors";
@@ -165,7 +165,7 @@ TEST_CASE("eval says how its data differ from what the weights were trained on")
     refuse({{"gyre.mean", "1,1"}, {"gyre.std", "1,1"}}, "--mean 0.5 --std 0.5", {"1 channels"});
 }
 
-TEST_CASE("weights travel from and to PyTorch, and what is assumed is said once") {
+TEST_CASE("weights travel from and to PyTorch, and what is assumed is said once", "[words]") {
     const Set set(60, 20, 1, 28, 28, 3);
     const std::string run = set.file("run"), other = set.file("other.safetensors");
     const std::string weights = run + "/last.safetensors";
@@ -188,7 +188,7 @@ TEST_CASE("weights travel from and to PyTorch, and what is assumed is said once"
     }
 }
 
-TEST_CASE("wrong flags are refused with exit code 2, once") {
+TEST_CASE("wrong flags are refused with exit code 2, once", "[words]") {
     const Set set(20, 4, 1, 28, 28, 2);
     const auto refuse = [&](const std::string& flags, std::initializer_list<std::string> parts) {
         INFO(flags);
@@ -250,7 +250,7 @@ TEST_CASE("wrong flags are refused with exit code 2, once") {
     expect_exit(run_gyre(0, ""), 2, {"subcommand"});
 }
 
-TEST_CASE("flags that change nothing beside the others are named, by rank 0") {
+TEST_CASE("flags that change nothing beside the others are named, by rank 0", "[words]") {
     const Set set(20, 4, 1, 28, 28, 2);
     const auto ignored = [&](int ranks, const std::string& flags) {
         const Outcome outcome = run_gyre(ranks, set.base + "--epochs 1 " + flags);
@@ -284,7 +284,7 @@ TEST_CASE("a GPU that is not there is refused with a hint") {
     expect_exit(run_gyre(0, set.base + "--epochs 1 --device auto"), 0, {"CPU"});
 }
 
-TEST_CASE("wrong input is refused with exit code 3, once, on all ranks") {
+TEST_CASE("wrong input is refused with exit code 3, once, on all ranks", "[words]") {
     const Set set(20, 4, 1, 28, 28, 2);
     for (const int ranks : {0, 3}) {
         const Outcome outcome = run_gyre(ranks, "train --data no-such-set");
@@ -321,7 +321,7 @@ TEST_CASE("ranks started alike must be alike") {
                 {"differs"});
 }
 
-TEST_CASE("a launcher whose ranks cannot find each other is refused with a hint") {
+TEST_CASE("a launcher whose ranks cannot find each other is refused with a hint", "[words]") {
     const Set set(20, 4, 1, 28, 28, 2);
     const auto refuse = [&](const std::string& environment, const std::string& flags,
                             std::initializer_list<std::string> parts) {

@@ -46,7 +46,7 @@ constexpr int kSteps = 45;  // of the whole training
 
 // Under a sanitizer, which makes all of it slow, a few.
 #if defined(GYRE_SANITIZED)
-constexpr int kKills = 5;
+constexpr int kKills = 3;
 #else
 constexpr int kKills = 20;
 #endif

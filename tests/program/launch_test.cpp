@@ -173,7 +173,7 @@ TEST_CASE("ranks meet if they share a secret, and are told if theirs is another"
     expect(bad, 2, {"GYRE_SECRET: a secret has 64 hexadecimal digits"});
 }
 
-TEST_CASE("a meeting that other hosts reach needs a secret, or --insecure") {
+TEST_CASE("a meeting that other hosts reach needs a secret, or --insecure", "[words]") {
     const std::string everywhere = tcp(free_port(), "0.0.0.0");
     for (const int rank : {0, 1}) {
         const Outcome outcome = run_gyre(0, rank_flags(everywhere, rank, 2));
@@ -309,7 +309,7 @@ TEST_CASE("what is not gyre, or cannot be listened on, is told apart") {
            {"no.such.host.invalid", "not found"});
 }
 
-TEST_CASE("flags that do not say enough, or contradict each other, are usage errors") {
+TEST_CASE("flags that do not say enough, or contradict each other, are usage errors", "[words]") {
     const auto refuse = [](const std::string& flags, std::initializer_list<std::string> parts) {
         INFO(flags);
         expect(run_gyre(0, "train --data no-such-set " + flags), 2, parts);

@@ -324,7 +324,12 @@ TEST_CASE("a job trains on without a host that is lost or leaves, and with one t
 }
 
 TEST_CASE("a job whose ranks are killed again and again ends as one that was left alone") {
-    constexpr int kRanks = 3, kKills = 8, kEpochs = 200;
+#if defined(GYRE_SANITIZED)
+    constexpr int kKills = 4;
+#else
+    constexpr int kKills = 8;
+#endif
+    constexpr int kRanks = 3, kEpochs = 25 * kKills;
     const Job job;
     // Far more checkpoints than kills, each of which waits for another one; and each takes so long
     // that all kills come well before the end, even if this process has to wait for a processor.
@@ -402,7 +407,8 @@ TEST_CASE("--save-every of seconds saves within an epoch, after the same step of
     CHECK(count_of(resumed.output, "after step 0") == 0);
 }
 
-TEST_CASE("gyre launch starts ranks again as often as it may, and not after wrong input") {
+TEST_CASE("gyre launch starts ranks again as often as it may, and not after wrong input",
+          "[words]") {
     const Job job;
     // A rank may use a second of the processor, then the system ends it by a signal.
     const Outcome limited =
@@ -419,7 +425,7 @@ TEST_CASE("gyre launch starts ranks again as often as it may, and not after wron
     CHECK(count_of(wrong.output, "start again") == 0);
 }
 
-TEST_CASE("gyre launch says what it lacks") {
+TEST_CASE("gyre launch says what it lacks", "[words]") {
     const auto refuse = [](const std::string& words, const std::string& part) {
         const Outcome outcome = run_gyre(0, "launch " + words);
         INFO(words << "\n" << outcome.output);

@@ -2,6 +2,8 @@
 // any number of ranks.
 #include <cmath>
 #include <fstream>
+#include <numeric>
+#include <vector>
 
 #include "comm/launch/rendezvous.hpp"
 #include "model/safetensors.hpp"
@@ -67,6 +69,18 @@ void write_meeting(const std::string& path, const std::string& norm = "batchnorm
                                "\nadd a\nrelu\ndropout 0.3\nlinear classes\n";
 }
 
+// The numbers of ranks from first to last; under a sanitizer, which makes each training slow, these
+// two.
+std::vector<int> rank_counts(int first, int last) {
+#if defined(GYRE_SANITIZED)
+    return {first, last};
+#else
+    std::vector<int> counts(static_cast<std::size_t>(last - first + 1));
+    std::iota(counts.begin(), counts.end(), first);
+    return counts;
+#endif
+}
+
 // As processes; a command's environment and launcher are the same for all.
 Bits processes(const TempDir& dir, int ranks, const std::string& flags) {
     const std::string name = (dir.path() / ("ranks-" + std::to_string(ranks))).string();
@@ -108,7 +122,7 @@ TEST_CASE("shards give the same bits on any number of ranks up to theirs") {
         const Bits one = trained(training, 1, all);
         CHECK(one.test_losses.at(0) != one.test_losses.at(1));  // it does learn
         CHECK(one.weights.size() > 1000);
-        for (int ranks = 2; ranks <= shards; ++ranks) {
+        for (const int ranks : rank_counts(2, shards)) {
             INFO(all << ", " << ranks << " ranks");
             CHECK(trained(training, ranks, all) == one);
         }
@@ -133,7 +147,7 @@ TEST_CASE("statistics of the global batch have the same bits on any number of ra
         const std::string all = std::string(flags) + " --shards " + std::to_string(shards);
         const Bits one = trained(training, 1, all);
         CHECK(one.test_losses.at(0) != one.test_losses.at(1));
-        for (int ranks = 2; ranks <= shards; ++ranks) {
+        for (const int ranks : rank_counts(2, shards)) {
             INFO(all << ", " << ranks << " ranks");
             CHECK(trained(training, ranks, all) == one);
         }
@@ -195,7 +209,7 @@ TEST_CASE("gathered factors of virtual ranks give the bits of reduced gradients"
         };
         const auto one = result(1, "auto");
         const std::string weights = weights_of(training.file("run"));
-        for (const int ranks : {2, 3, 4, 6}) {
+        for (const int ranks : rank_counts(2, 6)) {
             INFO(rule << ", " << ranks << " ranks");
             const auto reduced = result(ranks, "off");
             CHECK(weights_of(training.file("run")) == weights);
@@ -217,7 +231,7 @@ TEST_CASE("shards that go through a large layer together give the bits that they
           "--global-batch 24 --optimizer adam --shard-optimizer on --bucket-kib 64"}) {
         const std::string all = flags + " --virtual-ranks 6";
         const Bits alone = trained(training, 6, all);  // a shard to a rank
-        for (const int ranks : {1, 2, 3, 4, 5}) {
+        for (const int ranks : rank_counts(1, 5)) {
             INFO(all << ", " << ranks << " ranks");
             CHECK(trained(training, ranks, all) == alone);
         }
