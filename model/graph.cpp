@@ -2,7 +2,9 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <functional>
+#include <iterator>
 #include <numeric>
 
 #include "base/error.hpp"
@@ -136,6 +138,17 @@ void GraphBuilder::check(const Graph& graph) const {
         throw input_error(fmt::format("model {}: it ends with 'from', after which no layer follows",
                                       model_.name));
     }
+}
+
+std::vector<Parameter> tensors_of(const Graph& graph) {
+    std::vector<Parameter> parameters, state;
+    for (const Node& node : graph.nodes) {
+        std::ranges::copy_if(node.parameters, std::back_inserter(parameters),
+                             [](const Parameter& p) { return !p.fixed; });
+        state.insert(state.end(), node.state.begin(), node.state.end());
+    }
+    parameters.insert(parameters.end(), state.begin(), state.end());
+    return parameters;
 }
 
 Graph build_graph(const ModelSpec& model, const Shape& input, int classes, bool dropout) {

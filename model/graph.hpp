@@ -64,6 +64,9 @@ struct Graph {
         nodes;  // in an order in which they can run; the last one's output is the net's
 };
 
+// The parameters that are trained, and then the state.
+std::vector<Parameter> tensors_of(const Graph& graph);
+
 // The net of a model for images of this shape; flatten and log-softmax need no operation. dropout =
 // false leaves the dropout layers out. Throws Error(bad_input) naming the layer and the shapes that
 // do not fit.

@@ -114,8 +114,7 @@ class Net {
     void initialise(std::uint64_t seed);
     // values [elems], of a parameter of this net.
     void set_parameter(const Parameter& parameter, const std::vector<float>& values) {
-        backend_.upload(parameter_data() + parameter.offset_elems, values.data(),
-                        values.size() * sizeof(float));
+        upload({parameter, parameter_data() + parameter.offset_elems}, values);
     }
     // Shows parameters, then state, where the host can read them in place without copying.
     void visit_parameters(const TensorVisitor& visit) const;
@@ -237,6 +236,9 @@ class Net {
         float* data;
     };
     std::vector<Placed> all_tensors() const;
+    void upload(const Placed& placed, const std::vector<float>& values) {
+        backend_.upload(placed.data, values.data(), values.size() * sizeof(float));
+    }
     void place_activations(const NetOptions& options);
     void alias_values(Plan& plan) const;
     void plan_training(Plan& plan, const NetOptions& options);

@@ -1,6 +1,7 @@
 #include "train/augment.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -59,13 +60,17 @@ std::string read_one(const std::string& item, AugmentSpec& spec) {
     const auto found = std::find_if(std::begin(kTransforms), std::end(kTransforms),
                                     [&](const Transform& t) { return name == t.name; });
     if (found == std::end(kTransforms)) {
-        std::vector<std::string> words = {"hflip", "altflip"};
-        std::string list = "hflip, altflip";
+        std::vector<std::string> words, list;
+        for (const auto& [flip_name, flip] : kFlips) {
+            words.emplace_back(flip_name);
+            list.emplace_back(flip_name);
+        }
         for (const Transform& transform : kTransforms) {
             words.emplace_back(transform.name);
-            list += fmt::format(", {}N", transform.name);
+            list.push_back(words.back() + "N");
         }
-        return fmt::format("'{}' must be one of {}{}", item, list, did_you_mean(name, words));
+        return fmt::format("'{}' must be one of {}{}", item, fmt::join(list, ", "),
+                           did_you_mean(name, words));
     }
     double amount = 0.0;
     if (!read_number(number, amount, {1.0 / found->parts, found->most}).empty() ||

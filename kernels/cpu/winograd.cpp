@@ -11,7 +11,8 @@
 namespace gyre::cpu {
 namespace {
 
-constexpr std::ptrdiff_t kInputFloats = 160 * 1024;  // transformed tiles of a block: 640 KiB
+// Transformed tiles of a block, 640 KiB. The order of the input gradient's sums follows from it.
+constexpr std::ptrdiff_t kInputFloats = 160 * 1024;
 constexpr std::ptrdiff_t kOutputFloats = 48 * 1024;  // products at a time: 192 KiB
 constexpr int kMostTiles = 4;                        // of all blocks
 
@@ -25,9 +26,10 @@ class WinogradOp final : public Op {
           tail_(spec, sizes.train_images),
           tiles_(spec.shape, tail_),
           weights_(context, spec.shape, tail_, tiles_, block_count(sizes.train_images)),
-          forward_(in_.channels, out_.channels, forward_tiles(sizes)),
-          backward_(out_.channels, in_.channels, backward_tiles(sizes)),
-          band_rows_(std::clamp(backward_.tiles / tiles_.across(), 1, tiles_.down())) {
+          most_blocks_(std::max(1, block_count(sizes.most()))),
+          forward_(in_.channels, out_.channels, forward_group()),
+          backward_(out_.channels, in_.channels, backward_group()),
+          band_rows_(std::clamp(backward_.group.of_block / tiles_.across(), 1, tiles_.down())) {
         const std::int64_t apart = tiles_.tail_apart() ? out_.elems() * kLanes : 0;
         context.workspace.reserve(
             std::max(weights_.shared_floats(),
@@ -52,19 +54,20 @@ class WinogradOp final : public Op {
         int first, count;
     };
     // Tiles that are processed together: so many of each of several blocks.
-    struct Tiles {
+    struct TileGroup {
         int of_block, blocks;
+        int tiles() const { return of_block * blocks; }
     };
     // Sums over the channels `from` for the channels `to`, for a group of tiles. The weights are
     // [point][to][from].
     struct Direction {
-        Direction(int from_, int to, const Tiles& most)
-            : from(from_), tiles(most.of_block), blocks(most.blocks), rows(to, kTileRows) {
+        Direction(int from_, int to, const TileGroup& most)
+            : from(from_), group(most), rows(to, kTileRows) {
             const std::ptrdiff_t floats = kPoints * kTileRows * channel();
             row_parts =
                 static_cast<int>(std::clamp<std::ptrdiff_t>(kOutputFloats / floats, 1, rows.parts));
         }
-        std::ptrdiff_t channel() const { return std::ptrdiff_t{tiles} * blocks * kLanes; }
+        std::ptrdiff_t channel() const { return std::ptrdiff_t{group.tiles()} * kLanes; }
         std::ptrdiff_t weight_row() const { return whole_lines(from); }
         std::ptrdiff_t weight_point() const {
             return WinogradTiles<K>::point_step(rows.total * weight_row());
@@ -76,7 +79,8 @@ class WinogradOp final : public Op {
             return WinogradTiles<K>::point_step(row_parts * kTileRows * channel());
         }
         std::int64_t worker_floats() const { return kPoints * (input_point() + output_point()); }
-        const int from, tiles, blocks;
+        const int from;
+        const TileGroup group;  // the largest
         const Split rows;
         int row_parts;  // row parts processed at a time
     };
@@ -86,26 +90,26 @@ class WinogradOp final : public Op {
     }
     // Adds blocks until the register tile is full, if all of their tiles are in it; fewer if there
     // would be too few tasks for the threads, of which `most` tiles of a block are one at least.
-    Tiles with_blocks(int of_block, int most, const OpSizes& sizes) const {
-        const int blocks = tiles_.tail_apart() ? 1 : block_count(sizes.train_images);
+    TileGroup with_blocks(int of_block, int most) const {
+        const int blocks = tiles_.tail_apart() ? 1 : most_blocks_;
         const int wanted = kMostTiles / of_block;
         const int tasks = blocks * std::max(1, tiles_.count() / most);
         const int threads = context_.pool.threads();
-        return {of_block,
-                std::clamp(threads == 1 ? wanted : std::min(wanted, tasks / (2 * threads)), 1,
-                           std::max(1, blocks))};
+        return {
+            of_block,
+            std::clamp(threads == 1 ? wanted : std::min(wanted, tasks / (2 * threads)), 1, blocks)};
     }
-    Tiles forward_tiles(const OpSizes& sizes) const {
+    TileGroup forward_group() const {
         const int threads = context_.pool.threads();
-        const int all = tiles_.count() * std::max(1, block_count(sizes.train_images));
+        const int all = tiles_.count() * most_blocks_;
         const int most = std::min(kMostTiles, tiles_.count());
         const int of_block = threads == 1 ? most : std::clamp(all / (2 * threads), 1, most);
-        return with_blocks(of_block, of_block, sizes);
+        return with_blocks(of_block, of_block);
     }
     // The order of sums where tiles overlap depends on the tiles of a block.
-    Tiles backward_tiles(const OpSizes& sizes) const {
+    TileGroup backward_group() const {
         const int of_block = std::min(tiles_at_once(out_.channels), tiles_.count());
-        return with_blocks(of_block, std::max(of_block, tiles_.across()), sizes);
+        return with_blocks(of_block, std::max(of_block, tiles_.across()));
     }
     // to [point][row][from] of a direction = G w G^T; w of row r and channel f begins at
     // r * w_row + f * w_from.
@@ -124,6 +128,7 @@ class WinogradOp final : public Op {
     const Conv2dTail tail_;
     const WinogradTiles<K> tiles_;
     const WinogradWeights<K> weights_;
+    const int most_blocks_;
     const Direction forward_, backward_;
     // Lines of tiles whose input gradients one task adds to dx. Tiles of neighbouring bands
     // overlap, so even bands go first and the order of summation does not depend on the threads.
@@ -185,11 +190,11 @@ template <int K>
 void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
     tail_.draw_factors(context_, batch, io.saved);
     float* const weights = context_.workspace.shared();
-    // Of a block, before the tail.
+    // The outputs of one block before the tail, if that is applied apart.
     float* const outputs = weights + kPoints * forward_.weight_point();
     constexpr std::ptrdiff_t kWindow = std::ptrdiff_t{K} * K;
     transform_weights(forward_, io.params[0].f32(), in_.channels * kWindow, kWindow, weights);
-    const Split groups(tiles_.count(), forward_.tiles);
+    const Split groups(tiles_.count(), forward_.group.of_block);
     const std::ptrdiff_t plane = in_.plane_elems() * kLanes;
     const auto run_group = [&](const Blocks& of_blocks, int group, float* points) {
         const int first = groups.begin(group), count = groups.size(group);
@@ -217,7 +222,7 @@ void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
     const int blocks = block_count(batch.n);
     const int at_once = tiles_.tail_apart() ? 1 : blocks;
     for (int first = 0; first < blocks; first += at_once) {
-        const Split joined(at_once, forward_.blocks);
+        const Split joined(at_once, forward_.group.blocks);
         context_.pool.parallel_for(
             std::int64_t{joined.parts} * groups.parts, [&](std::int64_t task, int worker) {
                 const auto part = static_cast<int>(task / groups.parts);
@@ -233,7 +238,7 @@ void WinogradOp<K>::forward(const Batch& batch, const OpIo& io) {
 template <int K>
 void WinogradOp<K>::backward_input(const Batch& batch, const OpIo& io) {
     float* const weights = context_.workspace.shared();
-    // Of a block, before the tail.
+    // The gradients of one block before the tail, if that is applied apart.
     float* const unfused = weights + kPoints * backward_.weight_point();
     constexpr std::ptrdiff_t kWindow = std::ptrdiff_t{K} * K;
     transform_weights(backward_, io.params[0].f32(), kWindow, in_.channels * kWindow, weights);
@@ -244,7 +249,7 @@ void WinogradOp<K>::backward_input(const Batch& batch, const OpIo& io) {
         if (tiles_.tail_apart()) {
             tail_.gradient_block(context_, io, first, unfused);
         }
-        const Split joined(at_once, backward_.blocks);
+        const Split joined(at_once, backward_.group.blocks);
         for (int odd = 0; odd < std::min(2, bands); ++odd) {
             const int of_block = (bands - odd + 1) / 2;
             context_.pool.parallel_for(
@@ -279,7 +284,7 @@ void WinogradOp<K>::input_gradient_band(const OpIo& io, const Blocks& of_blocks,
             std::fill_n(dx + c * plane + begin * line, (end - begin) * line, 0.0f);
         }
     }
-    const Split groups((bottom - top) * tiles_.across(), backward_.tiles);
+    const Split groups((bottom - top) * tiles_.across(), backward_.group.of_block);
     for (int group = 0; group < groups.parts; ++group) {
         const int first = top * tiles_.across() + groups.begin(group);
         const int count = groups.size(group);

@@ -31,7 +31,7 @@ done >>"$work/jobs"
 session=(
     comm/{bucket_plan,communicator,gradient_route,reducer,step_times,term_sums}
     data/{decompress,pixels,sampler}
-    model/{fuse,graph,import,init,layers,layout,memory_plan,net,net_memory,spec,whole_file}
+    model/{fuse,graph,import,init,layers,layout,memory_plan,net,net_memory,net_parameters,spec,whole_file}
     train/{augment,bucket_table,evaluator,factors,graph_cache,hash,images,interrupt,launch_queue,micro_batches,nearest,optimizer}
     train/{parameter_groups,plan,run_spec,schedule,session,setting,step_program,threads,trace,trainer})
 for folder in comm data model train; do

@@ -31,7 +31,7 @@ std::vector<std::uint8_t> image_of(int number) {
     return pixels;
 }
 
-// What a filter makes of each window of all images.
+// The products of a filter with each window of all images.
 std::vector<double> responses(const float* filter) {
     std::vector<double> all;
     for (int number = 0; number < kImages; ++number) {
@@ -83,7 +83,7 @@ TEST_CASE("whitened windows have values that are uncorrelated and at most of siz
     for (int f = 0; f < 2 * size; ++f) {
         values.push_back(responses(filters.data() + f * size));
     }
-    // Of a component with the moment m, m / (m + 0.0005) is left; the filters are rounded to
+    // A component with the moment m keeps m / (m + 0.0005) of it; the filters are rounded to
     // float32, in sums of so many terms of up to about 3, divided by 0.02 at least.
     constexpr double kRounding = 12 * 3 * 0x1p-24 / 0.02 * 8;
     double before = 2.0;
