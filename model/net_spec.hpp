@@ -35,7 +35,8 @@ struct NetSpec {
     std::string init = {};      // a file of weights to start from; empty: they are drawn
     bool finetune = false;      // layers that the file does not fit are drawn
     WeightInit weight_init = WeightInit::automatic;
-    std::string whiten = {};  // a convolution that begins as whiten.hpp says; empty: none does
+    std::string init_scale = {};  // PATTERN=F,...: of parameters that begin as F times that
+    std::string whiten = {};      // a convolution that begins as whiten.hpp says; empty: none does
     bool dropout = true;
     Precision precision = Precision::fp32;
     // For comparisons: whether operations are fused, and whether a training pass in float32 is one

@@ -24,6 +24,12 @@ OptimizerSpec complete(OptimizerSpec spec) {
     return spec;
 }
 
+void scale(UpdateArgs& args, const Scales& scales) {
+    args.lr_scale = scales.lr;
+    args.weight_decay *= scales.decay;
+    args.shrink_scale = scales.lr * scales.decay;
+}
+
 std::vector<Bucket> only_shared(std::vector<Bucket> buckets) {
     std::erase_if(buckets, [](const Bucket& bucket) { return !bucket.shared(); });
     return buckets;
@@ -51,19 +57,19 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
       ranges_([&] {
           std::vector<Range> ranges;
           std::int64_t moment = 0;
-          const std::vector<Trained> all = trained(net, spec);
+          const std::vector<TrainedRange> all = trained_ranges(net, spec);
           for (const Bucket& own : updated_by(rank(), shared_, net.flat_elems())) {
-              for (const Trained& part : all) {
+              for (const TrainedRange& part : all) {
                   const Range range = {std::max(own.begin, part.begin), std::min(own.end, part.end),
                                        moment,
                                        // Rank 0 counts a range that all ranks have.
-                                       own.shared() || rank() == 0, part.lr_scale};
+                                       own.shared() || rank() == 0, part.scales};
                   if (range.begin >= range.end) {
                       continue;
                   }
                   if (!ranges.empty() && ranges.back().end == range.begin &&
                       ranges.back().counted == range.counted &&
-                      ranges.back().lr_scale == range.lr_scale) {
+                      ranges.back().scales == range.scales) {
                       ranges.back().end = range.end;
                   } else {
                       ranges.push_back(range);
@@ -87,8 +93,10 @@ Optimizer::Optimizer(Backend& backend, Net& net, const OptimizerSpec& spec, int 
                .beta1 = spec_.betas->at(0),
                .beta2 = rule.formula == Formula::rmsprop ? spec_.alpha : spec_.betas->at(1),
                .epsilon = spec_.epsilon,
-               .weight_decay = rule.decoupled ? 0.0f : *spec_.weight_decay,
-               .lr_scale = ranges_.size() == 1 ? ranges_.front().lr_scale : 1.0f};
+               .weight_decay = rule.decoupled ? 0.0f : *spec_.weight_decay};
+    if (ranges_.size() == 1) {  // else each range of its own
+        scale(update_, ranges_.front().scales);
+    }
     with_formula(update_.formula, [&]<typename Rule>(Rule) {
         for (int k = 0; k < Rule::kStates; ++k) {
             update_.states[k] = states_.emplace_back(backend, moment_elems).get();
@@ -268,7 +276,7 @@ void Optimizer::with_average(FunctionRef<void()> body) {
     }
     KeptNet now(backend_, net_);
     const std::vector<float> average = download(average_.get());
-    for (const Trained& part : trained(net_, spec_)) {
+    for (const TrainedRange& part : trained_ranges(net_, spec_)) {
         backend_.upload(net_.parameter_data() + part.begin, average.data() + part.begin,
                         static_cast<std::size_t>(part.end - part.begin) * sizeof(float));
     }
@@ -486,7 +494,9 @@ void Optimizer::update_around(const Range& range, std::int64_t begin, std::int64
 void Optimizer::update_range(const Range& range, std::int64_t begin, std::int64_t end,
                              const UpdateGap& gap) {
     UpdateArgs args = update_;
-    args.lr_scale = range.lr_scale;
+    if (ranges_.size() > 1) {
+        scale(args, range.scales);
+    }
     args.finite.first_elem = begin;
     args.gap = gap;
     for (std::size_t k = 0; k < states_.size(); ++k) {

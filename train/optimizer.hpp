@@ -13,6 +13,7 @@
 #include "comm/reducer.hpp"
 #include "model/net.hpp"
 #include "train/optimizer_spec.hpp"
+#include "train/parameter_groups.hpp"
 #include "train/rooms.hpp"
 
 namespace gyre::train {
@@ -87,7 +88,7 @@ class Optimizer {
     struct Range {
         std::int64_t begin, end, moment;  // where its moments begin
         bool counted;                     // by this rank, in the norm of all gradients
-        float lr_scale;
+        Scales scales;
         std::int64_t elems() const { return end - begin; }
     };
     int rank() const { return shared_out() ? reducer_->communicator().rank() : 0; }

@@ -74,6 +74,7 @@ struct OptimizerSpec {
     std::optional<float> max_grad_norm = {};  // empty: gradients are not clipped
     std::string freeze = {};    // patterns of parameters that are not updated, separated by commas
     std::string lr_scale = {};  // PATTERN=F,...: of parameters whose learning rate is F times it
+    std::string decay_scale = {};   // the same of the weight decay
     std::optional<float> ema = {};  // decay of the weights' moving average; empty: none is kept
     ScheduleSpec schedule = {};     // of the learning rate
     std::optional<LossScaling> loss_scaling = {};  // in fp16 never empty (resolved_optimizer())

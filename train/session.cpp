@@ -8,6 +8,7 @@
 
 #include "comm/launch/rendezvous.hpp"
 #include "train/bucket_table.hpp"
+#include "train/initial_weights.hpp"
 
 namespace gyre::train {
 
@@ -291,11 +292,15 @@ void Session::restart(std::vector<Bucket> buckets, int graph_steps) {
                                          sharding_, run_, choose_graph() ? graph_steps : 0);
 }
 
-void Session::initialise() {
-    if (comm_.is_root()) {
-        net_->initialise(run_.seed);
-    }
+std::vector<std::string> Session::initialise() {
+    std::vector<std::string> remarks;
+    agree(comm_, [&] {
+        if (comm_.is_root()) {
+            remarks = train::initialise(*net_, *images_, run_);
+        }
+    });
     share_parameters();
+    return remarks;
 }
 
 void Session::share_parameters() {

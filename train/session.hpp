@@ -50,10 +50,11 @@ class Session {
     Session(Communicator& comm, Backend& backend, const RunSpec& run, const TrainingTask& task,
             ImageSet&& images, const Normalisation& normalisation);
 
-    // Collective. All ranks take rank 0's parameters and state; initialise(): which it draws from
-    // the seed.
+    // Collective. All ranks take rank 0's parameters and state; initialise(): which it makes first
+    // as initial_weights.hpp says, where the remarks are its. Throws AgreedError for what that
+    // throws.
     void share_parameters();
-    void initialise();
+    std::vector<std::string> initialise();
 
     // Collective. Loss and accuracy on a set that task.eval_images announced. All ranks take
     // rank 0's state first, as statistics of a rank's own share differ.

@@ -1,10 +1,12 @@
 #include "train/settings.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 
 #include "data/image_cache.hpp"
+#include "model/spec.hpp"
 #include "train/special_settings.hpp"
 
 namespace gyre::train {
@@ -22,8 +24,7 @@ std::vector<Setting> under(const char* heading, std::vector<Setting> rows) {
 }
 
 std::vector<Setting> model_settings(RunSpec& run) {
-    return {model_setting(run, "A built-in net (net, wide, resnet) or a model file")
-                .may_change(),  // its text is compared
+    return {model_setting(run).may_change(),  // its text is compared
             precision_setting(run),
             path("init", run.net.init, "FILE", "Start from the weights in this safetensors file")
                 .of_rank_0(),
@@ -72,6 +73,10 @@ std::vector<Setting> length_settings(RunSpec& run) {
                "How weights of convolutions and linear layers begin: as PyTorch's layers do; as "
                "torch.nn.init.kaiming_*_ with ReLU's gain (He), biases 0; dirac: as PyTorch's, but "
                "the first filters of a convolution pass their channels on"),
+        text("init-scale", run.net.init_scale, "PATTERN=F,...",
+             "Parameters whose names match begin as F times what `weight-init` draws, such as "
+             "'fc1.*=0.1'; of several that match, the last counts")
+            .instead_of("init"),
         text("whiten", run.net.whiten, "LAYER",
              "This convolution, which reads the images, begins with filters that whiten windows of "
              "the training's first images, such as 'conv1'; `freeze` leaves them so")
@@ -120,6 +125,9 @@ std::vector<Setting> optimizer_settings(RunSpec& run) {
         text("lr-scale", optimizer.lr_scale, "PATTERN=F,...",
              "The learning rate of parameters whose names match is F times the others', such as "
              "'conv*=0.1'; of several that match, the last counts"),
+        text("weight-decay-scale", optimizer.decay_scale, "PATTERN=F,...",
+             "The weight decay of parameters whose names match is F times the others', such as "
+             "'*.bias=0,bn*=0'"),
         number("ema", optimizer.ema, {0.0f, kBelowOne},
                "Keep an exponential moving average of the weights with this decay, such as 0.99: "
                "it is what evaluations look at and best.safetensors has"),
@@ -215,6 +223,10 @@ std::vector<Setting> report_settings(RunSpec& run) {
 }  // namespace
 
 Setting model_setting(RunSpec& run, string help) {
+    if (help.empty()) {
+        help = fmt::format("A built-in net ({}) or a model file",
+                           fmt::join(model::builtin_models(), ", "));
+    }
     return path("model", run.net.model, "NAME|FILE", std::move(help));
 }
 

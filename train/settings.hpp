@@ -18,7 +18,7 @@ std::vector<Setting> data_settings(RunSpec& run);
 std::vector<Setting> rank_settings(RunSpec& run);
 std::vector<Setting> device_settings(RunSpec& run);
 std::vector<Setting> diagnosis_settings(RunSpec& run);
-Setting model_setting(RunSpec& run, std::string help);
+Setting model_setting(RunSpec& run, std::string help = {});  // empty: what nets there are
 Setting precision_setting(RunSpec& run);
 Setting views_setting(RunSpec& run);
 Setting threads_setting(RunSpec& run);

@@ -24,6 +24,7 @@ struct UpdateArgs {
     float epsilon = 1e-8f;                 // adam, rmsprop
     float weight_decay = 0.0f;             // added to the gradient; else it is in the scalars
     float lr_scale = 1.0f;                 // of these parameters' learning rate
+    float shrink_scale = 1.0f;             // of what the scalars' shrink takes from them
     float* states[2] = {};                 // on the device, as p; as many as the formula has
     FiniteCheck finite = {};
     const std::int32_t* skip = nullptr;  // on the device: not 0: nothing is updated; null: 0
@@ -40,13 +41,13 @@ GYRE_HOST_DEVICE inline float product(float a, float b) {
 #endif
 }
 
-// The scalars of the step at the rate of these parameters, exactly themselves if that is 1 and
+// The scalars of the step for these parameters, exactly themselves if both scales are 1 and
 // shrink is 1/2 or more. Without a branch, on which a compiler would make two loops.
 GYRE_HOST_DEVICE inline StepScalars scalars_of(const UpdateArgs& a) {
     StepScalars s = *a.scalars;
     s.learning_rate *= a.lr_scale;
     s.adam_step_size *= a.lr_scale;
-    s.shrink = 1.0f - product(a.lr_scale, 1.0f - s.shrink);
+    s.shrink = 1.0f - product(a.shrink_scale, 1.0f - s.shrink);
     return s;
 }
 

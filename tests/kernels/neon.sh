@@ -31,8 +31,8 @@ done >>"$work/jobs"
 session=(
     comm/{bucket_plan,communicator,gradient_route,reducer,step_times,term_sums}
     data/{decompress,pixels,sampler}
-    model/{fuse,graph,import,init,layers,layout,memory_plan,net,net_memory,net_parameters,spec,whole_file}
-    train/{augment,bucket_table,evaluator,factors,graph_cache,hash,images,interrupt,launch_queue,micro_batches,nearest,optimizer}
+    model/{fuse,graph,import,init,layers,layout,memory_plan,net,net_memory,net_parameters,spec,whiten,whole_file}
+    train/{augment,bucket_table,evaluator,factors,graph_cache,hash,images,initial_weights,interrupt,launch_queue,micro_batches,nearest,optimizer}
     train/{parameter_groups,plan,run_spec,schedule,session,setting,step_program,threads,trace,trainer})
 for folder in comm data model train; do
     printf '#include "%s.cpp"\n' $(printf '%s\n' "${session[@]}" | grep "^$folder/") >"$work/$folder.cpp"

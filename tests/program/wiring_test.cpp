@@ -47,6 +47,7 @@ void check_losses(const Training& training, const Training::Result& plain) {
                               "--lr 0.02",
                               "--momentum 0.6",
                               "--weight-decay 0.5",
+                              "--weight-decay 0.5 --weight-decay-scale conv*=0.5",
                               "--nesterov",
                               "--max-grad-norm 0.01",
                               "--optimizer adam",
@@ -65,6 +66,7 @@ void check_losses(const Training& training, const Training::Result& plain) {
                               "--augment hflip",
                               "--augment altflip",
                               "--weight-init dirac",
+                              "--init-scale fc*=0.5",
                               "--whiten conv1",
                               "--augment shift1",
                               "--augment crop1",
@@ -341,15 +343,45 @@ TEST_CASE("--whiten gives a first convolution whitening filters, which --freeze 
         CHECK(filters[i] == -filters[3 * 9 + i]);
     }
     const auto refuse = [&](const std::string& layer, const std::string& why) {
-        expect_error(ExitCode::usage, {"--whiten " + layer, why},
+        expect_error(ExitCode::usage, {"`whiten` " + layer, why},
                      [&] { training.run(2, "--epochs 1 --whiten " + layer); });
     };
-    refuse("fc1", "no such convolution that reads images of 1 channel");
+    refuse("fc1", "no such convolution that reads the images, with 1 channel");
+    refuse("conv2", "no such convolution");
+    // Of as many channels as the images have, but not over the images.
+    std::ofstream(training.model()) << "conv 1 k3\nconv 6 k3\nlinear classes\n";
     refuse("conv2", "no such convolution");
     std::ofstream(training.model()) << "conv 19 k3\nlinear classes\n";
     refuse("conv1", "18 whitening filters, but the convolution has 19");
     std::ofstream(training.model()) << "conv 2 k7 p1\nlinear classes\n";
     refuse("conv1", "larger than the images");
+}
+
+TEST_CASE("--init-scale scales what parameters begin as") {
+    const Training training;
+    const std::string run = training.file("run");
+    const auto begun = [&](const std::string& flags) {
+        training.run(2, "--epochs 1 --freeze conv1.* --overwrite --save " + run + " " + flags);
+        const TensorFile saved = read_safetensors(run + "/last.safetensors");
+        const auto values = [&](const char* name) {
+            const auto found = std::ranges::find(saved.tensors, name, &HostTensor::name);
+            REQUIRE(found != saved.tensors.end());
+            return found->values;
+        };
+        return std::pair{values("conv1.weight"), values("conv1.bias")};
+    };
+    const auto [weight, bias] = begun("");
+    const auto [half, zeros] = begun("--init-scale conv1.*=0,*.weight=0.5");
+    CHECK(std::ranges::count(zeros, 0.0f) == static_cast<std::ptrdiff_t>(bias.size()));
+    REQUIRE(half.size() == weight.size());
+    for (std::size_t i = 0; i < weight.size(); ++i) {
+        CHECK(weight[i] != 0.0f);
+        CHECK(half[i] == 0.5f * weight[i]);
+    }
+    expect_error(ExitCode::usage, {"`init-scale`: fc9* matches none", "conv1.weight"},
+                 [&] { training.run(2, "--epochs 1 --init-scale fc9*=1"); });
+    expect_error(ExitCode::usage, {"`init-scale` fc1", "must be a pattern and a number"},
+                 [&] { training.run(2, "--epochs 1 --init-scale fc1"); });
 }
 
 TEST_CASE("--save keeps the weights of the best epoch") {

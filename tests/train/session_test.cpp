@@ -639,7 +639,8 @@ TEST_CASE("parameters with a scaled rate learn as if all had that, and the other
         bool shared;
         OptimizerSpec optimizer;
     };
-    const auto step = [](const Case& c, float rate, const std::string& scales) {
+    const auto step = [](const Case& c, float rate, const std::string& scales,
+                         const std::string& decay_scales = "") {
         std::vector<HostTensor> after;
         ThreadRanks job(c.ranks);
         job.run([&](Communicator& comm) {
@@ -647,6 +648,7 @@ TEST_CASE("parameters with a scaled rate learn as if all had that, and the other
             RunSpec run{.batch = {.global_batch = 12}, .optimizer = c.optimizer};
             run.optimizer.learning_rate = rate;
             run.optimizer.lr_scale = scales;
+            run.optimizer.decay_scale = decay_scales;
             run.reduction.shard_optimizer = c.shared ? ShardUse::on : ShardUse::off;
             Session session(comm, *backend, run, {.model = load_model("net")},
                             random_images(12, {1, 28, 28}, 10), {{0.5f}, {0.3f}});
@@ -688,8 +690,34 @@ TEST_CASE("parameters with a scaled rate learn as if all had that, and the other
             CHECK(scaled[i].values == expected[i].values);
             CHECK(half[i].values != whole[i].values);
         }
+        if (c.optimizer.weight_decay) {
+            Case other = c;
+            other.optimizer.weight_decay = kDecay / 2;
+            const auto less = step(other, kRate, "");
+            other.optimizer.weight_decay = 0.0f;
+            const auto none = step(other, kRate, "");
+            const auto mixed = step(c, kRate, "", "*=0,conv*=0.5,fc1.*=1");
+            // A rate of 4 times and a decay of a quarter leave what is decayed in a step as it was.
+            other.optimizer.weight_decay = kDecay / 4;
+            const auto fast = step(other, kRate * 4, "");
+            CHECK(same(step(c, kRate, "*=4", "*=0.25"), fast));
+            for (std::size_t i = 0; i < mixed.size(); ++i) {
+                const std::string& name = mixed[i].name;
+                INFO(name);
+                const bool halved = name.starts_with("conv");
+                CHECK(mixed[i].values == (halved                    ? less
+                                          : name.starts_with("fc1") ? whole
+                                                                    : none)[i]
+                                             .values);
+                CHECK(none[i].values != whole[i].values);
+            }
+        }
     }
     const Case plain{false, 1, false, sgd};
+    expect_error(ExitCode::usage, {"`weight-decay-scale`: fc3 matches none", "fc2.bias"},
+                 [&] { step(plain, kRate, "", "fc3=2"); });
+    expect_error(ExitCode::usage, {"'conv*=-1' must be a pattern and a number, such as"},
+                 [&] { step(plain, kRate, "", "conv*=-1"); });
     expect_error(ExitCode::usage, {"`lr-scale`: fc3 matches none", "fc2.bias"},
                  [&] { step(plain, kRate, "conv*=2,fc3=2"); });
     for (const char* bad : {"conv*", "conv*=", "conv*=0", "conv*=-1", "conv*=nan", "conv*=1x"}) {

@@ -75,7 +75,6 @@ ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* r
     SyncCheck sync_check(options.reports.check_sync);
     agree(comm, [&] {
         if (is_root) {
-            start_weights(session, options);
             tell_of_ignored(options);
         }
         metrics = std::make_unique<MetricsFiles>(options, is_root);
@@ -83,7 +82,11 @@ ExitCode run_train(Communicator& comm, const RunSpec& given, const Repetition* r
             trace = std::make_unique<Trace>(options.reports, is_root);
         }
     });
-    session.share_parameters();
+    if (!files.resumes) {
+        for (const std::string& remark : session.initialise()) {
+            fmt::print(stderr, "gyre: {}\n", remark);
+        }
+    }
     const DeviceImages test(*backend, std::move(data.test), facts.normalisation);
     std::optional<DeviceImages> validation;
     if (holds_out) {

@@ -15,9 +15,7 @@
 #include "data/sampler.hpp"
 #include "kernels/choose_cpu_kernels.hpp"
 #include "kernels/make_backend.hpp"
-#include "model/whiten.hpp"
 #include "train/hash.hpp"
-#include "train/session.hpp"
 #include "train/settings.hpp"
 
 namespace gyre::train {
@@ -153,62 +151,6 @@ Identity identity_of(const RunSpec& options, const ModelSpec& model, const Datas
     require_same_manifest(comm, {{kFacts.at("model"), facts.at("model")},
                                  {kFacts.at("data_set"), facts.at("data_set")}});
     return {values_to_resume(options), std::move(facts)};
-}
-
-namespace {
-
-// Gives a convolution that reads the images its whitening filters.
-void whiten(Net& net, const DeviceImages& images, const std::string& layer) {
-    const auto found = std::ranges::find(net.parameters(), layer + ".weight", &Parameter::name);
-    const Shape shape = images.source().shape;
-    if (found == net.parameters().end() || found->shape.size() != 4 ||
-        found->shape[1] != shape.channels) {
-        throw usage_error(fmt::format(
-            "--whiten {}: there is no such convolution that reads images of {} channel{}; its "
-            "name is that of its weights without .weight, such as conv1",
-            layer, shape.channels, shape.channels == 1 ? "" : "s"));
-    }
-    const WindowShape window{shape.channels, static_cast<int>(found->shape[2]),
-                             static_cast<int>(found->shape[3])};
-    if (window.height > shape.height || window.width > shape.width) {
-        throw usage_error(
-            fmt::format("--whiten {}: its windows are larger than the images", layer));
-    }
-    if (found->shape[0] > 2 * window.elems()) {
-        throw usage_error(
-            fmt::format("--whiten {}: a window has {} values, so there are {} whitening filters, "
-                        "but the convolution has {}",
-                        layer, window.elems(), 2 * window.elems(), found->shape[0]));
-    }
-    // The windows of 5,000 images of 32 x 32, or of one image, are enough.
-    constexpr std::int64_t kWindows = std::int64_t{5000} * 32 * 32;
-    WindowMoments moments(window);
-    for (std::int64_t i = 0; i < images.count() && moments.windows() < kWindows; ++i) {
-        moments.add(images.pixels_of(i).data(), shape);
-    }
-    const std::vector<float> filters = moments.whitening_filters(static_cast<int>(found->shape[0]),
-                                                                 images.scale(), images.shift());
-    net.set_parameter(*found, filters);
-}
-
-}  // namespace
-
-void start_weights(Session& session, const RunSpec& options) {
-    Net& net = session.net();
-    const std::string& file = options.net.init;
-    if (file.empty() || options.net.finetune) {
-        net.initialise(options.seed);
-    }
-    if (!options.net.whiten.empty()) {
-        whiten(net, session.images(), options.net.whiten);
-    }
-    if (file.empty()) {
-        return;
-    }
-    for (const std::string& remark :
-         net.import_parameters(read_weights(file).tensors, file, options.net.finetune)) {
-        fmt::print(stderr, "gyre: {}: {}\n", file, remark);
-    }
 }
 
 std::vector<std::int64_t> evaluated_images(const RunSpec& options, const Dataset& data) {

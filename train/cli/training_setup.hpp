@@ -36,10 +36,6 @@ RootFiles root_files(Communicator& comm, const RunSpec& options);
 Identity identity_of(const RunSpec& options, const ModelSpec& model, const Dataset& data,
                      const Backend& backend, Communicator& comm);
 
-// Initialises the net of rank 0's session, or takes its weights from the file of --init, and prints
-// remarks on that file to standard error.
-void start_weights(Session& session, const RunSpec& options);
-
 // The numbers of images of the sets that are evaluated: none, test, or test and validation.
 std::vector<std::int64_t> evaluated_images(const RunSpec& options, const Dataset& data);
 
