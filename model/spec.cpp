@@ -72,6 +72,33 @@ constexpr Builtin kBuiltins[] = {
      "add b\n"
      "avgpool global\n"
      "linear classes\n"},
+    // K. Jordan, "94% on CIFAR-10 in 3.29 Seconds on a Single GPU", 2024.
+    {"airbench",
+     "conv 24 k2\n"
+     "gelu\n"
+     "conv 64 k3 p1 nobias\n"
+     "maxpool 2\n"
+     "batchnorm eps 1e-12 momentum 0.4\n"
+     "gelu\n"
+     "conv 64 k3 p1 nobias\n"
+     "batchnorm eps 1e-12 momentum 0.4\n"
+     "gelu\n"
+     "conv 256 k3 p1 nobias\n"
+     "maxpool 2\n"
+     "batchnorm eps 1e-12 momentum 0.4\n"
+     "gelu\n"
+     "conv 256 k3 p1 nobias\n"
+     "batchnorm eps 1e-12 momentum 0.4\n"
+     "gelu\n"
+     "conv 256 k3 p1 nobias\n"
+     "maxpool 2\n"
+     "batchnorm eps 1e-12 momentum 0.4\n"
+     "gelu\n"
+     "conv 256 k3 p1 nobias\n"
+     "batchnorm eps 1e-12 momentum 0.4\n"
+     "gelu\n"
+     "maxpool 3\n"
+     "linear classes\n"},
 };
 
 const LayerType& type_of(const std::string& word, const std::string& where) {

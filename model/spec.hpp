@@ -57,7 +57,7 @@ struct LayerSpec {
 };
 
 struct ModelSpec {
-    std::string name;    // `net`, `wide`, `resnet`, or the file's path
+    std::string name;    // a built-in net's, or the file's path
     std::string source;  // the text it was read from
     std::vector<LayerSpec> layers;
 };

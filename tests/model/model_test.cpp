@@ -158,7 +158,7 @@ TEST_CASE("model files: every mistake is named with its line") {
     expect_bad_model("batchnorm global\n", {"'global' was not expected", "[momentum M]"});
     expect_bad_model("gelu tanh\n", {"'tanh' was not expected"});
     expect_bad_model("log-softmax\nlinear 3\n", {"line 2", "nothing may follow"});
-    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide, resnet", "`model`"},
+    expect_error(ExitCode::bad_input, {"no/such/model", "net, wide, resnet, airbench", "`model`"},
                  [] { load_model("no/such/model"); });
     // Only as much is read as a person writes.
     expect_error(ExitCode::bad_input, {"'/dev/zero'", "more than 1 MiB"},

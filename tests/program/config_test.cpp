@@ -5,6 +5,8 @@
 #include <vector>
 
 #include "base/error.hpp"
+#include "model/safetensors.hpp"
+#include "tests/program/gyre_process.hpp"
 #include "tests/program/small_training.hpp"
 #include "tests/support/catch.hpp"
 #include "train/cli/command_line.hpp"
@@ -86,6 +88,30 @@ TEST_CASE("every configuration of gyre's own can be parsed, and stands in --help
         const Program program({"train", "--config", name});
         CHECK(program.options.optimizer.learning_rate.has_value());
         CHECK(program.app.get_subcommand("train")->help().find(name) != std::string::npos);
+    }
+}
+
+TEST_CASE("cifar10: the norms' scales and the whitening filters stay, and the head begins small") {
+    const TempDir dir;
+    const std::string set = (dir.path() / "set").string(), run = (dir.path() / "run").string();
+    make_dataset(set, 40, 20, 3, 32, 32, 10);
+    const Outcome outcome =
+        run_gyre(2, "train --config cifar10 --threads 1 --epochs 1 --global-batch 20 --data " +
+                        set + " --save " + run);
+    INFO(outcome.output);
+    REQUIRE(outcome.exit_code == 0);
+    for (const HostTensor& tensor : read_safetensors(run + "/last.safetensors").tensors) {
+        INFO(tensor.name);
+        const std::vector<float>& v = tensor.values;
+        if (tensor.name.starts_with("bn") && tensor.name.ends_with(".weight")) {
+            CHECK(std::ranges::count(v, 1.0f) == std::ssize(v));
+        } else if (tensor.name == "conv1.weight") {
+            REQUIRE(v.size() == 24 * 12);
+            CHECK(std::equal(v.begin(), v.begin() + 12 * 12, v.begin() + 12 * 12,
+                             [](float a, float b) { return a == -b; }));
+        } else if (tensor.name == "fc1.weight") {  // the largest of 2,560 draws is almost 1/16
+            CHECK(std::ranges::max(v) < 0.5f / 16);
+        }
     }
 }
 

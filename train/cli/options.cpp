@@ -158,7 +158,7 @@ std::vector<Setting> plan_flags(PlanOptions& o) {
                                                           {"ring", AllreduceAlgorithm::ring},
                                                           {"tree", AllreduceAlgorithm::tree}};
     return {
-        model_setting(o, "A built-in net (net, wide, resnet) or a model file"),
+        model_setting(o),
         number("batch-size", o.batch.batch_size, {.least = 1}, "Images per rank in a step"),
         numbers("ranks", o.ranks, {.least = 1}, "Numbers of ranks to plan for, such as 8,64,1024")
             .is_required(),
@@ -184,21 +184,21 @@ std::vector<Setting> plan_flags(PlanOptions& o) {
 }
 
 std::vector<Setting> info_flags(InfoOptions& o) {
-    return {
-        path("model", o.model, "NAME|FILE",
-             "Show this net layer by layer: a built-in one (net, wide, resnet) or a model file"),
-        image_setting(o.image),
-        number("classes", o.classes, {.least = 2}, "Number of classes"),
-        path("weights", o.weights, "FILE", "Show what is in this safetensors file")
-            .instead_of("model"),
-        path("checkpoint", o.checkpoint, "FILE",
-             "Check that a training can be resumed from this file, and show what is in it")
-            .instead_of("model")
-            .instead_of("weights"),
-        toggle("commands", o.commands, "Print all subcommands and their options as JSON")
-            .instead_of("model")
-            .instead_of("weights")
-            .instead_of("checkpoint")};
+    return {path("model", o.model, "NAME|FILE",
+                 fmt::format("Show this net layer by layer: a built-in one ({}) or a model file",
+                             fmt::join(builtin_models(), ", "))),
+            image_setting(o.image),
+            number("classes", o.classes, {.least = 2}, "Number of classes"),
+            path("weights", o.weights, "FILE", "Show what is in this safetensors file")
+                .instead_of("model"),
+            path("checkpoint", o.checkpoint, "FILE",
+                 "Check that a training can be resumed from this file, and show what is in it")
+                .instead_of("model")
+                .instead_of("weights"),
+            toggle("commands", o.commands, "Print all subcommands and their options as JSON")
+                .instead_of("model")
+                .instead_of("weights")
+                .instead_of("checkpoint")};
 }
 
 std::vector<Setting> predict_flags(PredictOptions& o) {
