@@ -27,7 +27,6 @@ Trainer::Trainer(const StepParts& parts, const Sharding& sharding, const RunSpec
       reducer_(parts.reducer),
       factors_(parts.factors),
       sharding_(sharding),
-      run_(run),
       micro_batches_(parts.micro_batches),
       queue_(backend_, net_.stats(), std::max(graph_steps, 1), word_ranks(reducer_)),
       graphs_(reducer_.communicator(), graph_steps > 0, queue_.slots(), queue_.max_steps()),

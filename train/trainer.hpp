@@ -125,7 +125,6 @@ class Trainer {
     Reducer& reducer_;
     Factors& factors_;
     const Sharding sharding_;
-    const RunSpec& run_;
     MicroBatches& micro_batches_;
     LaunchQueue queue_;
     GraphCache graphs_;
